@@ -165,9 +165,9 @@ def _close(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 PAGE = """# Architectures
 
 Made by `python docs/make_models.py`. Each architecture was made tiny and random, saved by transformers {version}, and
-loaded as any checkpoint is (`model=local`, `model=hub`, or a named model): blocks where TransformerLens {bridge}'s
-adapter of the architecture says, or where the module itself shows them. Then every residual stream was compared with a
-plain transformers model that was loaded by itself, by hooks and by `output_hidden_states` (layer l is the stream after
+loaded as any checkpoint is (`model=local`, `model=hub`, or a named model): blocks where the module itself shows them.
+Then every residual stream was compared with a plain transformers model that was loaded by itself,
+by hooks and by `output_hidden_states` (layer l is the stream after
 block l, `hidden_states[l + 1]`; the last hidden state has the final norm in it and is compared by a hook); at every cut
 the tail of the head with the full pass, on rows longer than any sliding window; and gradients went through every tail.
 All differences are below {close} of the largest entry, or the line says what is refused.
@@ -191,7 +191,7 @@ def main() -> None:
     if not names:
         refused = sum("refused" in line for line in rows)
         counts = {"loaded": len(rows) - refused, "refused": refused, "close": CLOSE}
-        versions = {"version": version("transformers"), "bridge": version("transformer-lens")}
+        versions = {"version": version("transformers")}
         (HERE / "reference" / "architectures.md").write_text(PAGE.format(rows="\n".join(rows), **counts, **versions))
 
 

@@ -368,20 +368,9 @@ def _same_handlers() -> Iterator[None]:
 
 def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
     """Let the libraries of this process ask another hub; they read the environment at import."""
-    files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-    places = {
-        "huggingface_hub.constants.ENDPOINT": endpoint,
-        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE": files,
-        "huggingface_hub.constants.HF_HUB_CACHE": str(home / "hub"),
-        "huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT": 5,
-        "huggingface_hub.hf_api.api.endpoint": endpoint,
-        "datasets.config.HF_ENDPOINT": endpoint,
-        "datasets.config.HF_DATASETS_CACHE": home / "datasets",
-    }
-    for name, value in places.items():
-        patch.setattr(name, value)
-    # transformers keeps a client of its own, with the address of the first hub that it was asked for
-    patch.setattr("transformers.utils.hub._hf_api", None, raising=False)
+    hub.redirect(patch, endpoint, home / "hub")
+    patch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 5)
+    patch.setattr("datasets.config.HF_DATASETS_CACHE", home / "datasets")
 
 
 @pytest.fixture

@@ -48,7 +48,6 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
     """`root/<owner>/<name>/...` are repositories; names without an owner are `root/<name>`."""
 
     root: Path
-    truncate: tuple[str, ...] = ()
     asked: list[str]
     faults: dict[str, Fault]
     commit: str
@@ -97,12 +96,10 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/[^/]+(?:/(.*))?", path):
             folder, inside = self.root / match[1], self.root / match[1] / (match[2] or "")
             deep = "recursive=true" in self.path.lower()
-            found = inside.rglob("*") if deep else inside.glob("*")
-            return (
-                self._json([self._entry(folder, item) for item in sorted(found)])
-                if folder.is_dir()
-                else self._missing("RepoNotFound")
-            )
+            if not folder.is_dir():
+                return self._missing("RepoNotFound")
+            found = sorted(inside.rglob("*") if deep else inside.glob("*"))
+            return self._json([self._entry(folder, item) for item in found])
         if match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
             return self._repository(match[1], match[2], match[3])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
@@ -127,37 +124,28 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if revision is not None and revision not in (*REVISIONS, *self.revisions, self.commit):
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
-        return self._json(
-            {"id": name, "sha": self.commit, "siblings": files, "tags": [], "private": False, "downloads": 0}
-        )
+        return self._json({"id": name, "sha": self.commit, "siblings": files, "tags": [], "private": False})
 
     def _file(self, folder: Path, name: str, body: bool) -> None:
         path = folder / name
         if not path.is_file():
             return self._missing("EntryNotFound" if folder.is_dir() else "RepoNotFound")
         data = path.read_bytes()
-        start, status = 0, 200
-        if wanted := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or ""):
-            start, status = int(wanted[1]), 206
-            data_end = int(wanted[2]) + 1 if wanted[2] else len(data)
-            part = data[start:data_end]
-        else:
-            part = data
-        self.send_response(status)
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range") or "")
+        start = int(wanted[1]) if wanted else 0
+        part = data[start : int(wanted[2]) + 1 if wanted and wanted[2] else None]
+        self.send_response(206 if wanted else 200)
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
         self.send_header("X-Repo-Commit", self.commit)
         self.send_header("Content-Length", str(len(part)))
         self.send_header("Accept-Ranges", "bytes")
-        if status == 206:
+        if wanted:
             self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
         self.end_headers()
         if body:
-            self._send(part[: len(part) // 2] if path.name in self.truncate else part)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(part)
         return None
-
-    def _send(self, part: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(part)
 
     def _fault(self) -> Fault:
         """What goes wrong with this request; each call counts for a status or a silence."""
@@ -172,28 +160,20 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         name = str(path.relative_to(folder))
         if path.is_dir():
             return {"type": "directory", "path": name, "oid": "0", "size": 0}
-        return {
-            "type": "file",
-            "path": name,
-            "size": path.stat().st_size,
-            "oid": hashlib.sha1(name.encode()).hexdigest(),
-        }
+        oid = hashlib.sha1(name.encode()).hexdigest()
+        return {"type": "file", "path": name, "size": path.stat().st_size, "oid": oid}
 
     def _json(self, value: object) -> None:
-        text = json.dumps(value).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(text)
+        self._say(200, {"Content-Type": "application/json"}, json.dumps(value))
 
     def _missing(self, code: str, status: int = 404, headers: dict[str, str] | None = None, body: str = "") -> None:
+        # the commit lets the client remember that there is no such file
+        self._say(status, {"X-Error-Code": code, **(headers or {}), "X-Repo-Commit": self.commit}, body)
+
+    def _say(self, status: int, headers: dict[str, str], body: str) -> None:
         self.send_response(status)
-        for name, value in {"X-Error-Code": code, **(headers or {})}.items():
+        for name, value in {**headers, "Content-Length": str(len(body.encode()))}.items():
             self.send_header(name, value)
-        self.send_header("X-Repo-Commit", self.commit)  # lets the client remember that there is no such file
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body.encode())
@@ -211,7 +191,6 @@ def _files(folder: Path) -> list[Path]:
 @contextlib.contextmanager
 def serve(
     root: Path,
-    truncate: tuple[str, ...] = (),
     faults: dict[str, Fault] | None = None,
     commit: str = COMMIT,
     gated: tuple[str, ...] = (),
@@ -221,7 +200,6 @@ def serve(
     """Serve until closed; yields the address for HF_ENDPOINT and the list of what is asked.
 
     Args:
-        truncate: files of which only the first half arrives.
         faults: what goes wrong, by a part of the path that is asked for.
         commit: what the branch `main` is.
         gated: repositories of which only the token READER may read files.
@@ -229,8 +207,7 @@ def serve(
         revisions: branches beside `main`, of the same commit.
     """
     asked: list[str] = []
-    facts = {"root": root, "truncate": truncate, "asked": asked, "faults": faults or {}, "commit": commit}
-    facts |= {"writer": WRITER, "stored": {}}
+    facts = {"root": root, "asked": asked, "faults": faults or {}, "commit": commit, "writer": WRITER, "stored": {}}
     facts |= {"gated": gated, "private": private, "revisions": revisions}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
     server.daemon_threads = True

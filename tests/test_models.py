@@ -22,8 +22,6 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import head_dimensions, load_model
 from thinkalike.models.minis import build_mini
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.models.survey import embedding_of
-from thinkalike.models.tokenizers import same_vocabulary
 
 NAMES = (*tiny.FAMILIES, "native")
 UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}
@@ -129,14 +127,6 @@ def test_a_fault_in_a_tail_is_found_at_load(monkeypatch):
         tiny.frozen()
 
 
-def test_weights_that_are_not_finite_are_found_at_load():
-    module = tiny.native()
-    with torch.no_grad():
-        module.layers[0].mlp.fc_in.weight[0, 0] = torch.nan
-    with pytest.raises(ModelError, match=r"layers\.0\.mlp\.fc_in\.weight"):
-        FrozenModel(module, FAMILIES["native"], tiny.tokenizer(), name="nan", context=64)
-
-
 def test_blocks_are_put_back_after_an_error(models, tokens):
     model = models["gpt2"]
     before, full = [vars(block).copy() for block in model.blocks], model.full(tokens)
@@ -144,27 +134,6 @@ def test_blocks_are_put_back_after_an_error(models, tokens):
         model.tail(torch.randn(2, 5, 32).double(), 1)  # the model is in single precision
     assert [vars(block) for block in model.blocks] == before
     torch.testing.assert_close(model.full(tokens), full, atol=0, rtol=0)
-
-
-class OfPositionsFirst(torch.nn.Module):
-    """A model whose first matrix is not that of its tokens."""
-
-    def __init__(self, says: bool):
-        super().__init__()
-        self.positions, self.tokens, self.says = torch.nn.Embedding(7, 3), torch.nn.Embedding(11, 3), says
-
-    def get_input_embeddings(self):
-        if not self.says:
-            raise NotImplementedError
-        return self.tokens
-
-
-def test_the_token_embedding_is_what_a_model_says_it_is_or_else_the_first_matrix():
-    telling, silent = OfPositionsFirst(True), OfPositionsFirst(False)
-    assert embedding_of(telling) is telling.tokens.weight
-    assert embedding_of(silent) is silent.positions.weight
-    bare = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 2))
-    assert embedding_of(bare) is bare[0].weight
 
 
 def test_threads_share_a_model_and_each_gets_its_own_pass(models, tokens):
@@ -193,14 +162,14 @@ def test_threads_share_a_model_and_each_gets_its_own_pass(models, tokens):
     assert masking_utils.find_packed_sequence_indices is shared
 
 
-def test_threads_load_models_one_by_one(checkpoints):
+def test_threads_load_models_one_by_one(checkpoints, models):
     """transformers changes classes of its own meanwhile, and would leave them so."""
-    with ThreadPoolExecutor(3) as pool:
-        loaded = list(pool.map(lambda _: load_model(checkpoints["gpt2"]), range(3)))
-    assert len({model.fingerprint() for model in [*loaded, load_model(checkpoints["gpt2"])]}) == 1
+    with ThreadPoolExecutor(2) as pool:
+        loaded = list(pool.map(lambda _: load_model(checkpoints["gpt2"]), range(2)))
+    assert len({model.fingerprint() for model in [*loaded, models["gpt2"]]}) == 1
 
 
-@pytest.mark.parametrize("layer", [-1, -2, tiny.LAYERS, True])
+@pytest.mark.parametrize("layer", [-1, tiny.LAYERS, True])
 def test_layers_are_those_that_there_are(models, tokens, layer):
     """-1 is the embedding to nobody, and the last layer to some, so it is refused."""
     model = models["gpt2"]
@@ -210,10 +179,10 @@ def test_layers_are_those_that_there_are(models, tokens, layer):
         model.tail(model.head(tokens, 1), layer)
 
 
-@pytest.mark.parametrize(("start", "stop", "width", "key"), [(-1, 2, 32, "blocks"), (1, 9, 32, "blocks")])
-def test_states_are_advanced_through_blocks_that_there_are(models, start, stop, width, key):
-    with pytest.raises(ModelError, match=key):
-        models["gpt2"].advance(torch.randn(2, 5, width), start, stop)
+@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (1, 9)])
+def test_states_are_advanced_through_blocks_that_there_are(models, start, stop):
+    with pytest.raises(ModelError, match="blocks"):
+        models["gpt2"].advance(torch.randn(2, 5, 32), start, stop)
 
 
 def test_a_forward_pass_that_a_block_was_given_is_put_back():
@@ -233,13 +202,6 @@ def test_compat_folds_norms_and_keeps_the_distribution(checkpoints, models, toke
     folded = load_model(ModelConfig(name="local", path=str(checkpoints[name]), processing="compat"))
     ours, theirs = (model.full(tokens).log_softmax(-1) for model in (folded, models[name]))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
-def test_dtypes(checkpoints, dtype):
-    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]), dtype=dtype))
-    assert model.describe()["dtype"] == dtype
-    assert model.head(torch.ones(1, 3, dtype=torch.long), 0).dtype == getattr(torch, dtype)
 
 
 def test_fingerprint_sees_one_changed_weight():
@@ -263,42 +225,21 @@ def test_mini_survives_saving_in_half_precision(tmp_path, tokens):
     assert model.tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
 
 
-def test_vocabularies_that_differ_are_refused():
-    first, second = tiny.frozen(), tiny.frozen(1)
-    same_vocabulary(first, second)
-    second.tokenizer = tiny.tokenizer(280)
-    with pytest.raises(ModelError, match="different tokenizers"):
-        same_vocabulary(first, second)
-
-
-def damaged(folder, checkpoints, fault):
-    shutil.copytree(checkpoints["gpt2"], folder)
-    if fault == "truncated":
-        weights = folder / "model.safetensors"
-        weights.write_bytes(weights.read_bytes()[:5000])
-    elif fault == "no config":
-        (folder / "config.json").unlink()
-    elif fault == "wrong architecture":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt22"}))
-    elif fault == "other shape":
-        config = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**config, "n_embd": 64}))
-    return ModelConfig(name="local", path=str(folder))
-
-
 @pytest.mark.parametrize(
     ("fault", "key"),
-    [
-        ("truncated", "model=local"),
-        ("no config", r"config\.json"),
-        ("wrong architecture", "model_type=gpt22"),
-        ("other shape", "model=local"),
-    ],
+    [("truncated", "model=local"), ("no config", r"config\.json"), ("wrong architecture", "model_type=gpt22")],
 )
 def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, key):
+    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
+    weights, shape = folder / "model.safetensors", folder / "config.json"
+    if fault == "truncated":
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif fault == "no config":
+        shape.unlink()
+    else:
+        shape.write_text(json.dumps({**json.loads(shape.read_text()), "model_type": "gpt22"}))
     with pytest.raises(ModelError, match=key) as caught:
-        load_model(damaged(tmp_path / "m", checkpoints, fault))
+        load_model(folder)
     assert "\n" not in str(caught.value)
 
 
@@ -356,15 +297,15 @@ def test_a_model_is_loaded_by_its_name_or_its_folder(checkpoints, minis, tmp_pat
     composed_one = load_model(composed("model=gelu-3l-mini", "model.dtype=float64", "model.context=32").model)
     assert named.fingerprint() == composed_one.fingerprint()
     assert (named.name, named.dtype, named.context) == ("gelu-3l-mini", torch.float64, 32)
+    assert named.describe()["dtype"] == "float64"
+    assert named.head(torch.ones(1, 3, dtype=torch.long), 0).dtype == torch.float64
     folder = checkpoints["gpt2"]
     config = ModelConfig(name="local", path=str(folder), dtype="bfloat16", bos=None)
     wanted = load_model(config).fingerprint()
     monkeypatch.chdir(folder.parent)
-    for place in (folder, str(folder), folder.name + "/.", "./" + folder.name):
+    for place in (folder, "./" + folder.name):
         found = load_model(place, dtype="bfloat16")
         assert (found.name, found.fingerprint()) == (folder.name, wanted)
-    (tmp_path / "it's 'odd").symlink_to(folder)
-    assert load_model(tmp_path / "it's 'odd", device_map={"": "cpu"}, dtype="bfloat16").fingerprint() == wanted
     assert load_model(config, "mine", dtype="float32").name == "mine"
     assert load_model(config, context=16).context == 16
     assert load_model(minis / "a").n_layers == tiny.LAYERS

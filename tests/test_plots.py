@@ -115,6 +115,3 @@ def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
     assert repr(type(result)(result.folder)) == f"Result(cannot be read, FileNotFoundError; {result.folder})"
     with pytest.raises(Exception, match="holds no finished result"):
         open_result(result.folder)
-
-
-# ----------------------------------------------------------------------------------------------------------- in words

@@ -43,8 +43,8 @@ def by_threads(size, work):
         return list(pool.map(lambda rank: work(Threads(rank, size, table, barrier)), range(size)))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5])
-@pytest.mark.parametrize(("first", "total"), [(0, 12), (0, 1), (4, 11), (3, 3), (0, 0)])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("first", "total"), [(0, 12), (0, 1), (4, 11), (0, 0)])
 def test_each_batch_is_done_once_by_its_number(size, first, total):
     def work(shared):
         mine = []
@@ -107,10 +107,10 @@ def test_the_first_process_has_what_one_process_would_have(name, size):
     first, *others = by_threads(size, work)
     (alone,) = by_threads(1, work)
     assert not any(each.update_called for each in others), "they gave away what they had"
-    for ours, theirs in ((first.compute(), alone.compute()),):
-        assert ours.batches == theirs.batches == 7
-        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        assert torch.equal(ours.within_target.value, theirs.within_target.value)
+    ours, theirs = first.compute(), alone.compute()
+    assert ours.batches == theirs.batches == 7
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert torch.equal(ours.within_target.value, theirs.within_target.value)
 
 
 def test_all_but_the_first_end_with_their_share():
@@ -131,29 +131,13 @@ def test_one_process_is_a_group_of_itself():
     ("words", "message"),
     [
         (["measure=loss"], "loss is done by one process; leave trainer=ddp out"),
-        (["measure=r2"], "r2 is done by one process"),
         (["measure=rsa", "model=gpt2-mini"], "rsa is done by one process"),
-        (
-            ["measure=cka", "trainer.precision=bf16-mixed"],
-            "trainer.precision=bf16-mixed is of training; analyze.py takes",
-        ),
-        (["measure=cka", "trainer.log_every=2"], "trainer.log_every=2 is of training"),
+        (["measure=cka", "trainer.precision=bf16-mixed"], "trainer.precision= is not read by cka"),
         (["measure=cka", "trainer.devices=0"], "trainer.devices=0 must be"),
     ],
 )
 def test_what_processes_cannot_share_is_refused(words, message, door):
     assert message in door("analyze.py", *words, "trainer=ddp").error
-
-
-def test_tasks_of_slurm_are_counted_by_node(monkeypatch):
-    monkeypatch.setenv("SLURM_NTASKS", "2")
-    with pytest.raises(ConfigError, match=r"SLURM runs 2 tasks, .*: give --ntasks-per-node"):
-        check_processes(TrainerConfig(strategy="ddp", devices=2), "cpu")
-    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
-    check_processes(TrainerConfig(strategy="ddp", devices=2), "cpu")
-    check_processes(TrainerConfig(strategy="ddp"), "cuda:0")
-    with pytest.raises(ConfigError, match=r"trainer\.devices=3 must be the 2 tasks that SLURM runs"):
-        check_processes(TrainerConfig(strategy="ddp", devices=3), "cpu")
 
 
 def test_an_experiment_is_done_by_one_process(door):

@@ -16,6 +16,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.weights import wrapper_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
+ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
 BLOCK = {"gpt2": ".h.1.", "gpt_neox": ".layers.1.", "mamba": ".layers.1.", "native": "layers.1."}
 MATRIX = {"gpt2": "transformer.wte.weight", "gpt_neox": "gpt_neox.embed_in.weight", "native": "tok_embed.weight",
           "mamba": "backbone.embeddings.weight"}  # fmt: skip
@@ -66,9 +67,7 @@ def line_of(kind, folder, **changes):
 # ------------------------------------------------------------------------------------------------------------- weights
 
 
-PREFIXES = ("module.", "_orig_mod.", "model.", "_orig_mod.module.")
-WRAPPED = [("native", prefix) for prefix in PREFIXES]
-WRAPPED += [(kind, PREFIXES[place % 4]) for place, kind in enumerate(KINDS) if kind != "native"]
+WRAPPED = [("gpt2", "module."), ("gpt_neox", "_orig_mod."), ("bert", "model."), ("new classifier", "_orig_mod.module.")]
 
 
 @pytest.mark.parametrize(("kind", "prefix"), WRAPPED)
@@ -82,37 +81,29 @@ def test_the_prefix_of_a_wrapper_is_taken_off_and_said(whole, kind, prefix, capl
     assert f"its weights are named '{prefix}...'" in caplog.text
 
 
+def without_a_block(weights, block, _):
+    return {name: weight for name, weight in weights.items() if block not in name}
+
+
+def with_a_block_too_many(weights, block, _):
+    return weights | {n.replace(block, block.replace("1", "4")): w.clone() for n, w in weights.items()}
+
+
+DAMAGES = {  # with what is said, by PyTorch of a mini
+    "missing": (without_a_block, "(missing: ", "Missing key(s)"),
+    "a block too many": (with_a_block_too_many, "(not expected: ", "Unexpected key(s)"),
+    "another shape": (lambda w, _, name: w | {name: w[name][:-1]}, "(of another shape: ", "size mismatch"),
+    "a further weight": (lambda w, *_: w | {"extra.weight": torch.ones(2)}, "(not expected: extra", "extra.weight"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_block_that_is_not_there_is_refused(whole, kind):
-    folder = whole(kind)
-    block = BLOCK.get(kind, ".layer.1.")
-    rewrite(folder, lambda weights: {name: weight for name, weight in weights.items() if block not in name})
-    line = line_of(kind, folder)
-    assert "not those that its config.json describes (missing: " in line
-    assert "in all)" in line
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_block_too_many_is_refused(whole, kind):
-    """Else a model of which config.json tells too few blocks would be cut short in silence."""
-    folder, block = whole(kind), BLOCK.get(kind, ".layer.1.")
-    further = block.replace("1", "4")
-    rewrite(folder, lambda weights: weights | {n.replace(block, further): w.clone() for n, w in weights.items()})
-    assert "(not expected: " in line_of(kind, folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_of_another_shape_is_refused(whole, kind):
-    folder, name = whole(kind), MATRIX.get(kind, BERTS)
-    rewrite(folder, lambda weights: weights | {name: weights[name][:-1]})
-    assert f"(of another shape: {name})" in line_of(kind, folder)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_that_belongs_nowhere_is_refused(whole, kind):
-    folder = whole(kind)
-    rewrite(folder, lambda weights: weights | {"extra.weight": torch.ones(2)})
-    assert "(not expected: extra.weight)" in line_of(kind, folder)
+def test_weights_that_are_not_those_of_config_json_are_refused(whole, kind, damage):
+    """A block too many tells that config.json has too few: else the model would be cut short in silence."""
+    folder, (change, said, said_of_mini) = whole(kind), DAMAGES[damage]
+    rewrite(folder, lambda weights: change(weights, BLOCK.get(kind, ".layer.1."), MATRIX.get(kind, BERTS)))
+    assert (said_of_mini if kind == "native" else said) in line_of(kind, folder)
 
 
 def test_buffers_poolers_and_heads_of_other_classes_are_no_fault(whole):
@@ -129,14 +120,12 @@ def test_buffers_poolers_and_heads_of_other_classes_are_no_fault(whole):
     assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
 
 
-def test_a_head_that_is_not_read_may_be_missing_and_is_the_same_each_time(whole):
+def test_a_head_may_be_missing_if_nothing_reads_it(whole, tmp_path):
     folder = whole("bert")
     rewrite(folder, lambda weights: {n: w for n, w in weights.items() if not n.startswith("cls.")})
     first, second = load("bert", folder), load("bert", folder)
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def test_a_head_that_is_read_may_not(whole):
+    folder.rename(tmp_path / "other")
     folder = whole("gpt_neox")
     rewrite(folder, lambda weights: {n: w for n, w in weights.items() if n.startswith("gpt_neox.")})
     assert "(missing: lm_head.weight)" in line_of("gpt_neox", folder)
@@ -188,8 +177,7 @@ def test_no_prefix_is_taken_off_in_vain():
     assert wrapper_of([], {"a"}) == ""
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier", "native"])
+@pytest.mark.parametrize(("kind", "value"), [*((kind, torch.nan) for kind in ONE_EACH), ("gpt2", torch.inf)])
 def test_a_row_that_is_not_finite_is_refused_by_name(whole, kind, value):
     folder, name = whole(kind), MATRIX.get(kind, BERTS)
 
@@ -207,8 +195,9 @@ def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
 
 
-@pytest.mark.parametrize("change", [torch.zeros_like, torch.Tensor.sign, lambda weight: weight > 0, torch.Tensor.int])
-@pytest.mark.parametrize("kind", ["gpt2", "native"])
+@pytest.mark.parametrize(
+    ("kind", "change"), [("gpt2", torch.zeros_like), ("native", torch.Tensor.sign), ("gpt2", torch.Tensor.int)]
+)
 def test_a_matrix_of_whole_numbers_is_refused_by_name(whole, kind, change):
     folder, name = whole(kind), MATRIX[kind]
     rewrite(folder, lambda weights: weights | {name: change(weights[name])})
@@ -230,7 +219,7 @@ def test_code_of_the_hub_that_config_json_names_is_refused(whole):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier", "native"])
+@pytest.mark.parametrize("kind", ONE_EACH)
 def test_every_family_loads_in_half_precision(whole, kind, dtype):
     loaded = load(kind, whole(kind), dtype=dtype)
     assert loaded[MATRIX.get(kind, BERTS)].dtype == getattr(torch, dtype)
@@ -239,7 +228,7 @@ def test_every_family_loads_in_half_precision(whole, kind, dtype):
 # ---------------------------------------------------------------------------------------------------------- tokenizers
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["gpt2", "native", "new classifier"])
 def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
     """transformers would make up one that knows no words."""
     folder = whole(kind)
@@ -256,15 +245,8 @@ def test_a_tokenizer_of_which_only_the_settings_are_there_is_refused(whole):
     assert f"{folder} has no tokenizer (none of tokenizer.json" in line_of("gpt2", folder)
 
 
-@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier"])
+@pytest.mark.parametrize("kind", ["gpt2", "classifier"])
 def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)
     tiny.tokenizer(320).save_pretrained(folder)
     assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)
-
-
-def test_the_shape_in_config_json_must_be_that_of_the_weights(whole):
-    folder = whole("gpt2")
-    shape = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**shape, "n_layer": 2}))
-    assert "(not expected: transformer.h.2" in line_of("gpt2", folder)

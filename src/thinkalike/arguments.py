@@ -140,9 +140,6 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 # ---- values
 
-OBJECTS = {"integer": np.int64, "boolean": np.bool_, "floating": np.float64, "mixed-integer-float": np.float64,
-           "decimal": np.float64}  # by the name that pandas has for the values of an array of objects  # fmt: skip
-
 
 def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     """Return a value as a tensor; one that is a tensor of this kind is returned itself.
@@ -189,15 +186,13 @@ def refuse_nan(values: Tensor, name: str) -> None:
 
 def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     """Return an array of numbers that PyTorch can take over; it shares memory where it can be written to."""
-    held = str(array.dtype)
     if array.dtype.kind == "O":
         import pandas as pd
 
         _refuse_missing(np.asarray(pd.isna(array)), name)
-        held = pd.api.types.infer_dtype(array.ravel(), skipna=False)
-        array = array.astype(OBJECTS.get(held, object))
+        array = np.array(array.tolist())  # as NumPy reads the numbers themselves
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} holds {held}: {NUMBERS}")
+        raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
     if array.dtype.kind == "f":
         _refuse_missing(np.isnan(array), name)
     real = np.float64 if array.dtype.itemsize > 4 else np.float32

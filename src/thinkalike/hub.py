@@ -20,9 +20,7 @@ import httpx2
 
 from thinkalike.errors import HubError, chain
 
-__all__ = ["Commit", "cause_of", "forget_commits", "refused", "resolved", "trouble", "watch"]
-
-# ------------------------------------------------------------------------------------------------------------- commits
+__all__ = ["Commit", "cause_of", "forget_commits", "refused", "resolved"]
 
 ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
@@ -35,13 +33,13 @@ class Commit(NamedTuple):
 
     Attributes:
         sha: its 40 hexadecimal digits.
+        files: the paths of its files; of a cached copy, those that the cache has.
         trouble: why the hub did not answer, where the commit is that of a cached copy.
-        files: the paths of its files, as far as the hub lists them.
     """
 
     sha: str
+    files: tuple[str, ...]
     trouble: Exception | None = None
-    files: tuple[str, ...] = ()
 
 
 def resolved(kind: Literal["model", "dataset"], repository: str, revision: str | None) -> Commit:
@@ -67,7 +65,7 @@ def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, c
     import huggingface_hub
     from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
-    watch()
+    huggingface_hub.logging.set_verbosity_error()  # the cause is told once, in one line
     api = huggingface_hub.HfApi(endpoint=endpoint)
     ask = api.model_info if kind == "model" else api.dataset_info
     try:
@@ -77,15 +75,16 @@ def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, c
     except Exception as error:  # no network, a time-out, offline mode: the cache may be enough
         if isinstance(error, (KeyError, JSONDecodeError)):  # an HTML page, or JSON without an id
             error = HubError(f"{endpoint} does not answer as a hub does; check HF_ENDPOINT and proxies")
-        if sha := _cached(kind, repository, revision or "main", Path(cache)):
-            return Commit(sha, error)
+        if copy := _cached(kind, repository, revision or "main", Path(cache)):
+            there = (str(path.relative_to(copy)) for path in sorted(copy.rglob("*")) if path.is_file())
+            return Commit(copy.name, tuple(there), error)
         raise error
     sha = getattr(info, "sha", None)
     if sha and sha != revision:  # a file of the branch tells the cache its commit, for when there is no hub
         with contextlib.suppress(RemoteEntryNotFoundError):
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
-    files = [each.rfilename for each in getattr(info, "siblings", None) or []]
-    return Commit(sha or revision or "main", files=tuple(files))
+    files = tuple(each.rfilename for each in getattr(info, "siblings", None) or [])
+    return Commit(sha or revision or "main", files)
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:
@@ -102,60 +101,20 @@ def _patiently(ask: Callable[[], Any]) -> Any:
     return ask()
 
 
-def _cached(kind: str, repository: str, revision: str, cache: Path) -> str | None:
-    """Return the commit that the cache knows; of a model it must have files, too."""
+def _cached(kind: str, repository: str, revision: str, cache: Path) -> Path | None:
+    """Return the folder of the commit that the cache knows; of a model it must have files, too."""
     folder = cache / f"{kind}s--{repository.replace('/', '--')}"
     reference = folder / "refs" / revision
-    sha = reference.read_text().strip() if reference.is_file() else revision
-    there = kind == "dataset" or (folder / "snapshots" / sha).is_dir()
-    return sha if there and re.fullmatch(r"[0-9a-f]{40}", sha) else None
+    copy = folder / "snapshots" / (reference.read_text().strip() if reference.is_file() else revision)
+    there = kind == "dataset" or copy.is_dir()
+    return copy if there and re.fullmatch(r"[0-9a-f]{40}", copy.name) else None
 
 
 # ------------------------------------------------------------------------------------------------------------ failures
 
-# Transformers reports every file that it cannot get as missing. So the last error about a file is kept as it arrives.
-
-_trouble: list[Exception] = []
-
-
-def watch() -> None:
-    """Keep errors about files from now on for `trouble`, and forget earlier ones."""
-    import huggingface_hub
-
-    _trouble.clear()
-    huggingface_hub.logging.set_verbosity_error()  # the cause is told once, in one line
-    hooks = huggingface_hub.get_session().event_hooks["response"]
-    if _note not in hooks:
-        huggingface_hub.set_client_factory(functools.partial(_client, huggingface_hub.get_session().event_hooks))
-
-
-def trouble() -> Exception | None:
-    """Return the last error about a file since `watch` was called."""
-    return _trouble[-1] if _trouble else None
-
-
-def _client(hooks: dict[str, list[Callable[..., Any]]]) -> httpx2.Client:
-    """Return huggingface_hub's client, which also notes failures."""
-    hooks = {**hooks, "response": [*hooks["response"], _note]}
-    return httpx2.Client(event_hooks=hooks, follow_redirects=True, timeout=None)
-
-
-def _note(response: httpx2.Response) -> None:
-    from huggingface_hub.errors import RemoteEntryNotFoundError
-    from huggingface_hub.utils import hf_raise_for_status
-
-    if response.is_error and "/resolve/" in response.url.path:
-        response.read()
-        try:
-            hf_raise_for_status(response)
-        except RemoteEntryNotFoundError:
-            return
-        except Exception as error:
-            _trouble.append(error)
-
 
 def cause_of(error: BaseException, repository: str, revision: str | None = None) -> str | None:
-    """Return the cause of an error of huggingface_hub and what to do, or None if the hub is not the cause.
+    """Return the cause of an error of huggingface_hub and what to do, or None if its own words must do.
 
     Args:
         error: what a library raised; its causes are looked through.
@@ -180,17 +139,15 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     from huggingface_hub import errors
 
     token = "set HF_TOKEN to the token of an account that may read it"
-    if isinstance(error, HubError):
-        return str(error)
-    if isinstance(error, errors.GatedRepoError):
-        page = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{repository}"
-        return f"{repository} is gated: accept its terms at {page}, and {token}"
-    if isinstance(error, errors.DisabledRepoError):
-        return f"the hub has disabled {repository}; take another repository"
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return f"there is no repository {repository} on the hub, or it is private: check its name, or {token}"
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} has no revision {revision}; name a branch, a tag or a commit that it has"
+    page = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{repository}"
+    causes = {
+        errors.GatedRepoError: f"{repository} is gated: accept its terms at {page}, and {token}",
+        errors.RepositoryNotFoundError: f"there is no repository {repository} on the hub, or it is private; {token}",
+        errors.RevisionNotFoundError: f"{repository} has no revision {revision}; name a branch, a tag or a commit",
+        HubError: str(error),
+    }
+    if cause := next((cause for kind, cause in causes.items() if isinstance(error, kind)), None):
+        return cause
     if isinstance(error, errors.RemoteEntryNotFoundError):
         name = str(error.response.url.path).partition("/resolve/")[2].partition("/")[2]
         return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"
@@ -202,8 +159,4 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     if isinstance(error, httpx2.RequestError):
         why = "in time" if isinstance(error, httpx2.TimeoutException) else f"({error})"
         return f"the hub does not answer {why}; check the network, HF_ENDPOINT and proxies"
-    if isinstance(error, errors.OfflineModeIsEnabled):
-        return "the hub is not asked, because HF_HUB_OFFLINE is set; unset it"
-    if isinstance(error, OSError) and "Consistency check failed" in str(error):
-        return f"a file of {repository} has another size than the hub states; nothing was kept, so try again"
     return None

@@ -26,6 +26,8 @@ __all__ = ["GAPS", "MARGIN", "Budget", "FirstBatch", "LiveBytes", "OverLimit", "
            "hand_back", "in_use", "readable"]  # fmt: skip
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+CPU = torch.device("cpu")
+UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
 GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
 LIMITS = {  # the files of a control group: limit, usage, and the line of memory.stat with pages that can be given back
@@ -94,7 +96,7 @@ def in_use(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.current_allocated_memory()
     with contextlib.suppress(OSError):
-        return int((PROC / "self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return _statm(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
@@ -122,18 +124,21 @@ def hand_back(device: torch.device) -> None:
 
 def readable(size: float) -> str:
     """Return a number of bytes with its unit, such as 7.1 GB."""
-    unit = next((unit for unit in ("TB", "GB") if size >= UNITS[unit]), "MB")
+    unit = next((unit for unit in UNITS if size >= UNITS[unit]), "MB")
     value = size / UNITS[unit]
     return f"{value:.0f} {unit}" if unit == "MB" or value >= 100 else f"{value:.1f} {unit}"
 
 
-UNITS = {"MB": 1e6, "GB": 1e9, "TB": 1e12}
-
-
 def _of_system() -> int:
     with contextlib.suppress(OSError, StopIteration):
-        return next(size for name, size in _kilobytes(PROC / "meminfo") if name == "MemAvailable")
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - in_use(torch.device("cpu"))
+        lines = (PROC / "meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - in_use(CPU)
+
+
+def _statm(entry: int) -> int:
+    """Return the bytes of this process by an entry of /proc/self/statm: 0 all its addresses, 1 those in memory."""
+    return int((PROC / "self/statm").read_text().split()[entry]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _of_process() -> Iterator[int]:
@@ -141,16 +146,14 @@ def _of_process() -> Iterator[int]:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY:
         with contextlib.suppress(OSError):
-            yield limit - int((PROC / "self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+            yield limit - _statm(0)
 
 
 def _of_groups() -> Iterator[int]:
     """Yield what each control group around this process leaves; inside a container their paths may not be there."""
     for version, group in _groups():
         limit, usage, reusable = LIMITS[version]
-        for folder in (group, *group.parents):
-            if not folder.is_relative_to(CGROUPS):
-                break
+        for folder in (each for each in (group, *group.parents) if each.is_relative_to(CGROUPS)):
             with contextlib.suppress(OSError, ValueError):  # the root has no such file, and no limit is a word
                 most, now = (int((folder / name).read_text()) for name in (limit, usage))
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -166,13 +169,6 @@ def _groups() -> Iterator[tuple[int, Path]]:
                 yield 2, CGROUPS / path.strip("/")
             elif "memory" in controllers.split(","):
                 yield 1, CGROUPS / "memory" / path.strip("/")
-
-
-def _kilobytes(path: Path) -> Iterator[tuple[str, int]]:
-    for line in path.read_text().splitlines():
-        name, _, size = line.partition(":")
-        if size.endswith("kB"):
-            yield name, int(size.split()[0]) * 1024
 
 
 # ------------------------------------------------------------
@@ -272,21 +268,13 @@ class FirstBatch:
             raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
 
 
-CPU = torch.device("cpu")
-
-
 # ------------------------------------------------------------
 # Whether an error says that there was no memory left: libraries have many ways to say so.
 
 WORDS = re.compile(
-    r"out ?of ?memory"  # CUDA, HIP, MPS, XPU; Rust
-    r"|(not enough|insufficient|too little) memory"
+    r"out ?of ?memory|not enough memory|bad_?alloc|alloc_failed"  # CUDA, HIP, MPS, Rust; C++; cuBLAS and cuDNN
     r"|(cannot|can't|unable to|could not|failed to) allocate"  # malloc and mmap, the CPU allocator, NumPy
-    r"|bad_?alloc"
-    r"|alloc_failed"  # cuBLAS, cuDNN
-    r"|memory ?allocation.*(failed|failure)|cudaerrormemoryallocation"
-    r"|paging file is too small"
-    r"|os error (12|1455)\b|errno:? 12\b|error code:? 12\b",
+    r"|memory ?allocation|paging file is too small|os error (12|1455)\b",
     re.IGNORECASE,
 )
 
@@ -296,10 +284,7 @@ def exhausted(error: BaseException) -> BaseException | None:
     for each in chain(error, suppressed=True):
         if isinstance(each, MemoryError | torch.OutOfMemoryError):
             return each
-        if isinstance(each, OSError) and each.errno is not None:
-            if each.errno == errno.ENOMEM:
-                return each
-            continue  # a disk or a file has its own number, whatever the words
-        if WORDS.search(str(each)):
+        number = each.errno if isinstance(each, OSError) else None  # a disk or a file has its own, whatever the words
+        if number == errno.ENOMEM or (number is None and WORDS.search(str(each))):
             return each
     return None

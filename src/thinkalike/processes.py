@@ -118,20 +118,11 @@ def rank(config: Any) -> int:
 
 
 def check_processes(trainer: TrainerConfig, device: str) -> None:
-    """Check that the number of processes is known and agrees with SLURM.
+    """Check that the number of processes is known; Lightning compares it with the tasks of SLURM.
 
     Raises:
-        ConfigError: there is no GPU, and `trainer.devices` is not given; or SLURM runs other tasks on a node, or does
-            not say how many.
+        ConfigError: there is no GPU, and `trainer.devices` is not given.
     """
-    tasks, here = os.environ.get("SLURM_NTASKS", "1"), os.environ.get("SLURM_NTASKS_PER_NODE")
-    if tasks != "1" and here not in (None, str(trainer.devices or here)):
-        raise ConfigError(f"trainer.devices={trainer.devices} must be the {here} tasks that SLURM runs on each node")
-    if tasks != "1" and here is None:
-        raise ConfigError(
-            f"SLURM runs {tasks} tasks, and does not say how many are on each node: give --ntasks-per-node, which "
-            "trainer.devices must equal, in the place of --ntasks"
-        )
     if trainer.strategy == "ddp" and not trainer.devices and not own_device(device, trainer).startswith("cuda"):
         raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 

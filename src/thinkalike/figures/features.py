@@ -39,18 +39,17 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
             held_out = scores[scores["model"] == model]
             _band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
             if "ceiling" in held_out:
-                lower.plot(
-                    range(len(held_out)), held_out["ceiling"], "--", label="its ceiling", color="0.3", linewidth=1
-                )
+                style = {"color": "0.3", "linestyle": "--"}
+                lower.plot(range(len(held_out)), held_out["ceiling"], label="its ceiling", linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")
-            upper.set_title(model, fontsize=9)
+            upper.set_title(model)
         for row in range(rows):
             panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")
         lines = {name: line for axes in pairs[0] for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
-        figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8)
+        figure.legend(list(lines.values()), list(lines), loc="outside right upper", fontsize=8)
         save(figure, folder, "profiles")
 
 
@@ -94,7 +93,7 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
                 _words(axes, words, f"{name}, by {contrast.feature}")
-            left.legend(frameon=False, fontsize=6, markerscale=2)
+            left.legend(fontsize=6, markerscale=2)
             _against(middle, contrast)
         save(figure, folder, "contrasts")
 
@@ -108,9 +107,8 @@ def _against(axes: Any, contrast: Contrast) -> None:
     low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
     ends = [min(low.min(), 0), 1.1 * high.max()]
     axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
-    axes.set_xlabel(f"importance in {contrast.names[0]}")
-    axes.set_ylabel(f"importance in {contrast.names[1]}")
-    axes.set_title(contrast.title, fontsize=9)
+    first, second = contrast.names
+    axes.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
 
 
 def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
@@ -118,11 +116,7 @@ def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
         axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
     axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
     axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xticks([])
-    axes.set_yticks([])
-
-
-CEILING = "0.85"
+    axes.set(xticks=[], yticks=[])
 
 
 def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str) -> None:
@@ -137,24 +131,16 @@ def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, co
     with canvas(3.4 * len(recorded) + 1.2, 3.4, 1, len(recorded), **shape) as (figure, panels):
         for axes, name in zip(panels[0], recorded, strict=True):
             ends = ceilings[ceilings["recorded"] == name].iloc[0]
-            axes.axhspan(ends["lower"], ends["upper"], color=CEILING, label="noise ceiling", zorder=0)
+            axes.axhspan(ends["lower"], ends["upper"], color="0.85", label="noise ceiling", zorder=0)
             inside = table[table["recorded"] == name]
             for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
-                _line(axes, rows, str(model), colour_of(number))
+                _band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
+                _name_layers(axes, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_title(str(name), fontsize=9)
-            axes.set_xlabel("layer")
+            axes.set(title=str(name), xlabel="layer")
         panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
         save(figure, folder, "subjects")
-
-
-def _line(axes: Any, rows: pd.DataFrame, label: str, colour: str) -> None:
-    places = range(len(rows))
-    axes.plot(places, rows["value"], "o-", color=colour, label=label, markersize=3.5, linewidth=1.2)
-    axes.fill_between(places, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
-    every = max(1, round(len(rows) / 8))
-    axes.set_xticks(places[::every], [layer_name(layer) for layer in rows["layer"]][::every])
 
 
 ACROSS = 8  # layers of a model that are drawn

@@ -68,8 +68,7 @@ def _drawn(axes: Any, cells: pd.DataFrame, scale: tuple[float, float], source: s
     image = heatmap(axes, cells, Normalize(*scale), colours)
     if cells.size <= FEW:
         write_values(axes, cells.to_numpy(), image)
-    axes.set_xlabel(f"{target}, layer")
-    axes.set_ylabel(f"{source}, layer")
+    axes.set(xlabel=f"{target}, layer", ylabel=f"{source}, layer")
     return image
 
 
@@ -91,7 +90,7 @@ def similarity(
         for column, (title, table) in enumerate(matrices.items()):
             axes = panels[0][column]
             image = _blocks(axes, table)
-            axes.set_title(title, fontsize=9)
+            axes.set_title(title)
             figure.colorbar(image, ax=axes, shrink=0.75)
             if maps:
                 _plane(panels[1][column], maps[title])
@@ -130,11 +129,10 @@ def _plane(axes: Any, points: pd.DataFrame) -> None:
         for row in rows.itertuples():
             name = (layer_name(row.layer), (row.x, row.y))
             axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")
-    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}", fontsize=9)
-    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}")
+    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
-    axes.set_xticks([])
-    axes.set_yticks([])
+    axes.set(xticks=[], yticks=[])
 
 
 Columns = Mapping[str, str]  # of a table, by the sign of the map that they are of
@@ -163,9 +161,8 @@ def _lines(table: pd.DataFrame, folder: Path, labels: Mapping[str, Columns]) -> 
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             pairs = zip(table["source_layer"], table["target_layer"], strict=True)
             axes.set_xticks(range(len(table)), [f"{l}" if l == m else f"{l}→{m}" for l, m in pairs])  # noqa: E741
-            axes.set_xlabel("layer")
-            axes.set_ylabel(label)
-            axes.legend(frameon=False, fontsize=7)
+            axes.set(xlabel="layer", ylabel=label)
+            axes.legend(fontsize=7)
         figure.suptitle(f"{first.source} → {first.target} by φ, and back by ψ", fontsize=9)
         save(figure, folder, "transfer_maps")
 
@@ -178,8 +175,6 @@ def _matrices(table: pd.DataFrame, folder: Path, maps: Columns) -> None:
             image = heatmap(axes, cells, Normalize(0, 1), "viridis_r")
             if cells.size <= 36:
                 write_values(axes, cells.to_numpy(), image)
-            axes.set_xlabel(f"{first.target}, layer")
-            axes.set_ylabel(f"{first.source}, layer")
-            axes.set_title(name, fontsize=9)
+            axes.set(xlabel=f"{first.target}, layer", ylabel=f"{first.source}, layer", title=name)
         figure.colorbar(image, ax=panels, label="unexplained variance")
         save(figure, folder, "transfer_maps")

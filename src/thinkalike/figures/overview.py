@@ -47,8 +47,7 @@ def ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
             for axes, (_, inside) in zip(row, pairs, strict=True):
                 cells = inside.pivot(index="source_layer", columns="target_layer", values=measure)
                 image = axes.imshow(cells.to_numpy(), origin="lower", norm=Normalize(0, 1), cmap="magma", aspect="auto")
-                axes.set_xticks([])
-                axes.set_yticks([])
+                axes.set(xticks=[], yticks=[])
                 axes.spines[:].set_visible(False)
             row[0].set_ylabel(measure, rotation=0, ha="right", va="center")
         for axes, ((source, target), _) in zip(panels[-1], pairs, strict=True):
@@ -71,7 +70,7 @@ def court(table: pd.DataFrame, judges: Sequence[str], folder: Path) -> None:
                 jitter = np.linspace(-0.25, 0.25, len(values)) if len(values) > 1 else np.zeros(1)
                 colour = colour_of(len(kinds) - 1 - place)
                 axes.plot(values, place + jitter, ".", color=colour, markersize=4, alpha=0.7)
-            axes.set_title(judge, fontsize=9)
+            axes.set_title(judge)
         panels[0][0].set_yticks(range(len(kinds)), kinds)
         for axes in panels.flat[len(judges) :]:
             axes.set_axis_off()
@@ -84,7 +83,7 @@ def doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
     with canvas(3.0 * COLUMNS, 2.2 * rows, rows, COLUMNS, squeeze=False, sharex=True) as (figure, panels):
         for axes, (judge, curve) in zip(panels.flat, curves.items(), strict=False):
             axes.plot(curve["own_share"], curve["value"], "o-", color=colour_of(0), markersize=3)
-            axes.set_title(judge, fontsize=9)
+            axes.set_title(judge)
         for axes in panels[-1]:
             axes.set_xlabel("share of the target's own variance")
         for axes in panels.flat[len(curves) :]:

@@ -21,9 +21,7 @@ def penalty_map(cells: pd.DataFrame, title: str, folder: Path, name: str = "pena
         least = max(values.min(), values.max() / 100, 1e-3)
         image = heatmap(axes, cells, LogNorm(least, max(values.max(), 2 * least), clip=True), "viridis_r")
         write_values(axes, values, image)
-        axes.set_xlabel("layer of the target")
-        axes.set_ylabel("layer of the source")
-        axes.set_title(title, fontsize=9)
+        axes.set(xlabel="layer of the target", ylabel="layer of the source", title=title)
         figure.colorbar(image, ax=axes, label="penalty [nats per token]", format="%g")
         save(figure, folder, name)
 
@@ -42,10 +40,9 @@ def penalties(table: pd.DataFrame, folder: Path, name: str = "penalty") -> None:
                 line(axes, table, column, (f"{column}_low", f"{column}_high"), label, COLOURS[number], "s--")
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])
-        axes.set_xlabel("layer of the stitch")
-        axes.set_ylabel("penalty [nats per token]")
-        axes.set_title(f"{first.source} into {first.target}", fontsize=9)
-        figure.legend(loc="outside lower center", frameon=False, ncols=2)
+        title = f"{first.source} into {first.target}"
+        axes.set(xlabel="layer of the stitch", ylabel="penalty [nats per token]", title=title)
+        figure.legend(loc="outside lower center", ncols=2)
         save(figure, folder, name)
 
 
@@ -65,9 +62,8 @@ def directions(table: pd.DataFrame, folder: Path) -> None:
                 line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set_xticks(range(inside["source_layer"].nunique()))
-            axes.set_xlabel("layer of the stitch")
-            axes.set_title(group, fontsize=9)
-            axes.legend(frameon=False, fontsize=7)
+            axes.set(xlabel="layer of the stitch", title=group)
+            axes.legend(fontsize=7)
         panels[0][0].set_ylabel("penalty [nats per token]")
         save(figure, folder, "penalties")
 
@@ -94,7 +90,7 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: in
                 axes.set_title(f"{group}, layer {layer}", fontsize=8)
                 axes.set_xlabel("step")
             row[0].set_ylabel("loss [nats per token]")
-            row[0].legend(frameon=False, fontsize=6)
+            row[0].legend(fontsize=6)
         save(figure, folder, "learning_curves")
 
 
@@ -132,9 +128,8 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
             low, high = np.nanmin(ends.loc[quantity]), np.nanmax(ends.loc[quantity])
             margin = MARGIN * (high - low or 1)
             axes.set_ylim(low - margin, high + margin)
-            axes.set_ylabel(LABELS[quantity])
-            axes.set_title(title, fontsize=9)
-            axes.legend(frameon=False, fontsize=7)
+            axes.set(ylabel=LABELS[quantity], title=title)
+            axes.legend(fontsize=7)
         save(figure, folder, "groups")
 
 
@@ -153,8 +148,7 @@ def distances(table: pd.DataFrame, folder: Path) -> None:
             left.axhline(edge, color="white", linewidth=1)
             left.axvline(edge, color="white", linewidth=1)
         order = f"model: {', then '.join(dict.fromkeys(groups))}"
-        left.set_xlabel(order)
-        left.set_ylabel(order)
+        left.set(xlabel=order, ylabel=order)
         figure.colorbar(image, ax=left, label="distance (equation 2)", shrink=0.85)
         kinds = [(str(pair), rows["value"]) for pair, rows in table[table["source"] < table["target"]].groupby("pair")]
         _spread(right, kinds)

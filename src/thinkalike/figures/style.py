@@ -16,6 +16,8 @@ STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "legend.frameon": False,
     "svg.fonttype": "none",  # text stays text, to be set in a paper's own font
     "svg.hashsalt": "thinkalike",
 }
@@ -34,14 +36,13 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     """
     size: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
     with matplotlib.rc_context(STYLE):
-        figure = Figure(**size) if _shown is None else _on_screen(**size)
+        if _shown is None:
+            figure = Figure(**size)
+        else:
+            import matplotlib.pyplot as plt
+
+            figure = plt.figure(**size)
         yield figure, figure.subplots(rows, columns, **options)
-
-
-def _on_screen(**size: Any) -> Any:
-    import matplotlib.pyplot as plt
-
-    return plt.figure(**size)
 
 
 @contextlib.contextmanager

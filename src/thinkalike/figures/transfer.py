@@ -24,11 +24,11 @@ def carried_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> N
             (layer, depth), rows = pairs[column]
             own = rows[rows["split"] == splits[row]]
             _conditions(axes, own, features)
-            axes.set_title(f"layer {layer} → {depth}, held-out {splits[row]}s", fontsize=9)
+            axes.set_title(f"layer {layer} → {depth}, held-out {splits[row]}s")
             if not column:
                 axes.set_ylabel("balanced accuracy")
         lines = panels[0, 0].get_legend_handles_labels()
-        figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=7)
+        figure.legend(*lines, loc="outside right upper", fontsize=7)
         first = table.iloc[0]
         figure.suptitle(f"probes of {first['source']} in {first['target']}", fontsize=10)
         save(figure, folder, name)
@@ -60,10 +60,9 @@ def steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
             names = [f"{row.source_layer}→{row.target_layer}" for row in own.itertuples()]
             axes.set_xticks(range(len(names)), names)
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_xlabel("layers")
-            axes.set_title(f"{position}, strength {strength:g}", fontsize=9)
+            axes.set(xlabel="layers", title=f"{position}, strength {strength:g}")
         panels[0, 0].set_ylabel("share of the natural effect" if column == "share" else "effect [nats]")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
         save(figure, folder, name)
 
 
@@ -80,7 +79,7 @@ def sae_curves(curves: pd.DataFrame, folder: Path) -> None:
     """Draw explained variance against all FLOPs, each start at its best rate: means over seeds, and single seeds."""
     with canvas(4.4, 3.2) as (figure, axes):
         draw_courses(axes, curves)
-        axes.legend(frameon=False)
+        axes.legend()
         save(figure, folder, "explained_variance")
 
 
@@ -91,7 +90,7 @@ def sae_transfers(curves: pd.DataFrame, folder: Path) -> None:
         for axes, name in zip(panels[0], names, strict=True):
             draw_courses(axes, curves[curves["transfer"] == name])
             axes.set_title(name, fontsize=8)
-        panels[0][0].legend(frameon=False, fontsize=7)
+        panels[0][0].legend(fontsize=7)
         save(figure, folder, "explained_variance")
 
 
@@ -105,6 +104,5 @@ def draw_courses(axes: Any, curves: pd.DataFrame) -> None:
         colour = COLOURS[number % len(COLOURS)]
         axes.scatter(own["flops"], own["explained_variance"], s=4, color=colour, alpha=0.4, linewidths=0)
         axes.plot(middle["flops"], middle["explained_variance"], color=colour, label=NAMES.get(str(start), str(start)))
-    axes.set_xlabel("FLOPs, all counted")
-    axes.set_ylabel("explained variance")
+    axes.set(xlabel="FLOPs, all counted", ylabel="explained variance")
     axes.set_xscale("symlog", linthresh=max(curves.loc[curves["tokens"] > 0, "flops"].min(), 1.0))

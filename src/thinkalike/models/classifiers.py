@@ -10,7 +10,7 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.families import FAMILIES, classifier_on
+from thinkalike.models.families import CLASSIFIER, FAMILIES
 from thinkalike.models.places import explained, reached, read_shape
 from thinkalike.models.tokenizers import read_tokenizer
 from thinkalike.models.weights import check_fit, read_weights
@@ -36,11 +36,9 @@ def new_classifier(
     import transformers
 
     with explained(config), reached(config) as (place, _):
-        kind = str(read_shape(config, place).get("model_type", config.family))  # native and legacy models state none
-        family = classifier_on(kind)
-        if family is None:
-            bodies = " or ".join(each.in_config_json for each in FAMILIES.values() if each.predicts == "class")
-            raise ModelError(f"task=nli fine-tunes {bodies}; {config.name} is a {kind}: choose model=bert-mini")
+        kind, family = read_shape(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
+        if kind != family.model_type:
+            raise ModelError(f"task=nli fine-tunes bert; {config.name} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
         module, fit = read_weights(
             getattr(transformers, family.architecture),

@@ -17,8 +17,9 @@ Layer = int | Literal["embed"]
 
 # the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
 Predicts = Literal["next", "hidden", "class", "states"]
-Reader = Literal["transformers", "legacy", "native"]  # a key of `thinkalike.models.load.READERS`
+Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
 
+LONGEST = 1024  # tokens per row, of models that can take more
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
 RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
@@ -123,12 +124,6 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     kernels = RECURRENT if state_space else ()
     name = f"{model_type}_classifier" if predicts == "class" else model_type
     return Family(name, predicts=predicts, model_type=model_type, kernels=kernels)
-
-
-def classifier_on(model_type: str) -> Family | None:
-    """Return the family of classifiers whose body is that of this `model_type`, or None."""
-    own = (each for each in FAMILIES.values() if each.predicts == "class" and each.in_config_json == model_type)
-    return next(own, None)
 
 
 def _predicts(model_type: str, stated: list[str]) -> Predicts | None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, one_of
-from thinkalike.models.families import DEPTHS, FAMILIES, Family, Predicts, family_in
-from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.families import DEPTHS, FAMILIES, Predicts, family_in
+from thinkalike.models.places import known_shape, named_folder, pick_device
 
 
 class Outline(NamedTuple):
@@ -21,13 +20,10 @@ class Outline(NamedTuple):
 
 
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Check that this machine has the devices of models, and the table their families.
-
-    Args:
-        models: by the part of the configuration, model or target.
+    """Check the devices and the families of models, by the part of the configuration, model or target.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: this machine has no such device, or the table no such family.
     """
     for part, config in models.items():
         if config is not None:
@@ -67,27 +63,11 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
-    shape = _local_shape(config)
-    family = FAMILIES.get(config.family) or _family(shape)
+    folder = named_folder(config)
+    shape = known_shape(folder / "config.json") if folder else {}
+    family = FAMILIES.get(config.family)
+    with contextlib.suppress(ModelError):
+        family = family or family_in(shape, "config.json")
     sizes = shape.get("architecture", shape)
     layers = next((sizes[name] for name in DEPTHS if isinstance(sizes.get(name), int)), None)
     return Outline(family.predicts if family else None, layers)
-
-
-def _local_shape(config: ModelConfig) -> dict:
-    """Return the contents of config.json; nothing where there is none, or a damaged one, which loading says better."""
-    if not (config.path or config.mini):
-        return {}
-    folder = Path(config.path) if config.path else ASSETS / config.name
-    try:
-        shape = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return shape if isinstance(shape, dict) else {}
-
-
-def _family(shape: dict) -> Family | None:
-    try:
-        return family_in(shape, "config.json")
-    except ModelError:
-        return None

@@ -295,7 +295,7 @@ class FrozenModel:
         ):
             return self._run(placeholder, mask)
 
-    def _captured(self, layer: Layer, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
+    def _captured(self, layer: Layer, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
         """Store the state at a site of `layer` in `states` while the context is open."""
         if layer == EMBED:
             return captured_input(self.blocks[0], layer, states)

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,11 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.models.families import FAMILIES, Family, family_in
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import read_mini
-from thinkalike.models.places import explained, pick_device, reached, read_shape
-from thinkalike.models.readers import Checkpoint, Where, blocks_of, device_of, read_legacy, read_transformers
+from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
 from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
@@ -29,8 +28,6 @@ from thinkalike.progress import doing
 log = logging.getLogger(__name__)
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
-
-LONGEST = 1024  # tokens per row, of models that can take more
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
@@ -84,12 +81,12 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         with reached(config) as (place, revision):
-            if not (config.path or config.mini):
+            if named_folder(config) is None:
                 config = replace(config, revision=revision)  # all files are of one commit
             shape = read_shape(config, place)
             family = FAMILIES.get(config.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
-            module, tokenizer, context = READERS[family.reader](config, family, Where(place, device, dtype))
+            module, tokenizer, context = _read(config, family, place, device, dtype)
         if config.context and context and config.context > context:
             log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
         classes: Sequence[str] = ()
@@ -97,7 +94,10 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             from thinkalike.models.classifiers import class_names
 
             classes = class_names(config, module)
-        family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
+        if not family.blocks:
+            from thinkalike.models.readers import blocks_of
+
+            family = replace(family, blocks=blocks_of(module, config.name))
         frozen = FrozenModel(
             module,
             family,
@@ -126,17 +126,16 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
-def read_native(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
-    """Read a mini of this project's own layout."""
-    module, tokenizer = read_mini(Path(where.place))
-    return Checkpoint(module.to(device=where.device, dtype=where.dtype), tokenizer, module.cfg.n_ctx)
+def _read(config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the module on its device, the tokenizer, and the longest row, or None if there is no limit."""
+    if family.reader == "native":
+        module, tokenizer = read_mini(Path(place))
+        return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
+    from thinkalike.models.readers import read_legacy, read_transformers
 
-
-READERS: dict[str, Callable[[ModelConfig, Family, Where], Checkpoint]] = {
-    "transformers": read_transformers,
-    "legacy": read_legacy,
-    "native": read_native,
-}
+    if family.reader == "legacy":
+        return read_legacy(config, place, device, dtype)
+    return read_transformers(config, family, place, device, dtype)
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
@@ -158,8 +157,7 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     from transformers import AutoConfig
 
     with explained(config), reached(config) as (place, commit):
-        on_hub = not (config.path or config.mini)
-        shape = AutoConfig.from_pretrained(place, revision=commit if on_hub else None)
+        shape = AutoConfig.from_pretrained(place, revision=None if named_folder(config) else commit)
     d_head = shape.hidden_size // shape.num_attention_heads
     rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
     sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
@@ -173,3 +171,12 @@ def kernels_of(family: Family) -> str:
     package = family.kernels[0].replace("_", "-")
     fused = all(importlib.util.find_spec(name) for name in family.kernels)
     return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"
+
+
+def device_of(module: Any, device: torch.device) -> torch.device:
+    """Return where the states and logits of a module are: where its first weights run, or the CPU."""
+    mapped = getattr(module, "hf_device_map", None)
+    if mapped is None:
+        return device
+    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
+    return torch.device(running[0]) if running else torch.device("cpu")

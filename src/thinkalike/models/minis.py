@@ -6,23 +6,20 @@ A mini of a Hugging Face family is a checkpoint as `save_pretrained` writes it, 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.errors import ConfigError
 from thinkalike.models.families import family_named
-from thinkalike.models.readers import without_hooks
 from thinkalike.models.tokenizers import END
-from thinkalike.models.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
-
-log = logging.getLogger(__name__)
 
 
 def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> nn.Module:
@@ -31,10 +28,6 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
     Args:
         architecture: sizes, in the names of the family's own configuration class.
         vocabulary: the number of rows of the embedding.
-        family: a name in the table of families.
-
-    Raises:
-        ConfigError: there is no such family.
     """
     known = family_named(family)
     if known.reader == "transformers":
@@ -106,7 +99,7 @@ def read_mini(folder: Path) -> tuple[Any, Any]:
     """Read a folder that `save_mini` wrote for `native`: the module, float32 in training mode, and the tokenizer.
 
     Raises:
-        ModelError: the weights are not those of the architecture in config.json.
+        RuntimeError: the weights are not those of the architecture in config.json.
     """
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
@@ -116,10 +109,54 @@ def read_mini(folder: Path) -> tuple[Any, Any]:
         tokenizer_file=str(folder / "tokenizer.json"), bos_token=END, eos_token=END, pad_token=END
     )
     module = build_mini(config["architecture"], len(tokenizer), config["seed"])
-    weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
-    if prefix := wrapper_of(weights, module.state_dict()):
-        log.info(UNWRAPPED, folder.name, prefix)
-        weights = {name.removeprefix(prefix): weight for name, weight in weights.items()}
-    check_fit(fit_of(weights, module), folder.name, str(folder))
-    module.load_state_dict(weights)
+    module.load_state_dict({name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()})
     return module, tokenizer
+
+
+# ----------------------------------------------------------------------------------------------------- without hooks
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
+
+    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
+    """
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            without_hooks(child)
+    if getattr(module, "_supports_sdpa", False):
+        module.set_attn_implementation("sdpa")  # type: ignore[operator]
+    elif isinstance(module, NativeAttention) and _is_ordinary(module):
+        module.__class__ = _fused()  # the weights stay where they are
+    return module
+
+
+def _is_ordinary(attention: Any) -> bool:
+    capped = attention.attn_scores_soft_cap > 0
+    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
+
+
+@functools.cache
+def _fused() -> type[nn.Module]:
+    """Return the class of a NativeAttention that runs through the fused kernel.
+
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
+    """
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    class FusedAttention(NativeAttention):
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+            if attention_mask is not None:
+                return super().forward(hidden_states, attention_mask=attention_mask)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
+            return self.o(mixed.transpose(1, 2).flatten(2)), None
+
+    return FusedAttention

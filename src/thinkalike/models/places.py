@@ -6,7 +6,6 @@ Nothing here imports torch or transformers before a model is read.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import logging
@@ -15,17 +14,25 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, HubError, ModelError, ResourceError, ThinkalikeError, first_line
-from thinkalike.hub import Commit, cause_of, refused, resolved, trouble, watch
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError
+from thinkalike.hub import Commit, cause_of, refused, resolved
 
 log = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+
+
+def named_folder(config: ModelConfig) -> Path | None:
+    """Return the folder that a configuration names, whatever it holds, or None if the model is on the hub."""
+    if config.path:
+        return Path(config.path)
+    return ASSETS / config.name if config.mini else None
 
 
 def folder_of(config: ModelConfig) -> Path | None:
@@ -35,9 +42,9 @@ def folder_of(config: ModelConfig) -> Path | None:
         ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
         ModelError: the folder holds no whole checkpoint.
     """
-    if not (config.path or config.mini):
+    folder = named_folder(config)
+    if folder is None:
         return None
-    folder = Path(config.path) if config.path else ASSETS / config.name
     if config.revision:
         raise ConfigError(f"model.revision={config.revision}: {folder} is a folder, which has no revisions")
     files = os.listdir(folder) if folder.is_dir() else []
@@ -112,9 +119,8 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     """
     import huggingface_hub
 
-    if config.path or config.mini:
-        path = Path(place) / "config.json"
-    else:
+    path = Path(place) / "config.json"
+    if named_folder(config) is None:
         path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
     shape = _json(path)
     if code := _code_of_the_hub(shape):
@@ -122,6 +128,14 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
             f"{path} says {code}, which is code of a repository of the hub and is never run; remove that entry"
         )
     return shape
+
+
+def known_shape(path: Path) -> dict[str, Any]:
+    """Return the contents of a config.json; nothing if it is missing or damaged, which loading the model reports."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -170,44 +184,44 @@ def hub(config: ModelConfig) -> Iterator[str]:
     import huggingface_hub
     from huggingface_hub import HfApi, constants
 
-    repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
+    repository, commit = str(config.hub_id), commit_of(config)
     if Path(repository).is_dir():
         raise ModelError(
             f"model={config.name}: {repository} is also a folder here, which would be read instead; call from "
             f"elsewhere, or give the folder: model=local model.path={repository}"
         )
-    if offline := commit.trouble is not None:
-        log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
-    download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
+    if commit.trouble:
+        log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))
+    download = huggingface_hub.hf_hub_download
 
     def pinned(repo_id: str, filename: str, **options: Any) -> str:
         return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
 
-    constants.HF_HUB_OFFLINE = before or offline
-    try:
-        huggingface_hub.hf_hub_download = pinned  # type: ignore[assignment]
-        HfApi.list_repo_files = functools.partialmethod(listing, revision=commit.sha)  # type: ignore
-        if offline:
-            folder = (
-                Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit.sha
-            )
-            files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-            HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
-        yield commit.sha
-    finally:
-        huggingface_hub.hf_hub_download, HfApi.list_repo_files = download, listing  # type: ignore[method-assign]
-        constants.HF_HUB_OFFLINE = before
+    with (
+        patch.object(huggingface_hub, "hf_hub_download", pinned),
+        patch.object(HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+        patch.object(constants, "HF_HUB_OFFLINE", constants.HF_HUB_OFFLINE or commit.trouble is not None),
+    ):
+        try:
+            yield commit.sha
+        except OSError as error:  # transformers calls a file missing that the hub does not deliver
+            for name in (name for name in commit.files if name in str(error)):
+                download(repository, name, revision=commit.sha)  # the hub's own answer tells the cause
+            raise
+
+
+def _cause(config: ModelConfig, error: BaseException) -> str:
+    return cause_of(error, str(config.hub_id), config.revision) or _said(error)
 
 
 def _unresolved(config: ModelConfig, error: Exception) -> str:
-    cause = cause_of(error, str(config.hub_id), config.revision) or first_line(error)
     if refused(error):
-        return f"cannot load model={config.name} from {config.hub_id}: {cause}"
+        return f"cannot load model={config.name} from {config.hub_id}: {_cause(config, error)}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
-        "HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        f"model={config.name}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and HF_HOME={home} "
+        "has no copy; set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         "(model=gelu-3l-mini)"
     )
 
@@ -226,21 +240,18 @@ def explained(config: ModelConfig) -> Iterator[None]:
     _quieten()
     try:
         yield
+    except ThinkalikeError:
+        raise
     except Exception as error:
-        if isinstance(error, ThinkalikeError) and not isinstance(error, HubError):
-            raise
         if os.environ.get("THINKALIKE_TRACEBACK"):
             raise
         from thinkalike.memory import exhausted  # imports torch
 
-        place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
-        attempt = f"cannot load model={config.name} from {place}"
+        folder = named_folder(config)
+        attempt = f"cannot load model={config.name} from {folder or config.hub_id}"
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
-        # transformers may hide why the hub did not give a file behind another error
-        errors = filter(None, () if config.path or config.mini else (error, trouble()))
-        causes = filter(None, (cause_of(each, str(config.hub_id), config.revision) for each in errors))
-        raise ModelError(f"{attempt}: {next(causes, None) or _said(error)}") from error
+        raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
 
 
 def _said(error: BaseException) -> str:
@@ -256,7 +267,6 @@ def _quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    watch()
 
 
 def pick_device(name: str, key: str = "model.device") -> str:

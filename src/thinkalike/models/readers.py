@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
 import shutil
 import tempfile
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
+from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
-from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens
+from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
 from thinkalike.models.tokenizers import read_tokenizer
 from thinkalike.models.weights import check_fit, check_values, read_weights
 
@@ -26,24 +24,13 @@ from thinkalike.models.weights import check_fit, check_values, read_weights
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 
-class Checkpoint(NamedTuple):
-    """The result of a reader: the module on its device, the tokenizer, and the longest row, if there is a limit."""
-
-    module: Any
-    tokenizer: Any
-    context: int | None
+Checkpoint = tuple[Any, Any, int | None]  # the module on its device, the tokenizer, and the longest row, if limited
 
 
-class Where(NamedTuple):
-    """Where a checkpoint is, a folder or a repository of the hub, and the device and dtype it is read to."""
-
-    place: str
-    device: torch.device
-    dtype: torch.dtype
-
-
-def read_transformers(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
-    """Read a model that `save_pretrained` wrote, with its own tokenizer.
+def read_transformers(
+    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype
+) -> Checkpoint:
+    """Read a model that `save_pretrained` wrote, with its own tokenizer, from a folder or a repository of the hub.
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
@@ -57,26 +44,26 @@ def read_transformers(config: ModelConfig, family: Family, where: Where) -> Chec
     folded = config.processing == "compat"
     if folded and (config.device_map is not None or config.quantization):
         raise ModelError(f"{config.name}: model.processing=compat goes with no model.device_map or model.quantization")
-    options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, where.device)
+    options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
-        module, fit = read_weights(kind, config, where.place, dtype=where.dtype, **options)
+        module, fit = read_weights(kind, config, place, dtype=dtype, **options)
     needed = module.base_model_prefix if family.predicts == "hidden" else ""
-    check_fit(fit, config.name, where.place, [needed])
-    tokenizer, longest = read_tokenizer(config, where.place), longest_row(module)
+    check_fit(fit, config.name, place, [needed])
+    tokenizer, longest = read_tokenizer(config, place), longest_row(module)
     if folded:
         from transformer_lens.model_bridge import TransformerBridge
 
         bridge = TransformerBridge.boot_transformers(
-            where.place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=where.dtype
+            place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
         module = _folded(bridge)
     elif family.predicts == "states":
         module = one_side(module, config)
-    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest)
+    return placed(module, options, device, dtype), tokenizer, longest
 
 
-def read_legacy(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
 
     Raises:
@@ -84,9 +71,9 @@ def read_legacy(config: ModelConfig, family: Family, where: Where) -> Checkpoint
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    bridge = TransformerBridge.boot_tl_legacy(where.place, device="cpu", dtype=where.dtype)
+    bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
     module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.name)
-    return Checkpoint(module.to(device=where.device, dtype=where.dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+    return module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx
 
 
 def longest_row(module: Any) -> int | None:
@@ -94,7 +81,7 @@ def longest_row(module: Any) -> int | None:
 
     RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used.
     """
-    shape = module.config.get_text_config()
+    shape = text_config(module)
     longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
     unused = [
         part.padding_idx + 1
@@ -116,14 +103,11 @@ def _folded(bridge: Any) -> Any:
 def blocks_of(module: Any, name: str) -> str:
     """Return the path from a module of transformers to its list of blocks; the proof at load shows if it is right.
 
-    It is that of TransformerLens's adapter, or else the list with as many entries as the configuration has layers; of
-    several, the one with most weights.
+    It is the list with as many entries as the configuration has layers; of several, the one with most weights.
 
     Raises:
         ModelError: there is none, for example where one block is used again and again.
     """
-    if (path := _of_adapter(module)) is not None:
-        return path
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
     shape, side = root.config.get_text_config(), "encoder" if "Encoder" in type(root).__name__ else "decoder"
     sizes = (getattr(shape, key, None) for key in (f"{side}_layers", *DEPTHS))
@@ -137,21 +121,6 @@ def blocks_of(module: Any, name: str) -> str:
     if not fitting:
         raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
     return max(fitting, key=lambda path: fitting[path])
-
-
-def _of_adapter(module: Any) -> str | None:
-    """Return the path of the blocks in TransformerLens's adapter of this architecture, or None if it has no adapter."""
-    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
-    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_config_from_hf
-
-    architecture = type(module).__name__
-    with contextlib.suppress(Exception):  # an adapter may ask the configuration for what this one does not have
-        shape = build_bridge_config_from_hf(module.config, architecture, architecture, module.dtype)
-        adapter = ArchitectureAdapterFactory.select_architecture_adapter(shape)
-        path = (adapter.component_mapping or {})["blocks"].name
-        if isinstance(module.get_submodule(str(path)), nn.ModuleList):
-            return str(path)
-    return None
 
 
 # ------------------------------------------------------------------------------------------------- placement of weights
@@ -185,15 +154,6 @@ def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: to
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
     return module.to(device=device, dtype=dtype)
-
-
-def device_of(module: Any, device: torch.device) -> torch.device:
-    """Return where the states and logits of a module are: where its first weights run, or the CPU."""
-    mapped = getattr(module, "hf_device_map", None)
-    if mapped is None:
-        return device
-    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
-    return torch.device(running[0]) if running else torch.device("cpu")
 
 
 # ----------------------------------------------------------------------------------------- sides of an encoder-decoder
@@ -230,9 +190,6 @@ class DecoderSide(nn.Module):
         )[0]
 
 
-# ------------------------------------------------------------------------------------------------------- without hooks
-
-
 def _without_hooks(bridge: Any, name: str) -> Any:
     """Return the bridge's module without hooks and with fused attention, proved to agree."""
     tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
@@ -245,49 +202,3 @@ def _without_hooks(bridge: Any, name: str) -> Any:
         check_values(module, name)
         raise ModelError(f"{name}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return module
-
-
-def without_hooks(module: nn.Module) -> nn.Module:
-    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
-
-    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
-    """
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-    from transformer_lens.model_bridge.sources.native.model import NativeAttention
-
-    for name, child in list(module._modules.items()):
-        while isinstance(child, GeneralizedComponent):
-            child = child.original_component
-        module._modules[name] = child
-        if child is not None:
-            without_hooks(child)
-    if getattr(module, "_supports_sdpa", False):
-        module.set_attn_implementation("sdpa")  # type: ignore[operator]
-    elif isinstance(module, NativeAttention) and _is_ordinary(module):
-        module.__class__ = _fused()  # the weights stay where they are
-    return module
-
-
-def _is_ordinary(attention: Any) -> bool:
-    capped = attention.attn_scores_soft_cap > 0
-    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
-
-
-@functools.cache
-def _fused() -> type[nn.Module]:
-    """Return the class of a NativeAttention that runs through the fused kernel.
-
-    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
-    """
-    from transformer_lens.model_bridge.sources.native.model import NativeAttention
-
-    class FusedAttention(NativeAttention):
-        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
-            if attention_mask is not None:
-                return super().forward(hidden_states, attention_mask=attention_mask)
-            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
-            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
-            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
-            return self.o(mixed.transpose(1, 2).flatten(2)), None
-
-    return FusedAttention

@@ -18,18 +18,16 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.models.families import AUTO_CLASSES, FAMILIES, family_in
+from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
-from thinkalike.models.places import ASSETS, folder_of
-from thinkalike.models.readers import blocks_of
+from thinkalike.models.places import folder_of, known_shape, named_folder
 from thinkalike.models.surgery import one_text_per_row
+from thinkalike.models.survey import text_config
 
 log = logging.getLogger(__name__)
 
 PUBLISHED = Path(__file__).parent / "published.yaml"
-LONGEST = 1024  # tokens of a row, of models that can take more
-LENGTHS = ("n_ctx", "n_positions", "max_position_embeddings")
 ROW = 8  # tokens of the shorter row whose operations are counted
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -164,32 +162,30 @@ def _shape(config: ModelConfig, sizes: Mapping[str, Any], itemsize: int) -> Shap
 
 def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the contents of config.json, or of the table of published ones."""
-    if not (config.path or config.mini):
+    folder = named_folder(config)
+    if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(str(config.hub_id), "config.json", revision=config.revision)
-        known = _read(Path(cached)) if isinstance(cached, str) else None
-        return known or _published().get(re.sub(r"(?<=feather_berts)_\d+$", "", str(config.hub_id)))
-    folder = Path(config.path) if config.path else ASSETS / config.name
-    sizes = _read(folder / "config.json")
-    if sizes and "architecture" in sizes:
+        known = known_shape(Path(cached)) if isinstance(cached, str) else None
+        return known or _published(str(config.hub_id))
+    sizes = known_shape(folder / "config.json")
+    if "architecture" in sizes:
         vocabulary = _entries(folder / "model.safetensors")
         return {"architecture": {**sizes["architecture"], "d_vocab": vocabulary}} if vocabulary else None
     return sizes
 
 
 @cache
-def _published() -> Mapping[str, dict[str, Any]]:
-    return yaml.safe_load(PUBLISHED.read_text())["models"]  # type: ignore[no-any-return]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the contents of a JSON file, or None if it is missing or damaged; loading the model reports that."""
-    try:
-        sizes = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return sizes if isinstance(sizes, dict) else None
+def _published(name: str) -> dict[str, Any] | None:
+    """Return the sizes of a published model; those that were tuned have the sizes of their base."""
+    known = yaml.safe_load(PUBLISHED.read_text())
+    if said := re.fullmatch(r"NeelNanda/(?:GELU|SoLU)_(\d+)L(\d+)W_C4_Code", name):
+        layers, width = map(int, said.groups())
+        sizes = {"n_layers": layers, "d_model": width, "n_heads": width // 64, "d_mlp": 4 * width}
+        return {"architecture": known["legacy"] | sizes}
+    base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
+    return known["models"].get(base)  # type: ignore[no-any-return]
 
 
 def _entries(path: Path) -> int | None:
@@ -211,14 +207,13 @@ def _empty(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     """
     shape = json.loads(sizes)
     try:
-        module, blocks = _native(shape["architecture"]) if "architecture" in shape else _of_transformers(shape)
+        empty = _native(shape["architecture"]) if "architecture" in shape else _of_transformers(shape)
+        module, blocks, row = empty
         embedding = next(part.weight for part in module.modules() if isinstance(part, nn.Embedding))
     except Exception as error:  # whatever the libraries raise for sizes that they do not know
         log.debug("no shape of %s: %s", shape, error)
         return None
-    own: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
-    own = own.get_text_config() if hasattr(own, "get_text_config") else own
-    row = next((size for name in LENGTHS if isinstance(size := getattr(own, name, None), int) and size > 0), None)
+    own = text_config(module)
     width = getattr(own, "hidden_size", None) or getattr(own, "d_model", None) or embedding.shape[1]
     try:
         operations = _operations_of(module, blocks, torch.device("meta"))
@@ -237,22 +232,28 @@ def _weights(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def _native(sizes: Mapping[str, Any]) -> tuple[nn.Module, list[nn.Module]]:
+Empty = tuple[nn.Module, list[nn.Module], int | None]  # the module, its blocks, and its longest row, if limited
+
+
+def _native(sizes: Mapping[str, Any]) -> Empty:
     from transformer_lens.model_bridge import TransformerBridge
 
     with torch.device("meta"):
         module = TransformerBridge.boot_native(dict(sizes), device="meta", dtype=torch.float32).original_model
-    return module, list(module.get_submodule("layers").children())
+    return module, list(module.get_submodule("layers").children()), module.cfg.n_ctx
 
 
-def _of_transformers(sizes: Mapping[str, Any]) -> tuple[nn.Module, list[nn.Module]]:
+def _of_transformers(sizes: Mapping[str, Any]) -> Empty:
     import transformers
+
+    from thinkalike.models.readers import blocks_of, longest_row
 
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})
     with torch.device("meta"):
         module = getattr(transformers, AUTO_CLASSES[family.predicts]).from_config(shape)
-    return module.eval(), list(module.get_submodule(family.blocks or blocks_of(module, kind)).children())
+    blocks = module.get_submodule(family.blocks or blocks_of(module, kind)).children()
+    return module.eval(), list(blocks), longest_row(module)
 
 
 # --------------------------------------------------------------------------------------------------------------- peaks

@@ -54,20 +54,21 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
                 vars(block)["forward"] = before
 
 
-def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
+def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Store the state that enters a module in every pass as `states[key]` while the context is open."""
-    store = functools.partial(_store_input, states, key)
-    return _hooked(module.register_forward_pre_hook(store, with_kwargs=True))
+    return module.register_forward_pre_hook(
+        lambda _, args, named: states.update({key: _state_in(args, named)}), with_kwargs=True
+    )
 
 
-def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
+def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Store the first output of every pass through a module as `states[key]` while the context is open."""
-    return _hooked(module.register_forward_hook(functools.partial(_store_output, states, key)))
+    return module.register_forward_hook(lambda _, args, output: states.update({key: first_tensor(output)}))
 
 
-def replaced_input(module: nn.Module, state: Tensor) -> contextlib.AbstractContextManager[None]:
+def replaced_input(module: nn.Module, state: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Let this state enter a module in every pass while the context is open."""
-    return _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True))
+    return module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)
 
 
 @contextlib.contextmanager
@@ -109,7 +110,7 @@ def cast_once(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
     """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
     register = module.register_forward_pre_hook if entering else module.register_forward_hook
-    with contextlib.suppress(_Reached), _hooked(register(_end)):
+    with contextlib.suppress(_Reached), register(_end):
         yield
 
 
@@ -121,25 +122,6 @@ def first_tensor(output: Any) -> Tensor:
 def form_of(output: Any) -> int | None:
     """Return the form of what a block returns, see `passed_over`."""
     return None if isinstance(output, Tensor) else len(output)
-
-
-@contextlib.contextmanager
-def _hooked(handle: Any) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-# Hooks are not defined inside of functions: the checks of shapes in tests would compile each one anew at each pass.
-
-
-def _store_input(states: dict[Any, Tensor], key: Any, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-    states[key] = args[0] if args else kwargs[_name_of_state(kwargs)]
-
-
-def _store_output(states: dict[Any, Tensor], key: Any, _: nn.Module, args: tuple, output: Any) -> None:
-    states[key] = first_tensor(output)
 
 
 def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
@@ -157,8 +139,12 @@ def _no_packed_sequences(positions: Tensor) -> None: ...
 
 def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
     """Return the state that a block was given, in the form in which the block returns one."""
-    state = args[0] if args else kwargs[_name_of_state(kwargs)]
+    state = _state_in(args, kwargs)
     return state if form is None else (state, *[None] * (form - 1))
+
+
+def _state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs[_name_of_state(kwargs)]
 
 
 def _name_of_state(kwargs: dict[str, Any]) -> str:

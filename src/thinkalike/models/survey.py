@@ -88,10 +88,9 @@ def passing(name: str) -> Iterator[None]:
 
 def without_cache(module: Any) -> None:
     """Let no pass keep keys and values for later tokens; nothing is ever generated."""
-    shape: Any = getattr(module, "config", None)
-    for each in (shape, _text(shape)):
+    for each in (getattr(module, "config", None), text_config(module)):
         if hasattr(each, "use_cache"):
-            each.use_cache = False
+            each.use_cache = False  # type: ignore[union-attr]
 
 
 def accepted(module: Any) -> Callable[[str], bool]:
@@ -107,20 +106,21 @@ def accepted(module: Any) -> Callable[[str], bool]:
 
 def windows(module: Any) -> list[int]:
     """Return the lengths, in tokens, of all windows of attention in a model's configuration."""
-    shape = _text(getattr(module, "config", None))
+    shape = text_config(module)
     names = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
     return [size for name in names if isinstance(size := getattr(shape, name, None), int) and size > 0]
 
 
 def kinds_of_layers(module: Any) -> list[str]:
     """Return the kind of each layer by the configuration, or nothing where all are alike."""
-    shape = _text(getattr(module, "config", None))
+    shape = text_config(module)
     kinds = (getattr(shape, name, None) for name in ("layer_types", "layers_block_type", "attention_layers"))
     return next(([str(kind) for kind in each] for each in kinds if isinstance(each, list)), [])
 
 
-def _text(shape: Any) -> Any:
-    """Return the part of a configuration of transformers that is about text, or whatever else was given."""
+def text_config(module: Any) -> Any:
+    """Return the configuration of a module: of one of transformers, the part that is about text."""
+    shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
 
 

@@ -18,8 +18,6 @@ WRAPPERS = ("module", "_orig_mod", "model")  # what DDP, torch.compile and wrapp
 
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 
-UNWRAPPED = "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off"
-
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
 
@@ -50,7 +48,9 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
     state = torch.get_rng_state()
     module, fit = _attempt(kind, config, place, options)
     if prefix := wrapper_of(fit.unexpected, fit.missing):
-        log.info(UNWRAPPED, config.name, prefix)
+        log.info(
+            "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off", config.name, prefix
+        )
         torch.set_rng_state(state)  # a wrapper changes nothing, the new weights of a head included
         module, fit = _attempt(kind, config, place, {**options, "key_mapping": {f"^{re.escape(prefix)}": ""}})
     return module, fit
@@ -80,13 +80,6 @@ def wrapper_of(given: Iterable[str], wanted: Collection[str]) -> str:
         if any(name.removeprefix(prefix) in wanted for name in given if name.startswith(prefix)):
             return prefix
     return ""
-
-
-def fit_of(given: Mapping[str, torch.Tensor], module: torch.nn.Module) -> Fit:
-    """Return how these weights fit a module."""
-    own = module.state_dict()
-    mismatched = {name for name in given if name in own and given[name].shape != own[name].shape}
-    return Fit(own.keys() - given.keys(), given.keys() - own.keys(), mismatched)
 
 
 def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) -> None:
