@@ -360,9 +360,7 @@ WRONG = {  # with the name of the argument that the error begins with
     "too many axes": (lambda: weighted_tau(MODELS), "profiles"),
     "a sparse tensor": (lambda: cka(X.to_sparse(), Y), "X"),
     "layers by name": (lambda: rsa({"first": X}), "layers"),
-    "layers by name, of an MLEM": (lambda: MLEM().fit(TABLE, {"first": X}), "Y"),
     "a tensor with a gap": (lambda: weighted_tau(VECTORS * torch.nan), r"profiles lacks a value at \["),
-    "no layers, of an MLEM": (lambda: MLEM().fit(TABLE, []), "Y"),
 }
 
 

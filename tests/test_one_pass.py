@@ -219,7 +219,7 @@ REFUSED = {
     "model": (["measure=cka", TWO, "model=mamba-mini"], "model=mamba-mini"),
     "its setting": (["measure=cka", TWO, "target.dtype=float64"], "target.dtype=float64"),
     "activations": (["measure=cka", TWO, "activations=x.npz"], "models="),
-    "court": (["measure=court", TWO], "court"),
+    "court": (["measure=court", TWO], "models="),
     "no such setting": (["measure=cka", "models=[gpt2-mini,{model:bert-mini,sise:3}]"], "sise"),
 }  # fmt: skip
 
