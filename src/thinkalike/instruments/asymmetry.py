@@ -28,7 +28,8 @@ from thinkalike.config import (
     train_config,
 )
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.evaluation.language import BITS, document_numbers
+from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.stitches import BITS
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.measures.bootstrapping import bootstrap_difference, bootstrap_interval

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, one_model
+from thinkalike.arguments import check_choice
+from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, common_dtype, one_model
 from thinkalike.measures.hsic import (
     FEWEST,
     ROUNDINGS,
@@ -77,42 +80,28 @@ def cka_measure(
     Args:
         is_relative: Whether HSICs are of rows of unit variance, so that features of any size have one.
     """
-    return LayerMeasure(
-        centre,
-        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
-        _moved,
-        fewest=FEWEST,
-        finish=alignment,
-        flatten=flatten,
-        given=partial(_within, estimator),
-        leverage=_leverage,
-    )
+    compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
+    return _measure(centre, compare, flatten=flatten, given=partial(_within, estimator))
 
 
 def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
-    return LayerMeasure(
-        partial(centre_groups, groups),
-        partial(layer_hsics_within, groups=groups, estimator=estimator),
-        _moved,
-        fewest=FEWEST,
-        finish=alignment,
-        leverage=_leverage,
-    )
+    compare = partial(layer_hsics_within, groups=groups, estimator=estimator)
+    return _measure(partial(centre_groups, groups), compare)
+
+
+def _measure(prepare: Callable[..., CentredRows], compare: CompareAll, **options: Any) -> LayerMeasure:
+    share = attrgetter("leverage")
+    return LayerMeasure(prepare, compare, _moved, fewest=FEWEST, finish=alignment, leverage=share, **options)
 
 
 def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
     return layer._replace(rows=layer.rows[order])
 
 
-def _leverage(layer: CentredRows) -> Float[Tensor, ""]:
-    return layer.leverage
-
-
 def check_choices(**given: str) -> None:
     """Raise a ValueError that names the first option that is not known."""
     for key, value in given.items():
-        if value not in CHOICES[key]:
-            raise ValueError(f"{key}={value} is not known; there is: {', '.join(CHOICES[key])}")
+        check_choice(key, value, CHOICES[key])
 
 
 def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
@@ -125,11 +114,6 @@ def layer_hsics(
     layers: Sequence[CentredRows], blocks: Blocks, *, kernel: str, estimator: str, is_relative: bool = False
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the HSIC of every two layers of models compared in float64, in the unit of the features; differentiable.
-
-    Args:
-        layers: Different features.
-        blocks: Which models have them, and which are compared.
-        is_relative: See `cka_measure`.
 
     Raises:
         ValueError: A layer cannot be compared, or its rows are all alike but for one, which the unbiased estimator
@@ -147,10 +131,10 @@ def layer_hsics(
         flat = {model: cancels(statistics, model, rows[0].dtype) for model in _alone(blocks)}
         _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
     hsics = all_hsics(statistics, estimator)
-    return hsics if kernel == "rbf" or is_relative else in_units(hsics, layers, blocks)
+    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
 
 
-def in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
+def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
     """Return HSICs of scaled rows in the unit of the features."""
     squares = [scale.square() for scale in blocks.by_model([layer.scale for layer in layers])]
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
@@ -172,8 +156,7 @@ def _refuse_flat(flat: Mapping[int, Tensor], layers: Sequence[CentredRows], bloc
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
     """Return CKA without 1/n in the centring and without the root; HSIC's last term is read as a trace like the others.
 
-    Features come in float64: the shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at
-    n = 1024.
+    The shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at n = 1024.
     """
     K, L = (linear_gram(features - features.sum(0)) for features in (X, Y))
     return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
@@ -186,9 +169,7 @@ def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tenso
 def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
 
-    Args:
-        features: The rows of the batch, in float32 or float64; those without a group are left out.
-        name: The name of the rows in errors.
+    Rows of the batch that have no group are left out.
     """
     rows = features[groups.order]
     size = size_of(rows)
@@ -249,13 +230,9 @@ def _block_hsics(
 def layer_hsics_within(
     layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of `group_hsics` in the unit of the features, as `layer_hsics` does without groups.
-
-    Raises:
-        ValueError: Nothing is left of a layer, as where the rows of each token are alike but for one.
-    """
+    """Return the sums of `group_hsics` in the unit of the features; a ValueError if nothing is left of a layer."""
     if _alone(blocks):
         refuse_flaws(layers, "the rows of each token are the same")
     hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
     _refuse_flat(flat, layers, blocks, "given the token there is no variance but in single rows")
-    return in_units(hsics, layers, blocks)
+    return _in_units(hsics, layers, blocks)

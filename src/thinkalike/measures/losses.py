@@ -54,10 +54,7 @@ def token_loss(
 
 
 def token_kl(
-    states: Float[Tensor, "*k n d"],
-    finish: Finish,
-    reference: Float[Tensor, "n d"],
-    chunk: int = CHUNK,
+    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int = CHUNK
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
@@ -85,7 +82,7 @@ def token_kl(
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
     """Return the logits of states, at least in float32."""
     logits = finish(states)
-    return logits.to(_wide(logits.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int) -> Tensor:
@@ -133,7 +130,8 @@ def _losses(
             with torch.set_grad_enabled(wanted):
                 logits = finish(part)
             if space.numel() < logits.numel():
-                space = torch.empty(logits.numel(), dtype=_wide(logits.dtype), device=logits.device)
+                wide = torch.promote_types(logits.dtype, torch.float32)
+                space = torch.empty(logits.numel(), dtype=wide, device=logits.device)
             log_shares = space[: logits.numel()].view(logits.shape)
             torch.log_softmax(logits.detach(), -1, dtype=space.dtype, out=log_shares)
             columns.append(loss(log_shares, wanted))
@@ -142,10 +140,6 @@ def _losses(
             del logits  # else they would live until the next chunk has its own
         values.append(torch.stack(columns))
     return torch.cat(values, 1), gradient
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
@@ -175,17 +169,15 @@ def compare_outputs(
     chunk: int = CHUNK,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
-    parts: list[OutputMatch] = []
-    for start in range(0, len(targets), chunk):
-        rows = slice(start, start + chunk)
-        top, standard = _distribution(reference[rows], finish)
+    parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
+    for own, theirs, following in pieces:
+        top, standard = _distribution(theirs, finish)
         shares, matches = standard.exp(), []
-        for own in states:
-            likely, logs = _distribution(own[rows], finish)
-            loss = -logs.gather(-1, targets[rows, None].long()).squeeze(-1)
-            kl = (standard - logs).mul_(shares).sum(-1)
-            matches.append(OutputMatch(loss, kl, likely == top))
-        parts.append(OutputMatch(*(torch.stack(values) for values in zip(*matches, strict=True))))
+        for each in own:
+            likely, logs = _distribution(each, finish)
+            loss = -logs.gather(-1, following[:, None].long()).squeeze(-1)
+            matches.append((loss, (standard - logs).mul_(shares).sum(-1), likely == top))
+        parts.append([torch.stack(values) for values in zip(*matches, strict=True)])
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 
 

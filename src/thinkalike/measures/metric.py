@@ -82,7 +82,7 @@ class CKA(Metric):
     ) -> None:
         """Add one batch: the same tokens, or rows, in both models; see `Accumulator.update`."""
         number = len(self._batches()) if number is None else number
-        self._means.reset()
+        self._means.records.clear()
         self._means.update(source, target, mask, number, groups, documents)
         record = {"number": torch.tensor(number), **self._means.records[number]}
         flat = torch.cat([record[name].double().flatten() for name in self._shapes])
@@ -94,11 +94,7 @@ class CKA(Metric):
         return self._result(self._batches()[-1])
 
     def compute(self) -> CKAResult:
-        """Return the CKA of all batches so far, of all processes, with intervals.
-
-        Raises:
-            ValueError: There was no batch.
-        """
+        """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
         if not self.update_called:
             raise ValueError("there is no CKA of no batches: call update first")
         return self._result(torch.cat(self._batches()))
@@ -109,11 +105,7 @@ class CKA(Metric):
         super().reset()
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the batches of another metric.
-
-        Raises:
-            ValueError: It has other options.
-        """
+        """Add the batches of another metric; a ValueError if it has other options."""
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
             raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
         super().merge_state(incoming_state)

@@ -61,6 +61,7 @@ def _check_vocabulary(source: int, target: int) -> None:
 
 
 def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
+    """Return the mean divergence of log-probabilities, some rows at a time."""
     _check_vocabulary(source.shape[1], target.shape[1])
     rows = max(AT_ONCE // source.shape[1], 1)
     parts = zip(source.split(rows), target.split(rows), strict=True)
@@ -68,7 +69,6 @@ def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> F
 
 
 def _summed(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, ""]:
-    """Return the divergences of some rows, summed, from log-probabilities."""
     middle = torch.logaddexp(p, q) - math.log(2)
     terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
     return (terms[0] + terms[1]).sum(dtype=torch.float64) / 2
@@ -79,11 +79,7 @@ def _disagree(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[T
     return (source[:, 0] != target[:, 0]).double().mean()
 
 
-def _rows(prepared: Int[Tensor, "n 2"], order: Int[Tensor, " n"]) -> Int[Tensor, "n 2"]:
-    return prepared[order]
-
-
 JENSEN_SHANNON = LayerMeasure(
     _log_shares, each_pair(_divergence), rows_in_order, fewest=1, best=0.0, higher_is_closer=False
 )
-DISAGREEMENT = LayerMeasure(_top, each_pair(_disagree), _rows, fewest=1, best=0.0, higher_is_closer=False)
+DISAGREEMENT = LayerMeasure(_top, each_pair(_disagree), rows_in_order, fewest=1, best=0.0, higher_is_closer=False)

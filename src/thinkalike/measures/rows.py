@@ -32,11 +32,7 @@ def rows_of(
 
 
 class RowChoice:
-    """`rows_of` for the states of all layers of a batch, which share a mask.
-
-    Raises:
-        ValueError: The mask is not boolean.
-    """
+    """`rows_of` for the states of all layers of a batch, which share a mask."""
 
     def __init__(self, flatten: str, mask: Shaped[Tensor, " ..."] | None):
         if mask is not None and mask.dtype != torch.bool:
@@ -67,14 +63,10 @@ class RowChoice:
 def labels_of_rows(
     labels: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], name: str
 ) -> Int[Tensor, " n"]:
-    """Return the label of each row that a mask leaves of a batch of states, (b, t, d) or (n, d).
-
-    Args:
-        labels: One for each state, such as its token or document.
-        name: The name of the labels in errors.
+    """Return the label, such as its token, of each row that a mask leaves of a batch of states, (b, t, d) or (n, d).
 
     Raises:
-        ValueError: There is not one label for each state.
+        ValueError: There is not one label for each state; the error calls them by their name.
     """
     if labels.shape != states.shape[:-1]:
         raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
@@ -106,11 +98,7 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return the rows as `centre` gives them, in their own dtype and at least in float32, if they can be compared.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same.
-    """
+    """Return the rows as `centre` gives them, at least in float32, if they can be compared; see `refuse_flaws`."""
     rows = centre(features.to(common_dtype([features])), name)
     refuse_flaws([rows])
     return rows
@@ -121,11 +109,8 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Shift and scale get no gradient: CKA has none.
-    `refuse_flaws` finds what cannot be compared, so that a GPU need not be waited for at every layer.
-
-    Args:
-        features: The rows, in float32 or float64; of any size, as they are divided by a power of two first.
-        name: The name of the rows in errors.
+    Rows in float32 or float64 may be of any size, as they are divided by a power of two first. `refuse_flaws` finds
+    what cannot be compared, so that a GPU need not be waited for at every layer.
     """
     with torch.no_grad():
         size = size_of(features)
@@ -155,21 +140,11 @@ def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.d
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
-    """Look at all layers at once, and refuse the first that cannot be compared.
-
-    Args:
-        layers: At least one.
-        alike: What the error calls rows that are all alike.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same up to rounding.
-    """
+    """Look at all layers at once; a ValueError of the first that is not finite, or the same up to rounding."""
+    reasons = {NOT_FINITE: "a value is not finite, or too large", ALIKE: f"{alike}, or differ by too little"}
     for layer, flaw in zip(layers, torch.stack([layer.flaw for layer in layers]).tolist(), strict=True):
-        if flaw == NOT_FINITE:
-            raise ValueError(f"{layer.name}: a value is not finite, or too large for {layer.rows.dtype}")
-        if flaw == ALIKE:
-            within = f"or differ by too little for {layer.rows.dtype}"
-            raise ValueError(f"{layer.name}: {alike}, {within}, so there is no variance to compare")
+        if flaw:
+            raise ValueError(f"{layer.name}: {reasons[flaw]} for {layer.rows.dtype}")
 
 
 def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
@@ -220,11 +195,6 @@ class RowGroups:
         """Return a single group of all n rows."""
         return cls(torch.arange(n, device=device), [(1, n)], n)
 
-    @property
-    def used(self) -> float:
-        """The share of the rows that are in a group, in (0, 1]."""
-        return len(self.order) / self.rows
-
     def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
         """Yield views of rows that stand in `order`: for each size s, its g groups."""
         start = 0
@@ -234,11 +204,11 @@ class RowGroups:
 
     def shuffled(self, seed: int) -> Int[Tensor, " kept"]:
         """Return a permutation of rows that stand in `order`, at random within every group."""
-        generator, places = seeded(seed), torch.arange(len(self.order))
-        parts = [
-            block.gather(1, torch.rand(block.shape, generator=generator).argsort(1)) for block in self.blocks(places)
-        ]
-        return torch.cat([part.flatten() for part in parts]).to(self.order.device)
+        generator, parts = seeded(seed), []
+        for block in self.blocks(torch.arange(len(self.order))):
+            order = torch.rand(block.shape, generator=generator).argsort(1)
+            parts.append(block.gather(1, order).flatten())
+        return torch.cat(parts).to(self.order.device)
 
     def without_means(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return the rows in `order`, in float64, less the mean of their group.

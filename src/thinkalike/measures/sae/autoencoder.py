@@ -49,17 +49,11 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def stacked(cls, several: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
-        """Return several autoencoders of one shape as one module, with a leading axis.
-
-        Raises:
-            ValueError: They differ in k.
-        """
+        """Return several autoencoders of one shape as one module, with a leading axis; a ValueError if they differ in k."""
         if len(ks := {each.k for each in several}) > 1:
             raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
-        W_enc, b_enc, W_dec, b_dec = (
-            torch.stack(same) for same in zip(*(each.weights() for each in several), strict=True)
-        )
-        return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
+        weights = map(torch.stack, zip(*(each.weights() for each in several), strict=True))
+        return cls(*weights, several[0].k)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return detached W_enc, b_enc, W_dec and b_dec, in the order of the constructor."""
@@ -67,8 +61,7 @@ class SparseAutoencoder(nn.Module):
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        each = zip(*(part.clone() for part in self.weights()), strict=True)
-        return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
+        return [SparseAutoencoder(*parts, self.k) for parts in zip(*(part.clone() for part in self.weights()), strict=True)]
 
     @property
     def d(self) -> int:
@@ -161,12 +154,7 @@ def _left_by_dead(
 
 
 def explained_variance(errors: Float[Tensor, "*s n"], spread: Float[Tensor, " n"]) -> Float[Tensor, "*s"]:
-    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1; the mean state alone reaches 0.
-
-    Args:
-        errors: ‖h - ĥ‖² of each state, or sums of them.
-        spread: ‖h - μ‖² of each state with μ the mean of all, or sums of the same states.
-    """
+    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1, from both of each state, or sums of them; 0 is the mean state's."""
     return 1 - errors.sum(-1) / spread.sum(-1)
 
 
@@ -180,10 +168,7 @@ def loss_recovered(
 ) -> Float[Tensor, "..."]:
     """Return (ablated - spliced) / (ablated - clean), at most about 1; the ablation alone reaches 0.
 
-    Args:
-        clean: The model's own loss.
-        ablated: Its loss with every state of the site replaced by the mean.
-        spliced: Its loss with every state of the site replaced by ĥ.
+    These are a model's own loss, and its losses with every state of a site replaced by their mean, or by ĥ.
     """
     return (ablated - spliced) / (ablated - clean)
 
@@ -237,8 +222,7 @@ def with_fitted_decoder(
 ) -> SparseAutoencoder:
     """Return an autoencoder with the encoder of `sae` and the decoder of least squares on these states.
 
-    Args:
-        ridge: In units of the mean variance of the latents.
+    The ridge is in units of the mean variance of the latents.
     """
     moments = PairMoments()
     moments.update(sae.encode(states), states)
