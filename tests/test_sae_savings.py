@@ -59,18 +59,6 @@ def test_one_that_never_gets_there_saves_less_than_is_said():
     assert break_even(slow, plain).isinf().all()
 
 
-def test_one_that_is_dearer_at_the_end_does_not_break_even():
-    plain, dear = course("a", 1.0), course("b", 1.0, fixed=1.0)
-    assert break_even(dear, plain).isinf().all()
-    assert break_even_table([plain, dear])["break_even_tokens"].isna().all()
-
-
-def test_one_that_begins_where_the_other_ends_needs_its_start_alone():
-    plain, there = course("a", 1.0), course("b", 1.0, fixed=100.0, start=1.0)
-    torch.testing.assert_close(savings(there, plain)[:, 0], 1 - 100 / (2 * torch.tensor(TOKENS[1:]).double()))
-    assert (break_even(there, plain) == 0).all(), "from the first look on"
-
-
 def test_tables_compare_each_start_with_those_before_it():
     courses = [course("random", 1.0), course("least_squares", 1.5), course("transferred", 3.0)]
     table, by_seed = savings_table(courses)

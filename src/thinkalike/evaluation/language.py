@@ -64,9 +64,7 @@ def masked_losses(
     """Return the cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
 
     15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
-
-    Args:
-        model: tokens to a tuple that begins with logits (b, t, v).
+    The model takes tokens to a tuple that begins with logits (b, t, v).
     """
     chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
     noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)

@@ -54,22 +54,13 @@ def states_of_both(
 
 
 def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """Run states that enter the target after different layers to its end, every block once for all of them.
-
-    Args:
-        entering: layers m and the states after block m, each (b, t, d).
-
-    Returns:
-        The last block's residual of each.
-    """
+    """Run states, each (b, t, d) after a block m of the target, to its end: every block once for all of them."""
     order = sorted(range(len(entering)), key=lambda i: entering[i][0])
     carried: list[Tensor] = []
     depth = 0
-    for i in order:
-        layer, state = entering[i]
+    for layer, state in (entering[i] for i in order):
         if carried:
-            joined = target.advance(torch.cat(carried), depth, layer + 1)
-            carried = list(joined.chunk(len(carried)))
+            carried = [*target.advance(torch.cat(carried), depth, layer + 1).chunk(len(carried))]
         carried.append(state.to(target.device, target.dtype))
         depth = layer + 1
     finished = target.advance(torch.cat(carried), depth, target.n_layers).chunk(len(carried))
@@ -130,15 +121,12 @@ def document_sums(
         asked = [*layers, source.n_layers - 1], [*depths, last]
         (*states, own), (*goals, standard) = states_of_both(source, target, part, *asked, layout)
         states = layout.gathered(states, part)
-        values = {"target": next_token_losses(target, [standard], tokens)[0]}
-        alone = {
-            "source": values["target"]
-            if own is standard
-            else next_token_losses(source, [own], layout.source_tokens(part))[0]
-        }
+        (loss,) = next_token_losses(target, [standard], tokens)
+        values, alone = {"target": loss, "tokens": torch.ones_like(loss)}, {"source": loss}
+        if own is not standard:
+            (alone["source"],) = next_token_losses(source, [own], layout.source_tokens(part))
         if layout.source:
             alone["source_tokens"] = torch.ones_like(alone["source"])
-        values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
         for name, functions in counted(maps.items(), "map"):
             values |= _losses(target, name, functions, layer_pairs, ours, groups)
@@ -283,10 +271,8 @@ def report_share(
 ) -> Share:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; first there are fewer pairs.
 
-    The memory of one row through both models, one block of the target, and one chunk of logits is measured.
-
-    Args:
-        others: whether there are readers of other states, which take as much again as the target's.
+    The memory of one row through both models, one block of the target, and one chunk of logits is measured. Readers of
+    `others` take as much again as the target's states.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
     layout = layout or Layout(rows.shape[1])

@@ -71,8 +71,7 @@ class Accumulator:
             number: The number of this batch in the whole run, which seeds its permutations; by default the next one. A
                 batch takes the place of one that has its number. Processes that share a run need it.
             groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The document of each state, (b, t) or (n,), which permutations move as blocks; by default each
-                row is a document.
+            documents: The document of each state, which permutations move as blocks; by default each row is one.
 
         Raises:
             ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
@@ -148,13 +147,12 @@ class LayerMeans(Accumulator):
     the p-th value by chance is the mean over batches of the p-th permutation of each.
 
     Args:
-        source_layers, target_layers: How many layers a batch brings.
+        source_layers, target_layers, given: See `Accumulator`; the measure must have a form within groups for "token".
         measure: The measure; of a ratio, such as CKA, means over batches come before the ratio.
         permutations: How often to compare also with the target's documents permuted inside each batch, or given the
             token, its rows of each token. A p-value is at least 1 / (permutations + 1). 0: no null.
         left_out: Whether the first batch has all rows, and the others have all but a part of them, see `as_batches`;
             then the null is that of the first batch.
-        given: See `Accumulator`; the measure must have a form within groups.
         after_ratio: Whether to take the mean of each batch's ratio instead.
     """
 

@@ -55,13 +55,10 @@ class PairStatistics(NamedTuple):
 
 
 class Moments:
-    """The count, means and centred products of many layer pairs, gathered batch by batch in float64.
+    """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
     means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
-
-    Args:
-        pairs: The layer pairs (l, m) whose products are kept; other layers are ignored.
     """
 
     def __init__(self, pairs: Iterable[LayerPair]):
@@ -189,9 +186,7 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
 
     The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
-
-    Args:
-        bias: Whether there is a b; without it, large means cost digits.
+    Without `bias` there is no b, and large means cost digits.
 
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
@@ -292,11 +287,7 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
-        """Return what the maps and their round trips leave unexplained of some rows, given their moments.
-
-        Raises:
-            ValueError: There are fewer than two rows, or one side does not vary.
-        """
+        """Return what both maps and their round trips leave unexplained of rows with these moments."""
         there = moments.statistics if isinstance(moments, PairMoments) else moments
         back = there.reversed
         return Unexplained(
@@ -308,15 +299,11 @@ class BothDirections(NamedTuple):
 
 
 def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias.
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
 
     φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
     that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
     inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
-
-    Args:
-        moments: A `PairMoments`, or `Moments.of` a layer pair.
-        ridge: In units of the mean variance of the states that predict.
 
     Raises:
         ValueError: The ridge is not a number >= 0, or there are fewer than two rows.
@@ -327,11 +314,7 @@ def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE)
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map of the source leaves unexplained.
-
-    Raises:
-        ValueError: The target does not vary.
-    """
+    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
     whole = statistics.yy.trace()
     if statistics.reversed.is_constant:
         raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")

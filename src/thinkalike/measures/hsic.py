@@ -209,11 +209,7 @@ def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
 
 
 def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels.
-
-    Raises:
-        ValueError: Half of all distances are zero.
-    """
+    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels."""
     gram = rows @ rows.T
     own = gram.diagonal()
     squared = (own[:, None] + own - 2 * gram).clamp(min=0)  # rounding can leave less than none

@@ -77,8 +77,7 @@ def cka_measure(
 ) -> LayerMeasure:
     """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    Args:
-        is_relative: Whether HSICs are of rows of unit variance, so that features of any size have one.
+    If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one.
     """
     compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
     return _measure(centre, compare, flatten=flatten, given=partial(_within, estimator))
@@ -115,9 +114,7 @@ def layer_hsics(
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the HSIC of every two layers of models compared in float64, in the unit of the features; differentiable.
 
-    Raises:
-        ValueError: A layer cannot be compared, or its rows are all alike but for one, which the unbiased estimator
-            cannot tell from none.
+    A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
     rows = [layer.rows for layer in layers]
     if is_first := bool(_alone(blocks)):  # permuted rows are compared across models alone
@@ -192,16 +189,13 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
 def group_hsics(
     rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str
 ) -> tuple[Float[Tensor, "l l"], Bool[Tensor, " l"]]:
-    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and which layers have nothing in it.
+    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and of which layers only rounding is left.
 
     HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels.
 
     Args:
         rows: Of each different layer, in the order of the groups and about centred in each of them.
         estimator: "unbiased" or "biased".
-
-    Returns:
-        The sums, and whether nothing but rounding is left of a layer's sum with itself.
     """
     hsics, flat = _block_hsics(rows, groups, estimator, one_model(len(rows)))
     return hsics[0, 0], flat[0]

@@ -29,14 +29,9 @@ def token_loss(
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
-    Args:
-        states: The last residuals, one per token.
-        finish: The final norm and the unembedding; its weights get no gradient.
-        targets: The next tokens.
-        chunk: Tokens whose logits are in memory at a time; the result does not depend on it.
-
-    Returns:
-        The losses in float32 (float64 for float64 states), differentiable once in `states`.
+    It is in float32 (float64 for float64 states), and differentiable once in `states`, the last residuals. The weights
+    of `finish`, the final norm and the unembedding, get no gradient. The logits of one chunk of tokens are in memory at
+    a time; the result does not depend on its size.
     """
 
     def chunked(rows: slice) -> _Loss:
@@ -58,9 +53,7 @@ def token_kl(
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
-    Args:
-        states: The last residuals, once or k times with the same reference.
-        reference: The last residuals that p is made of; they get no gradient.
+    The states are the last residuals, once or k times with the same reference, which gets no gradient.
     """
 
     def chunked(rows: slice) -> _Loss:
@@ -211,10 +204,7 @@ def surprises(
 
     p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
     nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens: docs/LOG.md has leaks of several widths.
-
-    Args:
-        codes: See `token_codes`, on the device of the states.
+    up to about d tokens: docs/LOG.md has leaks of several widths. For the codes see `token_codes`.
     """
     surprising = []
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):

@@ -35,12 +35,8 @@ class CKA(Metric):
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
             their rows, and over batches, come before the ratio. "none" compares all rows.
-        permutations: How often to compare also with the target's documents permuted inside each batch, or given the
-            token, its rows of each token; each takes as much time again. A p-value is at least 1 / (permutations + 1).
+        permutations: For a null, see `LayerMeans`; each takes as much time again.
         kwargs: Options of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: An option is not known.
     """
 
     is_differentiable = False

@@ -16,11 +16,8 @@ AT_ONCE = 2**24  # logits whose divergence is computed at a time
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991). A logit of -∞ has a probability of 0. It is
-    differentiable, and computed in float32, or what is wider.
-
-    Args:
-        X, Y: Logits of two models with one vocabulary, v = w.
+    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
+    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider.
 
     Raises:
         ValueError: n or the vocabulary differs, there is no row, or a logit is NaN or +∞, or all of a row are -∞.
@@ -31,10 +28,8 @@ def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Te
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
 
-    Of equal logits the first one counts (Klabunde et al. 2024; Madani et al. 2004, "prediction disagreement").
-
-    Raises:
-        ValueError: See `jensen_shannon`.
+    Of equal logits the first one counts (Klabunde et al. 2024; Madani et al. 2004, "prediction disagreement"). It has
+    the errors of `jensen_shannon`.
     """
     return DISAGREEMENT.of(X, Y)
 

@@ -25,17 +25,15 @@ from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
 
 
 class LinearPrediction:
-    """Held-out R² of the least-squares maps between l layers of a source and m of a target, from the source and back.
+    """Held-out R² of the least-squares maps of layer pairs (l, m), from the source to the target and back.
 
-    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to fit
-    on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
-    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in float64,
-    and sums over batches come before the ratio. R² back predicts x from y.
-
-    First come all batches to `fit` on, then those that `judge`.
+    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to
+    fit on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
+    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in
+    float64, and sums over batches come before the ratio. R² back predicts x from y. First come all batches to `fit` on,
+    then those that `judge`.
 
     Args:
-        pairs: The layer pairs (l, m).
         ridge: More than 0, in units of the mean variance of the states that predict.
         nothing: The R² of states that do not vary; None: that is an error.
     """
@@ -56,10 +54,7 @@ class LinearPrediction:
     @takes_arrays
     @torch.no_grad()
     def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
-        """Add a batch of held-out rows, as `Moments.update` takes them.
-
-        Args:
-            number: The number of this batch; by default the count of batches so far.
+        """Add a batch of held-out rows, as `Moments.update` takes them; its number is by default the next one.
 
         Raises:
             ValueError: Fewer than two rows came to fit on, or a state is not finite.
@@ -180,11 +175,7 @@ class LayerPredictions(Accumulator):
         return {"used": torch.tensor([len(within.order), within.rows] if within else [1, 1])}
 
     def compute(self) -> PredictionEstimate:
-        """Return R² over all batches that judged so far, with intervals.
-
-        Raises:
-            ValueError: No batch judged; see `LinearPrediction.compute`.
-        """
+        """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
         depth, judged = self.source_layers, self._columns()["used"]
         assert self._prediction is not None
         onward, backward = self._prediction.compute()

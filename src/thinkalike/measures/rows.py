@@ -63,11 +63,7 @@ class RowChoice:
 def labels_of_rows(
     labels: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], name: str
 ) -> Int[Tensor, " n"]:
-    """Return the label, such as its token, of each row that a mask leaves of a batch of states, (b, t, d) or (n, d).
-
-    Raises:
-        ValueError: There is not one label for each state; the error calls them by their name.
-    """
+    """Return the label, such as its token, of each row that a mask leaves of a batch of states, (b, t, d) or (n, d)."""
     if labels.shape != states.shape[:-1]:
         raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
     return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
@@ -174,11 +170,7 @@ class RowGroups:
     @classmethod
     @takes_arrays
     def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
-        """Group rows by their token; a token that stands in fewer than `fewest` rows makes no group.
-
-        Raises:
-            ValueError: No token stands in as many rows.
-        """
+        """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

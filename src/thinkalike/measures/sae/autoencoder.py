@@ -49,11 +49,11 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def stacked(cls, several: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
-        """Return several autoencoders of one shape as one module, with a leading axis; a ValueError if they differ in k."""
+        """Return several autoencoders of one shape and one k as one module, with a leading axis."""
         if len(ks := {each.k for each in several}) > 1:
             raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
-        weights = map(torch.stack, zip(*(each.weights() for each in several), strict=True))
-        return cls(*weights, several[0].k)
+        W_enc, b_enc, W_dec, b_dec = map(torch.stack, zip(*(each.weights() for each in several), strict=True))
+        return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
 
     def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return detached W_enc, b_enc, W_dec and b_dec, in the order of the constructor."""
@@ -61,7 +61,8 @@ class SparseAutoencoder(nn.Module):
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        return [SparseAutoencoder(*parts, self.k) for parts in zip(*(part.clone() for part in self.weights()), strict=True)]
+        each = zip(*(part.clone() for part in self.weights()), strict=True)
+        return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
 
     @property
     def d(self) -> int:
@@ -185,12 +186,9 @@ def dead_latents(latents: Float[Tensor, "*s n f"]) -> Bool[Tensor, "*s f"]:
 def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
     """Return an autoencoder of other states, with the latents of `sae`; products are of float64.
 
-    Its directions keep the norms that `up` gives them: scaling each to 1, and its latent with it, would change which
-    latents are the k largest.
-
-    Args:
-        up: The map from the states of `sae` to the others.
-        down: The map back, fitted separately: φ⁻¹ would not do, see `both_directions`.
+    `up` leads from the states of `sae` to the others, and `down` back; it is fitted separately, as φ⁻¹ would not do,
+    see `both_directions`. Directions keep the norms that `up` gives them: scaling each to 1, and its latent with it,
+    would change which latents are the k largest.
     """
     W_enc, b_enc, W_dec, b_dec = (part.double() for part in sae.parameters())
     U, u, D, v = (part.to(W_enc) for part in (up.weight, up.bias, down.weight, down.bias))

@@ -139,8 +139,7 @@ class CrossFitted:
 def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
     """Return the fold of each stimulus: groups stay together, and levels are spread as evenly as these allow.
 
-    Raises:
-        ValueError: There are fewer groups than folds.
+    A ValueError says that there are fewer groups than folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -165,12 +164,9 @@ def cross_fitted(
     inner: int,
     seed: int,
 ) -> CrossFitted:
-    """Fit a probe for each fold on all the others, with the penalty that does best on inner folds of those.
+    """Fit a probe for each fold on all the others, with the ridge penalty that does best on `inner` folds of those.
 
-    Args:
-        groups: Stimuli that inner folds keep together.
-        alphas: Ridge penalties to choose from.
-        inner: The number of inner folds.
+    Inner folds keep groups together, too.
     """
     probes, chosen = [], []
     for train, _ in splits(fold_of):
