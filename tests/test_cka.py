@@ -13,16 +13,7 @@ import torch
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from thinkalike.measures import (
-    CKA,
-    cka,
-    hsic0,
-    hsic1,
-    jackknife,
-    leave_one_out,
-    leverage,
-    permuted_rows,
-)
+from thinkalike.measures import CKA, cka, hsic0, hsic1, jackknife, leave_one_out, leverage, permuted_rows
 
 F64 = torch.float64
 
@@ -259,11 +250,7 @@ def sequences(*widths, b=6, t=5):
     return [x.view(b, t, -1) for x in layers(b * t, *widths)]
 
 
-FLATTEN = {
-    "token": lambda x: x.flatten(0, 1),
-    "sample": lambda x: x.flatten(1),
-    "mean": lambda x: x.mean(1),
-}
+FLATTEN = {"token": lambda x: x.flatten(0, 1), "sample": lambda x: x.flatten(1), "mean": lambda x: x.mean(1)}
 
 
 @pytest.mark.parametrize("flatten", FLATTEN)

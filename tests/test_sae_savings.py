@@ -7,14 +7,7 @@ import math
 import pytest
 import torch
 
-from thinkalike.instruments.sae.fitting import (
-    Course,
-    break_even,
-    break_even_table,
-    over_seeds,
-    savings,
-    savings_table,
-)
+from thinkalike.instruments.sae.fitting import Course, break_even, break_even_table, over_seeds, savings, savings_table
 
 TOKENS = [0, *(125 * 2**place for place in range(8))]
 
