@@ -18,7 +18,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.chance import Chance, LayerPairEstimate, Permutations, chance_of, permutations_of
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, joined
 from thinkalike.measures.estimates import as_batches, jackknife, leave_one_out
-from thinkalike.measures.rows import RowChoice, RowGroups, labels_of_rows
+from thinkalike.measures.rows import RowGroups, labels_of_rows, places_of, rows_of
 from thinkalike.progress import counted
 
 States = Sequence[Float[Tensor, " ..."]]
@@ -216,8 +216,9 @@ class LayerMeans(Accumulator):
         numbers = {key: place for place, key in enumerate(different)}
         places = {model: tuple(numbers[id(layer)] for layer in batch.states[model]) for model in called}
         layers, names = zip(*different.values(), strict=True)
-        dtype, choose = common_dtype(layers), RowChoice(self.measure.flatten, batch.mask)
-        return measure.prepared([choose(layer.to(dtype)) for layer in layers], names), places
+        dtype, kept = common_dtype(layers), None if batch.mask is None else places_of(batch.mask)
+        rows = [rows_of(layer.to(dtype), self.measure.flatten, batch.mask, kept) for layer in layers]
+        return measure.prepared(rows, names), places
 
     def _nulls(
         self,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -141,20 +142,16 @@ def each_pair(compare: Callable[[Any, Any], Tensor], *, is_symmetric: bool = Tru
 def _compare_each(
     compare: Callable[[Any, Any], Tensor], is_symmetric: bool, layers: Sequence[Any], blocks: Blocks
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    known: dict[Pair, Tensor] = {}
-
-    def value(first: int, second: int) -> Tensor:
-        if is_symmetric and (second, first) in known:
-            return known[second, first]
-        if (first, second) not in known:
-            known[first, second] = compare(layers[first], layers[second])
-        return known[first, second]
-
-    def block(a: int, b: int) -> Tensor:
-        known.clear()  # so that a pair of models is compared in the same order in any company
-        return torch.stack([torch.stack([value(i, j) for j in blocks.models[b]]) for i in blocks.models[a]])
-
-    return {(a, b): block(a, b) for a, b in blocks.pairs}
+    found = {}
+    for a, b in blocks.pairs:
+        known: dict[Pair, Tensor] = {}  # of this pair of models alone, which is so compared alike in any company
+        for i, j in product(blocks.models[a], blocks.models[b]):
+            if is_symmetric and (j, i) in known:
+                known[i, j] = known[j, i]
+            elif (i, j) not in known:
+                known[i, j] = compare(layers[i], layers[j])
+        found[a, b] = torch.stack([torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]])
+    return found
 
 
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:

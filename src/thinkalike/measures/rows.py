@@ -16,7 +16,10 @@ from thinkalike.measures.hsic import ROUNDINGS
 
 
 def rows_of(
-    states: Shaped[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
+    states: Shaped[Tensor, "*b d"],
+    flatten: str,
+    mask: Shaped[Tensor, " ..."] | None = None,
+    places: Int[Tensor, " n"] | None = None,
 ) -> Shaped[Tensor, "n e"]:
     """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
@@ -24,40 +27,34 @@ def rows_of(
         states: (b, t, d), or with more axes than t.
         flatten: "token": every token; "sample": a sequence laid out flat, (b, t d); "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
+        places: `places_of` the mask, for several layers of a batch.
 
     Raises:
         ValueError: The mask has another shape or dtype, or drops a token from a whole sequence.
     """
-    return RowChoice(flatten, mask)(states)
-
-
-class RowChoice:
-    """`rows_of` for the states of all layers of a batch, which share a mask."""
-
-    def __init__(self, flatten: str, mask: Shaped[Tensor, " ..."] | None):
-        if mask is not None and mask.dtype != torch.bool:
-            raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
-        self.flatten, self.mask = flatten, mask
-        # a boolean index would let the host wait for a GPU at every layer
-        self.places = None if mask is None else mask.flatten().nonzero().squeeze(1)
-
-    def __call__(self, states: Shaped[Tensor, "*b d"]) -> Shaped[Tensor, "n e"]:
-        """Return the rows of one layer; see `rows_of` for its errors."""
-        mask = self.mask
-        if mask is not None and mask.shape != states.shape[:-1]:
+    if mask is not None:
+        if mask.shape != states.shape[:-1]:
             raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
-        if self.flatten == "token" or states.ndim == 2:
-            rows = states.flatten(0, -2)
-            return rows if self.places is None else rows[self.places]
-        if self.flatten == "sample":
-            if mask is not None and self.places is not None and len(self.places) < mask.numel():
-                raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
-            return states.flatten(1)
-        tokens = states.flatten(1, -2)
-        if mask is None:
-            return tokens.mean(1)
-        kept = mask.flatten(1)
-        return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
+        places = places_of(mask) if places is None else places
+    if flatten == "token" or states.ndim == 2:
+        rows = states.flatten(0, -2)
+        return rows if places is None else rows[places]
+    if flatten == "sample":
+        if mask is not None and places is not None and len(places) < mask.numel():
+            raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
+        return states.flatten(1)
+    tokens = states.flatten(1, -2)
+    if mask is None:
+        return tokens.mean(1)
+    kept = mask.flatten(1)
+    return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
+
+
+def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " n"]:
+    """Return the numbers of the tokens that count; a boolean index would let the host wait for a GPU at every layer."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
+    return mask.flatten().nonzero().squeeze(1)
 
 
 def labels_of_rows(

@@ -52,16 +52,12 @@ class SparseAutoencoder(nn.Module):
         """Return several autoencoders of one shape and one k as one module, with a leading axis."""
         if len(ks := {each.k for each in several}) > 1:
             raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
-        W_enc, b_enc, W_dec, b_dec = map(torch.stack, zip(*(each.weights() for each in several), strict=True))
+        W_enc, b_enc, W_dec, b_dec = map(torch.stack, zip(*(each.parameters() for each in several), strict=True))
         return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
-
-    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return detached W_enc, b_enc, W_dec and b_dec, in the order of the constructor."""
-        return self.W_enc.detach(), self.b_enc.detach(), self.W_dec.detach(), self.b_dec.detach()
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        each = zip(*(part.clone() for part in self.weights()), strict=True)
+        each = zip(*(part.detach().clone() for part in self.parameters()), strict=True)
         return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
 
     @property
