@@ -95,11 +95,10 @@ def check_labels(
     gained, lost = (correct[best] & ~correct[0]).sum(), (correct[0] & ~correct[best]).sum()
     accuracy, least = float(accuracies[0]), 1 / len(wanted) if floor is None else floor
     if accuracy < least or gained - lost > 3 * (gained + lost).sqrt():
-        raise ModelError(
-            f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected) with the "
-            f"classes {', '.join(classes)}; in the order {', '.join(orders[best])} it would be right on "
-            f"{accuracies[best]:.3f}: check model.classes and the labels of the data"
-        )
+        found = f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected)"
+        order = f"in the order {', '.join(orders[best])} it would be right on {accuracies[best]:.3f}"
+        remedy = "check model.classes and the labels of the data"
+        raise ModelError(f"{found} with the classes {', '.join(classes)}; {order}: {remedy}")
     return accuracy
 
 
@@ -156,7 +155,5 @@ def check_alike(models: Sequence[FrozenModel]) -> None:
     first, *others = models
     for other in others:
         if (other.n_layers, other.d_model) != (first.n_layers, first.d_model):
-            raise ModelError(
-                f"the identity does not stitch {other.name} ({other.n_layers} layers of {other.d_model}) to "
-                f"{first.name} ({first.n_layers} of {first.d_model}); their depth and width must be the same"
-            )
+            pair = f"{other.name} ({other.n_layers} layers of {other.d_model}) to {first.name} ({first.n_layers} of "
+            raise ModelError(f"the identity does not stitch {pair}{first.d_model}); depth and width must be the same")

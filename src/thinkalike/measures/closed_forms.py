@@ -91,9 +91,7 @@ class Moments:
         means = {layer: states.mean(0) for layer, states in rows.items()}
         for layer, mean in means.items():
             if not mean.isfinite().all():
-                raise ValueError(
-                    f"states of {layer[0]} layer {layer[1]} are not finite; run the model in a wider dtype"
-                )
+                raise ValueError(f"{layer[0]} layer {layer[1]} is not finite; run the model in a wider dtype")
             rows[layer] = rows[layer] - mean
         self._absorb(n, means, rows)
 

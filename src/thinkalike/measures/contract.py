@@ -174,7 +174,5 @@ def unit(matrix: Float[Tensor, "n n"], size: Float[Tensor, ""], name: str) -> Fl
     """Return a centred matrix divided by its norm; a ValueError if only rounding is left of its `size` before that."""
     norm = matrix.norm()
     if not norm > ROUNDING * size:
-        raise ValueError(
-            f"{name}: all distances are equal, or all but those of one row, so there is nothing to compare"
-        )
+        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
     return matrix / norm

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
@@ -62,18 +62,12 @@ def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Ten
     return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def own_terms(statistics: GramStatistics, model: int, groups: int = 1, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three terms of the unbiased HSIC of each layer of a model with itself, all alike in sign for -1."""
+def rounding_of(statistics: GramStatistics, model: int, dtype: torch.dtype, groups: int = 1) -> Float[Tensor, " l"]:
+    """Return what rounding may leave of the unbiased HSIC of each layer of a model with itself, whose terms cancel."""
     sums = statistics.sums[model]
     totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
-    return statistics.products[model, model].diagonal(), sign * sums.square().sum(1), totals
-
-
-def cancels(statistics: GramStatistics, model: int, dtype: torch.dtype) -> Bool[Tensor, " l"]:
-    """Return whether nothing but rounding is left of the unbiased HSIC of each layer of a model with itself."""
-    n = statistics.sums[model].shape[1]
-    value, size = (unbiased_from_sums(n, *own_terms(statistics, model, sign=sign)) for sign in (1, -1))
-    return value <= ROUNDINGS * torch.finfo(dtype).eps * size
+    terms = statistics.products[model, model].diagonal(), -sums.square().sum(1), totals
+    return ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
 
 
 def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
@@ -201,11 +195,6 @@ def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks | 
         blocks.by_model([each.sum(-1).flatten() for each in off]),
         blocks.by_model([each.flatten() for each in own]),
     )
-
-
-def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Return ⟨xᵢ, xⱼ⟩."""
-    return rows @ rows.T
 
 
 def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

@@ -15,17 +15,13 @@ from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, common_dtype, one_model
 from thinkalike.measures.hsic import (
     FEWEST,
-    ROUNDINGS,
     all_hsics,
     block_statistics,
-    cancels,
     dense_statistics,
     hsic1,
-    linear_gram,
     linear_statistics,
-    own_terms,
     rbf_gram,
-    unbiased_from_sums,
+    rounding_of,
 )
 from thinkalike.measures.rows import CentredRows, RowGroups, centre, flaw_of, refuse_flaws, size_of
 
@@ -117,17 +113,17 @@ def layer_hsics(
     A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
     rows = [layer.rows for layer in layers]
-    if is_first := bool(_alone(blocks)):  # permuted rows are compared across models alone
+    if _alone(blocks):  # permuted rows are compared across models alone
         refuse_flaws(layers)
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
     else:
-        gram = linear_gram if kernel == "linear" else rbf_gram
-        statistics = dense_statistics([gram(x) for x in rows], blocks)
-    if estimator == "unbiased" and is_first:
-        flat = {model: cancels(statistics, model, rows[0].dtype) for model in _alone(blocks)}
-        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
+        statistics = dense_statistics([x @ x.T if kernel == "linear" else rbf_gram(x) for x in rows], blocks)
     hsics = all_hsics(statistics, estimator)
+    if estimator == "unbiased":
+        left = {model: rounding_of(statistics, model, rows[0].dtype) for model in _alone(blocks)}
+        flat = {model: hsics[model, model].diagonal() <= least for model, least in left.items()}
+        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
     return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
 
 
@@ -144,10 +140,10 @@ def _alone(blocks: Blocks) -> list[int]:
 
 def _refuse_flat(flat: Mapping[int, Tensor], layers: Sequence[CentredRows], blocks: Blocks, message: str) -> None:
     """Refuse the first layer of which nothing but rounding is left."""
-    names = [layers[place].name for model in flat for place in blocks.models[model]]
-    for name, is_flat in zip(names, torch.cat(list(flat.values())).tolist() if flat else [], strict=True):
-        if is_flat:
-            raise ValueError(f"{name}: {message}")
+    for model, own in flat.items():
+        for place, is_flat in zip(blocks.models[model], own.tolist(), strict=True):
+            if is_flat:
+                raise ValueError(f"{layers[place].name}: {message}")
 
 
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
@@ -155,7 +151,7 @@ def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tenso
 
     The shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at n = 1024.
     """
-    K, L = (linear_gram(features - features.sum(0)) for features in (X, Y))
+    K, L = (rows @ rows.T for rows in (X - X.sum(0), Y - Y.sum(0)))
     return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
 
 
@@ -206,19 +202,16 @@ def _block_hsics(
 ) -> tuple[dict[Pair, Tensor], dict[int, Tensor]]:
     """Return `group_hsics` of the layers of every two models compared, and by model which have nothing in it."""
     total: dict[Pair, Tensor] = {}
-    size_of_terms: dict[int, Tensor] = {}
+    left: dict[int, Tensor] = {}
     start = 0
     for count, size in groups.shapes:
         statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
         for pair, hsics in all_hsics(statistics, estimator, count).items():
             total[pair] = total.get(pair, 0) + size * hsics
         for model in _alone(blocks):
-            terms = size * unbiased_from_sums(size, *own_terms(statistics, model, count, sign=-1))
-            size_of_terms[model] = size_of_terms.get(model, 0) + terms
+            left[model] = left.get(model, 0) + size * rounding_of(statistics, model, rows[0].dtype, count)
         start += count * size
-    rounding = ROUNDINGS * torch.finfo(rows[0].dtype).eps
-    flat = {model: total[model, model].diagonal() <= rounding * terms for model, terms in size_of_terms.items()}
-    return total, flat
+    return total, {model: total[model, model].diagonal() <= least for model, least in left.items()}
 
 
 def layer_hsics_within(

@@ -19,7 +19,7 @@ def rows_of(
     states: Shaped[Tensor, "*b d"],
     flatten: str,
     mask: Shaped[Tensor, " ..."] | None = None,
-    places: Int[Tensor, " n"] | None = None,
+    places: Int[Tensor, " kept"] | None = None,
 ) -> Shaped[Tensor, "n e"]:
     """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
@@ -171,10 +171,8 @@ class RowGroups:
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):
-            raise ValueError(
-                f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token: "
-                "give more rows at once, as by measure.tokens_per_batch"
-            )
+            found = f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token"
+            raise ValueError(f"{found}: give more rows at once, as by measure.tokens_per_batch")
         kept = int((sizes * numbers).sum())
         order = (counts[labels] * len(counts) + labels).argsort(stable=True)[len(tokens) - kept :]
         return cls(order, list(zip(numbers.tolist(), sizes.tolist(), strict=True)), len(tokens))

@@ -129,10 +129,8 @@ def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
     except Exception as error:  # whatever the user's code raises
         raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
     if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
-        raise PluginError(
-            f"stitch {kind} must make an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out}); it "
-            f"makes a {type(made).__name__} to {shape}"
-        )
+        wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
+        raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")
     return made
 
 

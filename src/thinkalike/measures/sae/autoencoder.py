@@ -29,6 +29,7 @@ class SparseAutoencoder(nn.Module):
     (s, n, d), and give the same bits as each alone.
 
     Attributes:
+        d, f: The width of the states, and the number of latents.
         W_enc, b_enc: (d, f) and (f).
         W_dec, b_dec: (f, d), one direction a row, and (d).
         k: The most latents that a state can have, in 1..f; None: a ReLU.
@@ -36,7 +37,7 @@ class SparseAutoencoder(nn.Module):
 
     def __init__(self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None):
         super().__init__()
-        self.k = k
+        (self.d, self.f), self.k = W_enc.shape[-2:], k
         self.W_enc, self.b_enc = nn.Parameter(W_enc), nn.Parameter(b_enc)
         self.W_dec, self.b_dec = nn.Parameter(W_dec), nn.Parameter(b_dec)
 
@@ -59,16 +60,6 @@ class SparseAutoencoder(nn.Module):
         """Return each autoencoder of a stack by itself."""
         each = zip(*(part.detach().clone() for part in self.parameters()), strict=True)
         return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
-
-    @property
-    def d(self) -> int:
-        """The width of the states."""
-        return self.W_enc.shape[-2]
-
-    @property
-    def f(self) -> int:
-        """The number of latents."""
-        return self.W_enc.shape[-1]
 
     def before(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
         """Return h W_enc + b_enc, the latents before σ."""
