@@ -16,9 +16,8 @@ import tiny
 from test_data import Letters
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.documents import document_fingerprint, documents
 from thinkalike.data.split import held_out_texts, near_duplicates, shingles, training_texts
-from thinkalike.errors import DataError
 
 SHARE = 0.3
 ALL = 10**9
@@ -101,9 +100,9 @@ CHANGES = {
 @both
 @pytest.mark.parametrize("first", ["fit", "report"])
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("kept", [0.3, 0.4, 0.6, 1.0])
+@pytest.mark.parametrize("kept", [0.4, 0.6])
 def test_a_document_gives_way_where_one_to_fit_on_holds_more_than_half_of_it(kept, change, first, kind, source):
-    """With 30 and 40 % of its lines in the other one it stays, so that the test could fail."""
+    """With 40 % of its lines in the other one it stays, so that the test could fail."""
     mine = lines(1)
     theirs = mine[: int(kept * len(mine))] + lines(2)[int(kept * len(mine)) :]
     report, fit = placed("\n".join(mine), True), placed(CHANGES[change]("\n".join(theirs)), False)
@@ -145,12 +144,6 @@ def test_scripts_without_spaces_are_compared_as_well(script):
     assert found.tolist() == [True, False]
 
 
-def test_text_that_is_no_unicode_has_shingles():
-    """JSON may hold half of a surrogate pair."""
-    text = "\ud800 ".join(lines(1))
-    assert near_duplicates([shingles(text)], [shingles("\n".join(lines(1)))])
-
-
 def test_shingles_are_the_same_in_every_process():
     """Else one job would keep a document that the next leaves out."""
     assert shingles(" ".join(map(str, range(40)))).sum() == np.uint64(16643284410672951850)
@@ -174,7 +167,7 @@ def test_short_documents_repeat_each_other_only_as_a_whole(source):
 
 
 def test_the_grammar_keeps_its_report():
-    config = DataConfig(name="grammar", source="grammar", sentences=4000, report_share=SHARE)
+    config = DataConfig(name="grammar", source="grammar", sentences=800, report_share=SHARE)
     assert list(held_out_texts(config)) == [text for text in documents(config) if for_report(text)]
 
 
@@ -219,7 +212,7 @@ def slow_shingles(text: str) -> set:
 
 
 @both
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_no_document_of_the_report_has_over_half_of_its_shingles_in_one_to_fit_on(seed, kind, source):
     texts = mixed(seed)
     config = source(texts, kind)
@@ -244,15 +237,6 @@ def test_the_side_to_fit_on_does_not_depend_on_the_report(kind, source):
     rows, fitted = read(whole).fit.tokens, list(training_texts(whole))
     assert fitted == list(training_texts(source(alone, kind)))
     assert torch.equal(rows, read(source(alone + [each for each in OTHERS if for_report(each)], kind)).fit.tokens)
-
-
-@both
-def test_what_is_apart_stays_as_it_is(kind, source):
-    config = source(mixed(3) + OTHERS, kind)
-    once = list(training_texts(config)), list(held_out_texts(config))
-    again = source(once[1] + once[0], kind)
-    assert (list(training_texts(again)), list(held_out_texts(again))) == once
-    assert read(again).counts["near_duplicates"] == 0
 
 
 def test_on_the_same_split_no_document_gives_way(source):
@@ -303,14 +287,6 @@ def test_reading_goes_on_where_too_many_gave_way(source):
     assert torch.equal(corpus.report.tokens, read(source(FILLING, "hub"), report_tokens=2048).report.tokens)
 
 
-def test_the_report_of_a_hub_set_is_the_first_that_stays_whatever_is_fitted(source):
-    """Documents that came after the report was full take the place of those that gave way."""
-    report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
-    corpus = read(source([report, *FILLING, fit], "hub"), report_tokens=2048)
-    expected = read(source(FILLING, "hub"), report_tokens=2048)
-    assert torch.equal(corpus.report.tokens, expected.report.tokens)
-
-
 def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):
     monkeypatch.setattr("thinkalike.data.split.READ_AHEAD", 50)
     texts = held_out_texts(source(FILLING, "hub"))
@@ -330,30 +306,3 @@ def test_near_duplicates_are_counted_logged_and_kept_in_the_provenance(kind, sou
     for corpus in (read(config), read(config)):  # the second from the cache
         assert corpus.counts["near_duplicates"] == corpus.facts()["near_duplicates"] == 3
     assert caplog.text.count("3 documents of the report that nearly repeat one to fit on") == 2
-
-
-@both
-def test_a_report_that_near_duplicates_emptied_says_so(kind, source):
-    planted = [placed("\n".join(lines(seed)), report) for seed in range(3) for report in (True, False)]
-    with pytest.raises(
-        DataError, match=r"0 rows of 0 documents \(3 more nearly repeat one to fit on\), and an interval"
-    ):
-        read(source(planted, kind))
-
-
-@both
-def test_another_rule_is_another_source(kind, source, monkeypatch):
-    """So that finished jobs, and caches, of another split are not taken for those of this one."""
-    config = source(OTHERS, kind)
-    now = text_fingerprint(config)
-    monkeypatch.setattr("thinkalike.data.documents.SPLIT_VERSION", 1)
-    assert text_fingerprint(config) != now
-
-
-@pytest.mark.slow
-def test_the_standard_library_has_near_duplicates_and_gives_each_to_the_side_to_fit_on():
-    config = DataConfig(name="stdlib", source="stdlib", report_share=0.1)
-    share = config.report_share
-    texts = {text for text in documents(config) if int(document_fingerprint(text)[:8], 16) / 16**8 < share}
-    gone = texts - set(held_out_texts(config))
-    assert 0 < len(gone) < 0.3 * len(texts)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import subprocess
-import sys
-from functools import partial
 
 import pytest
 import scipy.spatial.distance
@@ -16,17 +13,7 @@ import torch
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from thinkalike.measures import (
-    CKA,
-    cka,
-    hsic0,
-    hsic1,
-    jackknife,
-    kernel_alignment,
-    leave_one_out,
-    leverage,
-    permuted_rows,
-)
+from thinkalike.measures import CKA, cka, hsic0, hsic1, jackknife, leave_one_out, leverage, permuted_rows
 
 F64 = torch.float64
 
@@ -120,30 +107,7 @@ def test_as_printed_is_the_appendix_to_the_letter():
     torch.testing.assert_close(printed * (norms[0] * norms[1]).sqrt(), cka(x, y), rtol=1e-6, atol=0)
 
 
-# ------------------------------------------------------------------------------------------------------ rows and tiles
-
-
-def gram(x):
-    x = x - x.mean(0)
-    return x @ x.T
-
-
-def test_rows_permuted_on_one_side_only_are_noticed():
-    x, y = layers(50, 5, 8)
-    assert cka(x, y) - cka(x, y.flip(0)) > 0.3
-
-
-def test_the_gradient_way_and_the_tiled_way_are_one_measure():
-    x, y = layers(300, 5, 8)
-    same(cka(x.clone().requires_grad_(), y).detach(), cka(x, y), 1e-12)
-
-
 # --------------------------------------------------------------------------------------------------------------- digits
-
-
-def offset(x, size):
-    x[:, :3] += size
-    return x
 
 
 def massive(x, size):
@@ -151,38 +115,21 @@ def massive(x, size):
     return x
 
 
-HARD = {
-    "benign": lambda x: x,
-    "three dimensions offset by 300": partial(offset, size=300),
-    "three dimensions offset by 3000": partial(offset, size=3000),
-    "one massive token of 3000": partial(massive, size=3000),
-    "one massive token of 30000": partial(massive, size=30_000),
-}
-
-
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
-@pytest.mark.parametrize("kind", HARD)
-def test_float32_keeps_six_digits_of_hard_features(kind, estimator, kernel, device):
-    xs = [HARD[kind](x).float().to(device) for x in layers(1024, 96, 128, 96, shared=16, noise=1.0)]
-    metrics = [CKA(1, 2, estimator=estimator, kernel=kernel) for _ in range(2)]
+@pytest.mark.parametrize(("offset", "size", "tolerance"), [(0, 0, 1e-6), (3000, 0, 1e-6), (0, 30_000, 1e-5)])
+def test_float32_keeps_six_digits_of_hard_features(offset, size, tolerance, kernel, device):
+    xs = layers(600, 48, 64, 48, shared=16, noise=1.0)
+    for x in xs:
+        x[:, :3] += offset
+        if size:
+            massive(x, size)
+    xs = [x.float().to(device) for x in xs]
+    metrics = [CKA(1, 2, kernel=kernel) for _ in range(2)]
     for metric, features in zip(metrics, (xs, [x.double() for x in xs]), strict=True):
         metric.update(features[:1], features[1:])
     single, double = (metric.compute().value for metric in metrics)
-    tolerance = 1e-5 if kind.endswith("30000") else 1e-6
     same(single, double.cpu(), tolerance)
-    same(cka(xs[0].requires_grad_(), xs[1], estimator=estimator, kernel=kernel).detach(), double[0, 0], tolerance)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in HARD if "000" in kind and kind != "one massive token of 3000"])
-def test_features_that_are_hard_for_float32_really_are(kind):
-    """Control: without centring, or with one massive token in the mean."""
-    x, y = (HARD[kind](x).float() for x in layers(1024, 96, 128, shared=16, noise=1.0))
-    x, y = (x - x.mean(0), y - y.mean(0)) if "massive" in kind else (x, y)
-    K, L = x @ x.T, y @ y.T
-    naive = hsic1(K, L) / (hsic1(K, K) * hsic1(L, L)).sqrt()
-    exact = cka(x.double(), y.double())
-    assert not (naive - exact).abs() < 2e-6
+    same(cka(xs[0].requires_grad_(), xs[1], kernel=kernel).detach(), double[0, 0], tolerance)
 
 
 def test_bfloat16_and_float16_features_are_widened_first():
@@ -193,39 +140,6 @@ def test_bfloat16_and_float16_features_are_widened_first():
         same(found, cka(x.to(dtype).double(), y.to(dtype).double()).float(), 1e-6)
         same(found, cka(x, y).float(), 1e-2)
     assert cka(x.bfloat16(), y).dtype == F64, "the wider of the two"
-
-
-@pytest.mark.parametrize(("kind", "rounded"), [("benign", 1e-4), ("three dimensions offset by 300", 1e-2)])
-def test_bfloat16_states_lose_what_their_own_rounding_takes_and_no_more(kind, rounded, device):
-    xs = [HARD[kind](x).to(device) for x in layers(512, 64, 96, 64, shared=16, noise=1.0)]
-
-    def value(features):
-        metric = CKA(1, 2)
-        metric.update(features[:1], features[1:])
-        return metric.compute().value
-
-    found, narrow = value([x.bfloat16() for x in xs]), value([x.bfloat16().double() for x in xs])
-    same(found, narrow.cpu(), 2e-7)
-    error = (found - value(xs)).abs().max()
-    assert 1e-6 < error < rounded
-
-
-COMPILED = """
-import torch
-from thinkalike.measures.hsic import Blocks
-from thinkalike.measures.hsic import linear_statistics as whole
-
-rows, blocks = [torch.randn(300, width) for width in (20, 30, 20)], Blocks([[0, 1], [2]], [(0, 0), (0, 1), (1, 1)])
-found, expected = torch.compile(whole, fullgraph=True, backend="eager")(rows, blocks), whole(rows, blocks)
-assert all(torch.equal(found.products[pair], expected.products[pair]) for pair in blocks.pairs)
-"""
-
-
-@pytest.mark.slow
-def test_the_products_compile_into_one_graph():
-    """In a process of its own, as the shapes of signatures are checked in this one, which does not compile."""
-    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
 
 
 def test_autocast_does_not_reach_the_products():
@@ -240,7 +154,7 @@ def test_autocast_does_not_reach_the_products():
     same(metric.compute().value[0, 0], expected, 1e-6)
 
 
-@pytest.mark.parametrize("factor", [1e-12, 1e-3, 1e12])
+@pytest.mark.parametrize("factor", [1e-12, 1e12])
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_no_epsilon_breaks_the_scale_even_in_float32(factor, kernel, device):
     x, y = (z.to(device) for z in layers(50, 5, 8, dtype=torch.float32))
@@ -266,16 +180,12 @@ def test_leverage_is_the_share_of_the_farthest_row(device):
     [
         (torch.randn(3, 2), torch.randn(3, 2), {}, "3 rows are too few to compare: give at least 4"),
         (torch.randn(5, 2), torch.randn(6, 2), {}, "the same rows"),
-        (torch.randn(5, 2), torch.full((5, 2), 0.1), {}, "Y: all rows are the same"),
         (torch.full((5, 2), 1e4).bfloat16(), torch.randn(5, 2), {}, "X: all rows are the same"),
         (torch.zeros(5, 2), torch.randn(5, 2), {"estimator": "biased"}, "X: all rows are the same"),
-        (torch.full((5, 2), torch.nan), torch.randn(5, 2), {}, "X: a value is not finite"),
         (torch.randn(5, 2), torch.tensor([[torch.inf], [0], [0], [0], [0]]), {}, "Y: a value is not finite"),
-        (torch.eye(5)[:, :1], torch.randn(5, 2), {}, "X: no variance but in one row, which the unbiased estimator"),
         (torch.eye(5)[:, :1] * 1e4 + 7, torch.randn(5, 2), {}, "X: no variance but in one row"),
-        (torch.randn(5, 2), torch.eye(5)[:, :1], {"kernel": "rbf"}, "median distance between rows is 0"),
         (torch.randn(9, 2), torch.eye(9)[:, :1] * torch.randn(40) + 0.1, {"kernel": "rbf"}, "median distance between"),
-        (torch.randn(5, 2), torch.randn(5, 2), {"estimator": "exact"}, "estimator=exact is not known; there is: unb"),
+        (torch.randn(5, 2), torch.randn(5, 2), {"estimator": "exact"}, "estimator='exact' is unknown: choose unbiased"),
         (torch.randn(5, 2), torch.randn(5, 2), {"kernel": "rbf", "as_printed": True}, "not the unbiased rbf one"),
     ],
 )
@@ -323,34 +233,14 @@ def test_one_batch_is_the_one_shot_value_of_every_pair(estimator, kernel, device
     )
 
 
-def test_a_1_by_1_matrix_stays_one():
-    metric = CKA(1, 1)
-    metric.update(*([x] for x in layers(9, 3, 4)))
-    assert metric.compute().value.shape == (1, 1)
-
-
 def test_batches_are_joined_by_the_ratio_of_their_means_or_the_mean_of_their_ratios():
     data = batches(5)
-    grams = [[[gram(x) for x in side] for side in batch] for batch in data]
+    grams = [[[(x - x.mean(0)) @ (x - x.mean(0)).T for x in side] for side in batch] for batch in data]
     hsics = torch.tensor([[[[hsic1(K, L) for L in t], [hsic1(L, L) for L in t]] for K in s] for s, t in grams])
     xy, yy = hsics.unbind(2)
     xx = torch.tensor([[[hsic1(K, K)] for K in s] for s, _ in grams])
     same(gathered(data).compute().value, xy.sum(0) / (xx.sum(0) * yy.sum(0)).sqrt())
     same(gathered(data, aggregate="mean_of_ratios").compute().value, (xy / (xx * yy).sqrt()).mean(0))
-
-
-@pytest.mark.slow
-def test_the_mean_of_ratios_is_off_in_small_batches():
-    """Why the ratio of means is the default, and the paper's aggregate is not."""
-    maps = planted(5, 6)
-    truth = population(*maps)
-    metrics = [CKA(1, 1, aggregate=aggregate) for aggregate in ("ratio_of_means", "mean_of_ratios")]
-    for z in torch.randn(1000, 4, 10, dtype=F64):
-        for metric in metrics:
-            metric.update([z @ maps[0]], [z @ maps[1]])
-    right, off = (metric.compute() for metric in metrics)
-    assert right.low < truth < right.high
-    assert not off.low < truth < off.high
 
 
 # ------------------------------------------------------------------------------------------------------ rows and masks
@@ -360,11 +250,7 @@ def sequences(*widths, b=6, t=5):
     return [x.view(b, t, -1) for x in layers(b * t, *widths)]
 
 
-FLATTEN = {
-    "token": lambda x: x.flatten(0, 1),
-    "sample": lambda x: x.flatten(1),
-    "mean": lambda x: x.mean(1),
-}
+FLATTEN = {"token": lambda x: x.flatten(0, 1), "sample": lambda x: x.flatten(1), "mean": lambda x: x.mean(1)}
 
 
 @pytest.mark.parametrize("flatten", FLATTEN)
@@ -398,22 +284,6 @@ def test_masked_tokens_count_for_nothing_not_even_as_nan(flatten):
     assert (cka(*rows) - whole).abs() > 1e-3, "control: the mask matters"
 
 
-def test_one_massive_token_decides_the_value_unless_it_is_masked():
-    x, y = layers(400, 30, 30, noise=3.0)
-    mask = torch.ones(400, dtype=torch.bool)
-    mask[:2] = False
-    clean = cka(x[2:], y[2:])
-    for z in (x, y):
-        z[:2] *= 1000
-    metrics = CKA(1, 1), CKA(1, 1)
-    metrics[0].update([x], [y])
-    metrics[1].update([x], [y], mask)
-    found, masked = (metric.compute() for metric in metrics)
-    same(masked.value[0, 0], clean)
-    assert (found.value - clean).abs() > 0.2
-    assert found.leverage_source > 0.3 > 0.1 > masked.leverage_source
-
-
 # ------------------------------------------------------------------------------- what other implementations get wrong
 
 
@@ -431,21 +301,6 @@ def test_a_model_and_itself_are_1_for_any_order_of_batches():
         same(found.value, found.within_source.value, 1e-6)
 
 
-def test_values_stand_at_the_layers_that_were_given():
-    """torch-cka: in the order of the forward pass, under labels in the order of registration."""
-    ((sources, targets),) = batches(1)
-    value = gathered([(sources, targets)]).compute().value
-    turned = gathered([(sources[::-1], targets[::-1])]).compute().value
-    same(turned, value.flip(0, 1), 1e-14)
-
-
-def test_every_batch_counts():
-    """ckatorch: the last batch of an epoch replaces all others."""
-    data = batches(4)
-    values = [gathered(part).compute().value for part in (data, data[:3], data[3:])]
-    assert all((one - other).abs().max() > 1e-3 for one, other in zip(values, values[1:] + values[:1], strict=True))
-
-
 def test_independent_features_with_an_offset_are_not_alike(device):
     """pytorch-cka: 1.0, and NaN in torch-cka."""
     x, y = torch.randn(2, 1024, 32, device=device) + 300
@@ -453,13 +308,6 @@ def test_independent_features_with_an_offset_are_not_alike(device):
     K, L = x @ x.T, y @ y.T
     naive = hsic1(K, L) / (hsic1(K, K) * hsic1(L, L)).sqrt()
     assert not naive.abs() < 0.01, "control"
-
-
-def test_a_negative_value_stays_negative():
-    """pytorch-cka: clamped to 0, so that independent features look alike on average."""
-    values = torch.stack([cka(x, y) for x, y in torch.randn(200, 2, 16, 4)])
-    assert values.min() < -0.02
-    assert values.mean().abs() < 4 * values.std() / 200**0.5
 
 
 def test_what_happens_to_the_states_afterwards_does_not_matter():
@@ -493,9 +341,7 @@ def agree(one, other, tolerance):
 
 
 @pytest.mark.parametrize("aggregate", ["ratio_of_means", "mean_of_ratios"])
-@pytest.mark.parametrize(
-    "split", [[[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]], [[4, 1], [3], [2, 0]], [[], [4, 3, 2, 1, 0]]]
-)
+@pytest.mark.parametrize("split", [[[4, 1], [3], [2, 0]], [[], [4, 3, 2, 1, 0]]])
 def test_any_split_of_the_batches_gives_the_same_to_the_bit(split, aggregate):
     data = batches(5)
     whole = gathered(data, aggregate=aggregate, permutations=1).compute()
@@ -586,13 +432,6 @@ def test_inference_mode_leaves_nothing_that_is_locked():
     agree(metric.compute(), gathered(data).compute(), 0)
 
 
-def test_batches_of_any_size_dtype_and_order_share_the_scratch_memory():
-    data = [batches(1, n=n, dtype=dtype)[0] for n in (9, 30, 4) for dtype in (torch.float32, F64, torch.bfloat16)]
-    found = gathered(data).compute().hsics
-    for hsics, batch in zip(found, data, strict=True):
-        assert torch.equal(hsics, gathered([batch]).compute().hsics[0])
-
-
 # ------------------------------------------------------------------------------------------- intervals and what follows
 
 
@@ -648,19 +487,6 @@ def test_intervals_cover_the_planted_value_in_95_of_100_runs():
         assert 0.90 <= share <= 0.98
 
 
-def test_resampled_rows_would_pass_for_similarity():
-    """Why intervals are over batches: a row drawn twice is a pair of different rows that are alike on both sides."""
-    x, y = torch.randn(2, 200, 400, dtype=F64)
-    drawn = [torch.randint(200, (200,)) for _ in range(20)]
-    resampled = torch.stack([cka(x[rows], y[rows]) for rows in drawn])
-    assert cka(x, y).abs() < 0.02
-    assert resampled.min() > 0.3, "an interval of 20 draws that leaves out the value itself"
-    found = CKA(1, 1)
-    for part in range(0, 200, 20):
-        found.update([x[part : part + 20]], [y[part : part + 20]])
-    assert found.compute().low < 0 < found.compute().high
-
-
 def test_the_distance_of_two_models_is_equation_2():
     torch.manual_seed(0)
     data = [layers(30, 3, 4, 5, 6) for _ in range(6)]
@@ -696,11 +522,6 @@ def test_a_model_is_at_distance_0_from_itself_and_clips_are_counted():
     assert beyond.value.isfinite()
 
 
-def test_the_distance_needs_models_of_one_depth():
-    with pytest.raises(ValueError, match=r"equally deep models, not of \(2, 3\) layers"):
-        gathered(batches(2)).compute().distance()
-
-
 def test_the_convergence_curve_ends_at_the_value():
     data = batches(5)
     for aggregate in ("ratio_of_means", "mean_of_ratios"):
@@ -709,58 +530,22 @@ def test_the_convergence_curve_ends_at_the_value():
             same(curve[seen - 1], gathered(data[:seen], aggregate=aggregate).compute().value, 1e-12)
 
 
-def test_more_batches_narrow_the_widest_interval():
-    widths = [gathered(batches(count)).compute().widest_interval() for count in (3, 60)]
-    assert widths[1] < widths[0] / 3
-    found = gathered(batches(3)).compute()
-    assert widths[0] == max((e.high - e.low).max() for e in (found, found.within_source, found.within_target))
-
-
 # --------------------------------------------------------------------------------------------- a model beside itself
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"permutations": 1}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}]
-)
+@pytest.mark.parametrize("options", [{}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-@pytest.mark.parametrize("depth", [1, 3, 7])
+@pytest.mark.parametrize("depth", [1, 7])
 def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, dtype, options):
     states = layers(150, *range(4, 4 + depth), dtype=dtype)
-    metrics = CKA(depth, depth, **options), CKA(depth, depth, **options)
+    metrics = [CKA(depth, depth, **options) for _ in range(3)]
     metrics[0].update(states, states)
     metrics[1].update(states, [x.clone() for x in states])
-    agree(metrics[0].compute(), metrics[1].compute(), 0)
-    same(metrics[0].compute().value.diagonal(), torch.ones(depth, dtype=F64), 1e-5)
-
-
-def test_layers_may_be_shared_in_any_order():
-    x, y, z = layers(30, 3, 4, 5)
-    metrics = CKA(3, 4, permutations=1), CKA(3, 4, permutations=1)
-    metrics[0].update([x, y, x], [z, x, z, y])
-    metrics[1].update([x, y, x.clone()], [z, x.clone(), z.clone(), y.clone()])
-    agree(metrics[0].compute(), metrics[1].compute(), 0)
-
-
-@pytest.mark.parametrize(("null", "once", "twice"), [(0, 3, 6), (1, 9, 12)])
-def test_the_same_tensors_on_both_sides_cost_one_side(null, once, twice, monkeypatch):
-    counts, product = [], torch.mm
-    monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states = layers(60, 3, 4, 5)
-    for other, expected in ((states, once), ([x.clone() for x in states], twice)):
-        counts.clear()
-        CKA(3, 3, permutations=null).update(states, other)
-        assert len(counts) == expected, "one tile of each layer's Gram matrix"
-
-
-@pytest.mark.parametrize(("null", "once", "twice"), [(0, 2, 4), (1, 6, 8)])
-def test_rbf_grams_of_the_same_tensors_are_made_once(null, once, twice, monkeypatch):
-    counts, kernel = [], kernel_alignment.rbf_gram
-    monkeypatch.setattr(kernel_alignment, "rbf_gram", lambda rows: counts.append(1) or kernel(rows))
-    states = layers(20, 3, 4)
-    for other, expected in ((states, once), ([x.clone() for x in states], twice)):
-        counts.clear()
-        CKA(2, 2, kernel="rbf", permutations=null).update(states, other)
-        assert len(counts) == expected
+    metrics[2].update(states[::-1], states[::-1])
+    found = metrics[0].compute()
+    agree(found, metrics[1].compute(), 0)
+    same(found.value.diagonal(), torch.ones(depth, dtype=F64), 1e-5)
+    same(found.value, metrics[2].compute().value.flip(0, 1), 1e-6)
 
 
 # ----------------------------------------------------------------------------------------------------------------- null
@@ -820,49 +605,22 @@ def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_sho
         metric.update([x], [y], documents=documents[:3])
 
 
-@pytest.mark.slow
-def test_p_of_the_closest_pair_counts_the_search_over_layers():
-    """By chance the closest of 25 layer pairs is far closer than one pair is."""
-    single, closest = [], []
-    for seed in range(60):
-        torch.manual_seed(seed)
-        metric = CKA(5, 5, permutations=19)
-        metric.update(list(torch.randn(5, 24, 6)), list(torch.randn(5, 24, 6)))
-        chance = metric.compute().chance
-        single.append(float(chance.p.min()) <= 0.05)
-        closest.append(float(chance.p_of_largest.min()) <= 0.05)
-    assert sum(closest) <= 9 < sum(single)
-
-
 # ---------------------------------------------------------------------------------------------------- refused batches
 
 
-def spoilt(index, value):
-    ((sources, targets),) = batches(1)
-    (sources if index < 2 else targets)[index % 2][3, 0] = value
-    return sources, targets
-
-
-def constant(index):
-    ((sources, targets),) = batches(1)
-    (sources if index < 2 else targets)[index % 2][:] = 0.1
-    return sources, targets
+FINE = torch.randn(5, 2)
 
 
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        (spoilt(1, torch.nan), "source layer 1: a value is not finite"),
-        (spoilt(2, torch.inf), "target layer 0: a value is not finite"),
-        (constant(0), "source layer 0: all rows are the same"),
-        (constant(3), "target layer 1: all rows are the same"),
-        (batches(1, n=3)[0], "3 rows are too few to compare: give at least 4"),
-        (([torch.randn(5, 2)] * 2, [torch.randn(6, 2)] * 3), "source layer 0 has 5 and target layer 0 has 6"),
-        (([torch.eye(5)] * 2, [torch.eye(5)[:, :1]] * 3), "source layer 0: no variance but in one row"),
-        (([torch.randn(5, 2)] * 2, [torch.eye(5)[:, :1]] * 3), "target layer 0: no variance but in one row"),
-        (([torch.randn(5, 2)], [torch.randn(5, 2)] * 3), r"2 and 3 layers were announced, but \(1, 3\) came"),
-        (([torch.randn(5, 2)] * 2, [torch.randn(5, 2)] * 3, torch.ones(4, dtype=torch.bool)), r"mask of shape \(4,\)"),
-        (([torch.randn(5, 2)] * 2, [torch.randn(5, 2)] * 3, torch.ones(5, dtype=torch.long)), "a mask is boolean"),
+        (([FINE, torch.full((5, 2), torch.nan)], [FINE] * 3), "source layer 1: a value is not finite"),
+        (([FINE] * 2, [FINE, torch.ones(5, 2), FINE]), "target layer 1: all rows are the same"),
+        (([FINE] * 2, [torch.randn(6, 2)] * 3), "source layer 0 has 5 and target layer 0 has 6"),
+        (([FINE] * 2, [torch.eye(5)[:, :1]] * 3), "target layer 0: no variance but in one row"),
+        (([FINE], [FINE] * 3), r"2 and 3 layers were announced, but \(1, 3\) came"),
+        (([FINE] * 2, [FINE] * 3, torch.ones(4, dtype=torch.bool)), r"mask of shape \(4,\)"),
+        (([FINE] * 2, [FINE] * 3, torch.ones(5, dtype=torch.long)), "a mask is boolean"),
     ],
 )
 def test_a_batch_that_has_no_cka_is_refused_by_the_name_of_its_layer_and_adds_nothing(batch, message):
@@ -873,22 +631,15 @@ def test_a_batch_that_has_no_cka_is_refused_by_the_name_of_its_layer_and_adds_no
     agree(metric.compute(), expected, 0)
 
 
-def test_a_mask_that_leaves_no_row_is_refused():
+def test_a_mask_that_cuts_a_sequence_other_options_and_other_depths_are_refused():
     mask = torch.ones(6, 5, dtype=torch.bool)
     mask[2] = False
-    for flatten, message in (("sample", "use flatten=mean"), ("mean", "source layer 0: a value is not finite")):
-        with pytest.raises(ValueError, match=message):
-            CKA(1, 1, flatten=flatten).update(*([x] for x in sequences(3, 4)), mask)
-
-
-def test_no_batches_have_no_cka():
-    with pytest.raises(ValueError, match="no batches: call update first"):
-        CKA(1, 1).compute()
-
-
-def test_batches_of_other_options_are_not_mixed_in():
+    with pytest.raises(ValueError, match="use flatten=mean"):
+        CKA(1, 1, flatten="sample").update(*([x] for x in sequences(3, 4)), mask)
     with pytest.raises(ValueError, match="cannot be added"):
         gathered(batches(2)).merge_state(gathered(batches(2), estimator="biased"))
+    with pytest.raises(ValueError, match=r"equally deep models, not of \(2, 3\) layers"):
+        gathered(batches(2)).compute().distance()
 
 
 # ------------------------------------------------------------------------------------------------ many rows, any size

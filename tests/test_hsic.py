@@ -66,10 +66,10 @@ def test_hsic0_is_a_trace_of_centred_grams():
 
 def test_hsic1_is_unbiased_and_hsic0_is_not():
     """Independent features: HSIC of the distribution is 0."""
-    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(4000)])
-    mean, error = found.mean(0), found.std(0) / 4000**0.5
+    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(1000)])
+    mean, error = found.mean(0), found.std(0) / 1000**0.5
     assert mean[0].abs() < 4 * error[0]
-    assert mean[1] > 20 * error[1]
+    assert mean[1] > 10 * error[1]
 
 
 @pytest.mark.parametrize("hsic", [hsic0, hsic1])
@@ -81,7 +81,7 @@ def test_hsic_is_differentiable(hsic):
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
-@pytest.mark.parametrize("n", [4, 7, 8, 9, 40])
+@pytest.mark.parametrize("n", [4, 9, 40])
 @pytest.mark.parametrize("step", [3, 8])
 def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device, monkeypatch):
     for name in ("CPU_TILE", "GPU_TILE"):
@@ -94,21 +94,3 @@ def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device
     dense = dense_statistics([x @ x.T for x in rows])
     for statistics in (linear_statistics(rows), dense):
         torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)
-
-
-def test_the_shape_of_the_tiles_does_not_matter(monkeypatch, device):
-    rows = [torch.randn(300, width, device=device) for width in (20, 30)]
-    one = linear_statistics(rows)
-    for tile in [(16, 64, 5), (300, 300, 300), (128, 256, 64), (100, 7, 100)]:
-        monkeypatch.setattr(gram_products, "GPU_TILE" if device.type == "cuda" else "CPU_TILE", Tiling(*tile))
-        found = linear_statistics(rows).products[0, 0]
-        torch.testing.assert_close(found, one.products[0, 0], rtol=1e-12, atol=0)
-
-
-@pytest.mark.parametrize("n", [1, 63, 64, 300])
-@pytest.mark.parametrize("tiling", [gram_products.CPU_TILE, gram_products.GPU_TILE, Tiling(100, 30, 7)])
-def test_tiles_hold_every_pair_of_rows_once(tiling, n):
-    seen = torch.zeros(n, n, dtype=torch.long)
-    for top, left, h, w in tiling.tiles(n):
-        seen[top : top + h, left : left + w] += torch.ones(h, w, dtype=torch.long).triu(1 if left == top else -n)
-    assert torch.equal(seen, torch.ones(n, n, dtype=torch.long).triu(1))

@@ -15,7 +15,7 @@ import wandb_runs
 from conftest import composed, kill_and_resume
 from thinkalike.config import pairs_of_layers
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.language import bytes_by_document
+from thinkalike.evaluation.stitches import bytes_by_document
 from thinkalike.forecast import forecast
 from thinkalike.instruments import asymmetry
 from thinkalike.instruments.stitching.instrument import _warn_of_far_states

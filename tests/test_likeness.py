@@ -17,7 +17,6 @@ import tiny
 from conftest import composed
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation import likeness as module
 from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.measures import CKA, Estimate, surprises, token_codes
 from thinkalike.memory import Budget
@@ -107,34 +106,13 @@ def test_every_measure_is_that_of_other_code(models):
     assert 0.5 < found.rows_used < 1, "control: rare tokens stand alone"
 
 
-def test_each_model_runs_once_over_the_rows_and_each_layer_is_kept_once(models, monkeypatch):
-    ran = []
-    for model in models:
-        residuals = model.residuals
-
-        def counted(tokens, layers, *rest, own=model, residuals=residuals):
-            ran.append((own.name, len(tokens), tuple(layers)))
-            return residuals(tokens, layers, *rest)
-
-        monkeypatch.setattr(model, "residuals", counted)
-    likeness_of(*models, PAIRS, text(32), text(32, seed=1))
-    for model, layers in zip(models, ((0, 3), (0, 1, 2, 3)), strict=True):
-        own = [(rows, asked) for name, rows, asked in ran if name == model.name]
-        assert {asked for _, asked in own} == {layers}
-        assert sum(rows for rows, _ in own) == 32 + 32 + 1, "and one row to see what it takes"
-
-
-@pytest.mark.parametrize("wider", [(0, 0), (5, 0), (0, 5)])
-def test_a_source_that_reads_the_text_in_tokens_of_its_own(models, wider):
-    """With the target's own tokens as the source's: at their places they change nothing, one place off they do.
-
-    Nor does it where the longest row of one side is longer than that of the other.
-    """
+def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
+    """With the target's own tokens as the source's: at their places they change nothing, one place off they do."""
     plain = [text(64, context=48), text(64, context=48, seed=1)]
     found = []
     for shift in (0, 1):
         sides = []
-        for rows, more in zip(plain, wider, strict=True):
+        for rows, more in zip(plain, (5, 0), strict=True):  # also where the longest row is that of one side
             places = (torch.arange(48) - shift).clamp(min=0).to(torch.int32).expand(64, -1)
             source, owners = pad(rows.tokens, (0, more)), pad(rows.documents, (0, more), value=-1)
             tokens = torch.cat([rows.tokens, source, places, owners], 1)
@@ -145,33 +123,13 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models, wider):
     assert (found[0]["r2"].value - found[1]["r2"].value).abs().max() > 0.001
 
 
-def test_less_memory_means_smaller_batches(models, monkeypatch):
-    sizes, batches = [], module._Reader.batches
-    monkeypatch.setattr(
-        module._Reader,
-        "batches",
-        lambda own, rows, layout, most: sizes.append(most) or batches(own, rows, layout, most),
-    )
-    whole = likeness_of(*models, PAIRS, text(64), text(64, seed=1))
-    tight = Budget(total=4e6, used=0.0)
-    part = likeness_of(*models, PAIRS, text(64), text(64, seed=1), tight)
-    assert sizes[:2] == [16, 16]
-    assert 1 <= sizes[2] < 16
+def test_less_memory_means_smaller_groups_and_too_little_text_is_refused(models):
+    fit, report = text(64), text(64, seed=1)
+    whole, part = (likeness_of(*models, PAIRS, fit, report, budget) for budget in (None, Budget(4e6, 0.0)))
     assert part.rows_used < whole.rows_used
     torch.testing.assert_close(part.measures["r2"].value, whole.measures["r2"].value)
-
-
-@pytest.mark.parametrize(
-    ("report", "message"),
-    [
-        (text(1), "the report has 1 rows of 64: raise data.report_tokens"),
-        (text(8, context=2), "the report has 8 rows of 2"),
-        (text(2, context=8, vocabulary=290), "likeness given the token needs 4 rows of one token"),
-    ],
-)
-def test_too_little_text_is_refused(models, report, message):
-    with pytest.raises(DataError, match=message):
-        likeness_of(*models, PAIRS, text(32), report)
+    with pytest.raises(DataError, match="needs 4 rows of one token, and a batch of"):
+        likeness_of(*models, PAIRS, fit, text(2, context=8))
 
 
 # ----------------------------------------------------------------------------------------------- minis and planted ones

@@ -9,18 +9,11 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from thinkalike.measures import (
-    Stitch,
-    bootstrap_difference,
-    bootstrap_interval,
-    sum_by_document,
-    token_loss,
-    unigram_entropy,
-)
+from thinkalike.measures import Stitch, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
 from thinkalike.memory import LiveBytes
 
 N, D, VOCABULARY = 37, 8, 50
-CHUNKS = (1, 5, 37, 1024)
+CHUNKS = (1, 5, 1024)
 
 
 class Head(nn.Module):
@@ -62,12 +55,6 @@ def test_the_gradient_is_autograds_for_any_chunk_and_outer_weights(chunk, device
     torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_the_gradient_is_that_of_finite_differences():
-    states, head, targets = drawn()
-    few = states[:7].requires_grad_()
-    assert torch.autograd.gradcheck(lambda x: token_loss(x, head, targets[:7], 3), few)
-
-
 def test_a_second_derivative_is_refused_rather_than_wrong():
     """The first one is taken in the forward pass, so nothing could be differentiated again."""
     states, head, targets = drawn()
@@ -85,15 +72,6 @@ def test_the_weights_of_finish_get_no_gradient_even_if_they_ask():
     token_loss(states.requires_grad_(), head, targets).sum().backward()
     assert states.grad is not None
     assert all(weight.grad is None for weight in head.parameters())
-
-
-def test_the_states_of_the_caller_are_left_alone():
-    states, head, targets = drawn()
-    token_loss(states, head, targets)
-    assert not states.requires_grad
-    with torch.no_grad():
-        assert not token_loss(states.requires_grad_(), head, targets).requires_grad
-    assert states.grad is None
 
 
 @pytest.mark.parametrize(
@@ -149,11 +127,6 @@ def test_a_final_map_whose_output_autograd_keeps_has_the_gradient_of_autograd(fl
     torch.testing.assert_close(ours, theirs)
 
 
-def test_no_tokens_give_no_losses():
-    states, head, targets = drawn()
-    assert token_loss(states[:0], head, targets[:0]).shape == (0,)
-
-
 # ------------------------------------------------------------------------------------------------------ unigram_entropy
 
 
@@ -161,12 +134,7 @@ def test_unigram_entropy_is_scipys():
     tokens = torch.multinomial(torch.arange(1.0, 31.0), 4000, replacement=True)
     counts = np.bincount(tokens.numpy())
     assert unigram_entropy(tokens) == pytest.approx(scipy.stats.entropy(counts), rel=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
-def test_unigram_entropy_of_a_uniform_and_of_a_constant_text(dtype):
-    assert unigram_entropy(torch.arange(64, dtype=dtype).repeat(3)) == pytest.approx(np.log(64), rel=1e-12)
-    assert unigram_entropy(torch.full((9,), 7, dtype=dtype)) == 0
+    assert unigram_entropy(torch.full((9,), 7, dtype=torch.int32)) == 0
 
 
 # ------------------------------------------------------------------------------------------------------ sum_by_document
@@ -183,12 +151,6 @@ def test_sum_by_document_is_a_loop(dtype, device):
         torch.testing.assert_close(got[..., document], expected, rtol=1e-13, atol=1e-13)
 
 
-def test_many_small_values_do_not_drown_in_a_large_one():
-    """In float32 2^24 + 1 is 2^24."""
-    values = torch.tensor([2.0**24, *[1.0] * 100])
-    assert sum_by_document(values, torch.zeros(101, dtype=torch.long), 1).item() == 2**24 + 100
-
-
 # --------------------------------------------------------------------------------------------------- bootstrap_interval
 
 
@@ -198,39 +160,10 @@ def per_document(documents=40, layers=(2,)):
     return rates * counts, counts
 
 
-def test_the_mean_is_exactly_that_per_token():
-    sums, counts = per_document()
-    mean, low, high = bootstrap_interval(sums, counts)
-    torch.testing.assert_close(mean, sums.sum(-1) / counts.sum(), rtol=0, atol=0)
-    assert (low < mean).all()
-    assert (mean < high).all()
-
-
-def test_documents_without_tokens_do_not_matter():
-    sums, counts = per_document()
-    wider = torch.zeros(2, 60, dtype=torch.float64)
-    more, kept = torch.zeros(60, dtype=torch.float64), torch.randperm(60)[:40].sort().values
-    wider[:, kept], more[kept] = sums, counts
-    for left, right in zip(bootstrap_interval(wider, more), bootstrap_interval(sums, counts), strict=True):
-        assert torch.equal(left, right)
-
-
 @pytest.mark.parametrize(("counts", "left"), [([], 0), ([5.0], 1), ([0.0, 7.0, 0.0], 1)])
 def test_fewer_than_two_documents_have_no_interval(counts, left):
     with pytest.raises(ValueError, match=f"an interval over documents needs two of them, not {left}"):
         bootstrap_interval(torch.ones(2, len(counts)), torch.tensor(counts))
-
-
-def test_a_difference_of_ratios_is_that_of_the_paired_differences_where_counts_are_the_same(float64):
-    first, second, counts = torch.randn(3, 20), torch.randn(3, 20), torch.randint(0, 50, (20,)).double()
-    ours, usual = bootstrap_difference(first, counts, second, counts), bootstrap_interval(first - second, counts)
-    for left, right in zip(ours, usual, strict=True):
-        torch.testing.assert_close(left, right)
-    twice = bootstrap_difference(first, counts, second, 2 * counts)
-    kept = counts > 0
-    wanted = (first[:, kept].sum(-1) - second[:, kept].sum(-1) / 2) / counts.sum()
-    torch.testing.assert_close(twice.value, wanted)
-    assert ((twice.low <= twice.value) & (twice.value <= twice.high)).all()
 
 
 def test_one_seed_gives_the_same_bits_and_another_does_not():
@@ -239,12 +172,6 @@ def test_one_seed_gives_the_same_bits_and_another_does_not():
     assert all(torch.equal(left, right) for left, right in zip(first, again, strict=True))
     assert not torch.equal(first.low, other.low)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers are not used up"
-
-
-def test_leading_axes_share_the_resamples_so_that_differences_are_paired():
-    sums, counts = per_document()
-    ends = bootstrap_interval(torch.stack([sums[0], sums[0] + 5 * counts]), counts).low
-    torch.testing.assert_close(ends[1] - ends[0], torch.tensor(5.0, dtype=torch.float64), rtol=0, atol=1e-12)
 
 
 # --------------------------------------------------------------------------------------------------------------- Stitch
@@ -273,17 +200,6 @@ def test_the_seed_decides_the_start_and_nothing_else_does():
     torch.set_rng_state(state)
 
 
-@pytest.mark.parametrize("widths", [(8, 8), (8, 12)])
-def test_linear_has_no_bias_and_affine_has(widths, float64):
-    zero = torch.zeros(1, 8)
-    stitches = {kind: Stitch(kind, *widths) for kind in ("linear", "affine")}
-    for stitch in stitches.values():
-        for weight in stitch.parameters():
-            nn.init.normal_(weight)
-    assert torch.equal(stitches["linear"](zero), torch.zeros(1, widths[1]))
-    assert torch.equal(stitches["affine"](zero)[0], stitches["affine"].map.bias)
-
-
 @pytest.mark.parametrize("kind", ["linear", "affine"])
 @pytest.mark.parametrize("norm", ["none", "pre", "post"])
 @pytest.mark.parametrize("widths", [(8, 8), (8, 12)])
@@ -293,38 +209,9 @@ def test_a_stitch_is_its_formula(kind, norm, widths, float64):
     for weight in stitch.parameters():
         nn.init.normal_(weight)
     named = dict(stitch.named_parameters())
+    assert ("map.bias" in named) == (kind == "affine")
     h = layer_norm(states, (8,), named["pre.weight"], named["pre.bias"]) if norm == "pre" else states
     expected = h @ named["map.weight"].T + named.get("map.bias", 0) + (h if widths == (8, 8) else 0)
     if norm == "post":
         expected = layer_norm(expected, widths[1:], named["post.weight"], named["post.bias"])
     torch.testing.assert_close(stitch(states), expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("kind", "norm", "parameters"),
-    [
-        ("linear", "none", 8 * 12),
-        ("affine", "none", 8 * 12 + 12),
-        ("linear", "pre", 8 * 12 + 2 * 8),
-        ("affine", "post", 8 * 12 + 12 + 2 * 12),
-    ],
-)
-def test_a_stitch_has_the_parameters_of_its_formula(kind, norm, parameters):
-    assert sum(weight.numel() for weight in Stitch(kind, 8, 12, norm).parameters()) == parameters
-
-
-def test_an_identity_has_no_parameters():
-    assert not list(Stitch("identity", 8, 8).parameters())
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("rotation", 8, 8), "kind=rotation, norm=none: kinds are identity, linear, affine"),
-        (("linear", 8, 8, "both"), "norm=both: .*norms are none, pre, post"),
-        (("identity", 8, 12), "an identity stitch needs equal widths, not 8 and 12"),
-    ],
-)
-def test_an_impossible_stitch_is_refused(words, message):
-    with pytest.raises(ValueError, match=message):
-        Stitch(*words)

@@ -92,13 +92,6 @@ def test_a_fit_that_runs_out_of_steps_says_so(states, monkeypatch):
     assert not cross_fitted(rows, labels, 3, folds_of(labels, sentences), sentences, [1.0], 3, 0).converged
 
 
-def test_one_level_and_states_that_do_not_vary_are_refused(states):
-    rows, labels, _ = states
-    for given, own in ((rows, torch.zeros_like(labels)), (torch.ones_like(rows), labels)):
-        with pytest.raises(ValueError, match=r"class|NaN"):
-            fit_probes(given, own, 3, [1.0])
-
-
 # --------------------------------------------------------------------------------------------------------------- folds
 
 
@@ -123,13 +116,13 @@ def test_no_probe_judges_what_it_was_fitted_on():
 
 def test_held_out_words_tell_what_is_of_a_word_from_what_is_of_a_feature():
     """Twenty words of two levels: each has a direction of its own, and in one case a level has one, too."""
-    words = torch.arange(400) % 20
+    words = torch.arange(240) % 20
     labels, lexical = words % 2, torch.randn(20, 40)
     shared = lexical + 8.0 * labels[:20, None] * torch.eye(40)[0]
     accuracy = {}
     for name, of_words in (("shared", shared), ("lexical", lexical)):
-        rows = of_words[words] + 0.1 * torch.randn(400, 40)
-        for split, groups in (("sentence", torch.arange(400) // 8), ("word", words)):
+        rows = of_words[words] + 0.1 * torch.randn(240, 40)
+        for split, groups in (("sentence", torch.arange(240) // 8), ("word", words)):
             found = cross_fitted(rows, labels, 2, folds_of(labels, groups), groups, ALPHAS, 3, 0)
             accuracy[name, split] = float(found.right(rows, labels).float().mean())
     assert accuracy["shared", "sentence"] > 0.95

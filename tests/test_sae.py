@@ -15,7 +15,6 @@ from thinkalike.measures import (
     dead_latents,
     explained_variance,
     in_own_units,
-    loss_recovered,
     sae_loss,
     spread_of,
     standardised,
@@ -36,7 +35,7 @@ def random_map(e: int, d: int) -> AffineMap:
     return AffineMap(torch.randn(e, d, dtype=torch.float64), torch.randn(e, dtype=torch.float64))
 
 
-def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 60) -> SparseAutoencoder:
+def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 20) -> SparseAutoencoder:
     """One after some steps of Adam, each on the next part of the states; of a stack all at once."""
     optimizer = torch.optim.Adam(sae.parameters(), lr=4e-3, betas=(0.9, 0.99))
     for batch in states.split(len(states) // steps)[:steps]:
@@ -68,13 +67,6 @@ def test_topk_keeps_the_largest_latents_that_are_positive(float64):
     assert (latents > 0).sum(-1).unique().tolist() == [0, 1, 2, 3, 4, 5], "control"
     torch.testing.assert_close(sae(states), latents @ sae.W_dec + sae.b_dec)
     assert "Top5" in repr(sae)
-
-
-def test_relu_is_topk_of_all_latents(float64):
-    one = jiggled(SparseAutoencoder.random(6, 12).double())
-    weights = [part.detach() for part in (one.W_enc, one.b_enc, one.W_dec, one.b_dec)]
-    states = torch.randn(40, 6)
-    torch.testing.assert_close(one(states), SparseAutoencoder(*weights, k=12)(states))
 
 
 def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
@@ -123,12 +115,6 @@ def test_dead_latents_learn_to_explain_what_is_left_and_no_others_do(float64):
     assert sae_loss(relu, states, dead=Dead(none.places, ~none.are)).loss == sae_loss(relu, states).loss
 
 
-def test_the_loss_that_is_recovered_is_1_for_the_model_and_0_for_the_ablation():
-    clean, ablated = torch.tensor(2.0), torch.tensor(6.0)
-    spliced = torch.tensor([2.0, 6.0, 3.0, 7.0])
-    assert loss_recovered(clean, ablated, spliced).tolist() == [1.0, 0.0, 0.75, -0.25]
-
-
 def test_a_fitted_decoder_is_that_of_least_squares(float64):
     sae, states = SparseAutoencoder.random(6, 12, k=5).double(), torch.randn(200, 6)
     fitted = with_fitted_decoder(sae, states, ridge=0.0)
@@ -145,7 +131,7 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
 @pytest.mark.parametrize("k", KINDS)
 def test_each_of_a_stack_has_the_bits_that_it_has_alone(k):
     alone = [SparseAutoencoder.random(16, 40, k, seed) for seed in range(4)]
-    states = torch.randn(600, 16)
+    states = torch.randn(200, 16)
     together = trained(SparseAutoencoder.stacked(alone), states).unstacked()
     for seed, each in enumerate(together):
         own = trained(SparseAutoencoder.stacked([SparseAutoencoder.random(16, 40, k, seed)]), states).unstacked()[0]

@@ -7,14 +7,7 @@ import math
 import pytest
 import torch
 
-from thinkalike.instruments.sae.fitting import (
-    Course,
-    break_even,
-    break_even_table,
-    over_seeds,
-    savings,
-    savings_table,
-)
+from thinkalike.instruments.sae.fitting import Course, break_even, break_even_table, over_seeds, savings, savings_table
 
 TOKENS = [0, *(125 * 2**place for place in range(8))]
 
@@ -57,18 +50,6 @@ def test_one_that_never_gets_there_saves_less_than_is_said():
     assert (table["saved"] <= 0).all()
     assert table["saved"].iloc[-1] == 0, "all of its tokens cost as much as those of the other"
     assert break_even(slow, plain).isinf().all()
-
-
-def test_one_that_is_dearer_at_the_end_does_not_break_even():
-    plain, dear = course("a", 1.0), course("b", 1.0, fixed=1.0)
-    assert break_even(dear, plain).isinf().all()
-    assert break_even_table([plain, dear])["break_even_tokens"].isna().all()
-
-
-def test_one_that_begins_where_the_other_ends_needs_its_start_alone():
-    plain, there = course("a", 1.0), course("b", 1.0, fixed=100.0, start=1.0)
-    torch.testing.assert_close(savings(there, plain)[:, 0], 1 - 100 / (2 * torch.tensor(TOKENS[1:]).double()))
-    assert (break_even(there, plain) == 0).all(), "from the first look on"
 
 
 def test_tables_compare_each_start_with_those_before_it():

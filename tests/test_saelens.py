@@ -63,9 +63,7 @@ def test_what_saelens_computes_in_another_order_is_folded_in(tmp_path):
         ({"b_enc": None}, {}, "W_dec, W_enc, b_dec, not"),
         ({"W_gate": torch.zeros(2)}, {}, "W_gate"),
         ({}, {"architecture": "gated"}, "architecture=gated"),
-        ({}, {"normalize_activations": "layer_norm"}, "normalize_activations=layer_norm"),
         ({}, {"architecture": "standard", "activation_fn_str": "topk"}, "activation_fn_str=topk"),
-        ({}, {"k": 21}, "k=21"),
         ({}, {"k": None}, "k=None"),
     ],
 )

@@ -32,13 +32,6 @@ def test_a_low_rank_departure_from_the_identity_has_its_rank_and_an_orthogonal_m
     assert (weight - torch.eye(8)).abs().max() > 0.1
 
 
-def test_low_rank_between_widths_is_a_product(float64):
-    phi = Stitch("low_rank", 6, 9, rank=2)
-    weight, _ = affine_of(phi, 6)
-    assert weight.shape == (9, 6)
-    assert torch.linalg.matrix_rank(weight).item() == 2
-
-
 @pytest.mark.parametrize(("kind", "keeps_bias"), [("linear", False), ("affine", True), ("low_rank", True)])
 @pytest.mark.parametrize("widths", [(8, 8), (8, 6)])
 def test_a_start_is_the_map_that_was_given(float64, kind, keeps_bias, widths):
@@ -93,17 +86,6 @@ def test_outputs_are_compared_by_loss_kl_and_top_token(float64, chunk):
     assert torch.equal(top, finish(ways).argmax(-1) == finish(reference).argmax(-1))
     assert top[0].all()
     assert 0 < top[1].double().mean() < 1
-
-
-def test_logits_are_made_once_for_each_way_and_the_reference():
-    calls, head = [], nn.Linear(6, 20)
-
-    def finish(states):
-        calls.append(len(states))
-        return head(states)
-
-    compare_outputs(torch.randn(3, 10, 6), finish, torch.randn(10, 6), torch.zeros(10, dtype=torch.long))
-    assert calls == [10] * 4
 
 
 @pytest.mark.parametrize("kind", ["identity", "linear", "affine", "low_rank", "orthogonal"])

@@ -33,8 +33,7 @@ def predicted_classes(
     logits: Float[Tensor, "*s n c"], classes: Sequence[str], wanted: Sequence[str]
 ) -> Int[Tensor, "*s n"]:
     """Return the place in `wanted`, the classes of the data, of the likeliest of a model's own `classes`, as int8."""
-    owners = torch.tensor(_owners(classes, wanted), device=logits.device, dtype=torch.int8)
-    return owners[logits.argmax(-1)]
+    return _owners(classes, wanted).to(logits.device, torch.int8)[logits.argmax(-1)]
 
 
 def class_losses(
@@ -52,7 +51,7 @@ def class_losses(
     Raises:
         ModelError: the model has other classes than the data, or a logit is not finite.
     """
-    owners = torch.tensor(_owners(classes, wanted), device=logits.device)
+    owners = _owners(classes, wanted).to(logits.device)
     if not logits.isfinite().all():
         raise ModelError("a classifier's logits are not finite; run it in a wider dtype")
     labels = labels.to(logits.device)
@@ -63,13 +62,13 @@ def class_losses(
     return ClassLosses(losses, predicted_classes(logits, classes, wanted) == labels)
 
 
-def _owners(classes: Sequence[str], wanted: Sequence[str]) -> list[int]:
+def _owners(classes: Sequence[str], wanted: Sequence[str]) -> Int[Tensor, " c"]:
     """Return the place of each class of a model among those of the data."""
     coarse = "non-entailment" in wanted
     named = ["non-entailment" if coarse and name in ("neutral", "contradiction") else name for name in classes]
     if {*named} != {*wanted}:
         raise ModelError(f"a model of the classes {list(classes)} cannot be asked for {list(wanted)}")
-    return [list(wanted).index(name) for name in named]
+    return torch.tensor([list(wanted).index(name) for name in named])
 
 
 def check_labels(
@@ -86,11 +85,8 @@ def check_labels(
     A good model with two of three classes exchanged is about at chance. So no other order of the classes may be right
     more often by three standard errors of the difference (McNemar 1947).
 
-    Args:
-        floor: the least accuracy; None: chance.
-
     Raises:
-        ModelError: the accuracy is below `floor`, or another order of the classes is right more often.
+        ModelError: the accuracy is below `floor`, by default chance, or another order is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
@@ -99,11 +95,10 @@ def check_labels(
     gained, lost = (correct[best] & ~correct[0]).sum(), (correct[0] & ~correct[best]).sum()
     accuracy, least = float(accuracies[0]), 1 / len(wanted) if floor is None else floor
     if accuracy < least or gained - lost > 3 * (gained + lost).sqrt():
-        raise ModelError(
-            f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected) with the "
-            f"classes {', '.join(classes)}; in the order {', '.join(orders[best])} it would be right on "
-            f"{accuracies[best]:.3f}: check model.classes and the labels of the data"
-        )
+        found = f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected)"
+        order = f"in the order {', '.join(orders[best])} it would be right on {accuracies[best]:.3f}"
+        remedy = "check model.classes and the labels of the data"
+        raise ModelError(f"{found} with the classes {', '.join(classes)}; {order}: {remedy}")
     return accuracy
 
 
@@ -122,61 +117,43 @@ def identity_stitches(
     """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
 
     Each model runs once to the deepest cut, and from there only tails run: with cuts EMBED, 0, .., L - 1 a pair costs
-    L (L + 1) / 2 passes through a block, where whole stitched models cost L (L + 1).
+    L (L + 1) / 2 passes through a block, where whole stitched models cost L (L + 1). For labels see `class_losses`.
 
     Args:
-        labels, wanted: as for `class_losses`.
         cuts: layers; None: EMBED and all.
-        at_once: sources that run through a tail together, and whose states at all cuts are in memory, 4 · cuts · b · t
-            · d bytes each in float32. One at a time, results are those of whole stitched models to the bit; more are
-            faster, and may differ in the last.
-
-    Returns:
-        Losses and predicted classes, (source, target, cut, b) on the CPU.
+        at_once: sources that run through a tail together, and whose states at all cuts are in memory. One at a time,
+            results are those of whole stitched models to the bit; more are faster, and may differ in the last.
 
     Raises:
         ModelError: models differ in depth or width; see `class_losses`.
     """
     check_alike(models)
-    cuts = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts
-    groups = (models[start : start + at_once] for start in range(0, len(models), at_once))
-    parts = [_stitches_of(group, models, tokens, labels, wanted, mask, types, cuts) for group in groups]
-    return IdentityStitches(*(torch.cat(values) for values in zip(*parts, strict=True)))
+    cuts, found = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts, []
+    for sources in (models[start : start + at_once] for start in range(0, len(models), at_once)):
+        states = [model.residuals(tokens, cuts, mask, types) for model in sources]
+        masks = None if mask is None else mask.repeat(len(sources), 1)
+        outcomes = []
+        for target in models:
+            logits = _stitched_logits(states, target, cuts, masks)
+            losses = class_losses(logits, labels, target.classes, wanted).losses
+            outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
+        found.append([torch.stack(values, 1) for values in zip(*outcomes, strict=True)])
+    return IdentityStitches(*(torch.cat(values) for values in zip(*found, strict=True)))
 
 
-def _stitches_of(
-    sources: Sequence[FrozenModel],
-    targets: Sequence[FrozenModel],
-    tokens: Tensor,
-    labels: Tensor,
-    wanted: Sequence[str],
-    mask: Tensor | None,
-    types: Tensor | None,
-    cuts: Sequence[Layer],
-) -> IdentityStitches:
-    """Return the outcomes of some sources in every target."""
-    states = [model.residuals(tokens, cuts, mask, types) for model in sources]
-    masks = None if mask is None else mask.repeat(len(sources), 1)
-    outcomes = []
-    for target in targets:
-        entering = ([own.to(target.device, target.dtype) for own in at_cut] for at_cut in zip(*states, strict=True))
-        tails = [target.tail(torch.cat(group), cut, masks) for group, cut in zip(entering, cuts, strict=True)]
-        logits = torch.stack(tails, 1).unflatten(0, (len(sources), -1)).transpose(1, 2)  # source, cut, pair, class
-        losses = class_losses(logits, labels, target.classes, wanted).losses
-        outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
-    return IdentityStitches(*(torch.stack(values, 1) for values in zip(*outcomes, strict=True)))
+def _stitched_logits(
+    states: Sequence[Sequence[Tensor]], target: FrozenModel, cuts: Sequence[Layer], masks: Tensor | None
+) -> Float[Tensor, "s cuts b c"]:
+    """Return the logits that a target gives from the states of some sources at each cut."""
+    entering = ([own.to(target.device, target.dtype) for own in at_cut] for at_cut in zip(*states, strict=True))
+    tails = [target.tail(torch.cat(group), cut, masks) for group, cut in zip(entering, cuts, strict=True)]
+    return torch.stack(tails, 1).unflatten(0, (len(states), -1)).transpose(1, 2)
 
 
 def check_alike(models: Sequence[FrozenModel]) -> None:
-    """Check that the identity can stitch any two of these models.
-
-    Raises:
-        ModelError: they differ in depth or width.
-    """
+    """Check that the identity can stitch any two of these models; a ModelError if they differ in depth or width."""
     first, *others = models
     for other in others:
         if (other.n_layers, other.d_model) != (first.n_layers, first.d_model):
-            raise ModelError(
-                f"the identity does not stitch {other.name} ({other.n_layers} layers of {other.d_model}) to "
-                f"{first.name} ({first.n_layers} of {first.d_model}); their depth and width must be the same"
-            )
+            pair = f"{other.name} ({other.n_layers} layers of {other.d_model}) to {first.name} ({first.n_layers} of "
+            raise ModelError(f"the identity does not stitch {pair}{first.d_model}); depth and width must be the same")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.data.rows import Corpus, PairedRows
+from thinkalike.data.rows import Corpus
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.losses import CHUNK, token_loss, unigram_entropy
@@ -65,9 +64,7 @@ def masked_losses(
     """Return the cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
 
     15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
-
-    Args:
-        model: tokens to a tuple that begins with logits (b, t, v).
+    The model takes tokens to a tuple that begins with logits (b, t, v).
     """
     chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
     noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)
@@ -142,54 +139,3 @@ def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
 def document_numbers(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
     """Return the number of documents that have tokens, and their `effective_number`."""
     return {"documents": float((counts > 0).sum()), "effective_documents": effective_number(counts)}
-
-
-# ---- Bits per byte: the unit of losses that can be compared between tokenizers
-
-BITS = 1 / math.log(2)  # per nat
-
-
-def document_bytes(corpus: Corpus) -> dict[str, Tensor]:
-    """Return by document the bytes that each model predicts, and a hash of its text, if the tokenizers differ."""
-    rows = corpus.report
-    if not isinstance(rows, PairedRows):
-        return {}
-    return {"target_bytes": rows.target_bytes, "source_bytes": rows.source_bytes, "documents": rows.names}
-
-
-def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return both models' own losses and the penalty in bits per byte of each one's own tokens."""
-    target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
-    return {
-        **with_ends("target_bits_per_byte", sums["target"] * BITS, target),
-        **with_ends("source_bits_per_byte", sums["source"] * BITS, source),
-        **with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target),
-    }
-
-
-def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents"]:
-    """Return the bytes of each document, at least 1, so that a document of which only the end is predicted counts."""
-    return counts.clamp(min=1)
-
-
-def bytes_by_document(
-    tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
-) -> Int[Tensor, " documents"]:
-    """Return the bytes in UTF-8 of each document's predicted tokens, to within a character per document and row."""
-    runs, owners = [], []
-    for row, numbers in zip(rows[:, 1:], documents[:, 1:], strict=True):
-        values, lengths = torch.unique_consecutive(numbers, return_counts=True)
-        runs += [part.tolist() for part in row.split(lengths.tolist())]
-        owners += values.tolist()
-    sizes = [len(text.encode()) for text in tokenizer.batch_decode(runs, skip_special_tokens=True)]
-    total = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
-    return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
-
-
-def alignment_scalars(corpus: Corpus) -> dict[str, float]:
-    """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
-    if not isinstance(corpus.report, PairedRows):
-        return {}
-    from thinkalike.data.paired import alignment_shares
-
-    return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}

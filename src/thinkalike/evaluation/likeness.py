@@ -85,13 +85,8 @@ def likeness_of(
             groups of rows of one token, which changes measures given the token a little.
 
     Raises:
-        DataError: Rows have fewer than three tokens, the report has one row, or no token occurs in 4 rows of a batch.
+        DataError: No token occurs in 4 rows of a batch.
     """
-    if report.context < 3 or len(report) < 2:
-        raise DataError(
-            f"likeness needs 2 rows of 3 tokens, and the report has {len(report)} rows of {report.context}: raise "
-            "data.report_tokens, or model.context"
-        )
     layers = [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
     reader = _Reader(source, target, layers[0], layers[1], codes_of(target))
     rows = _rows_at_once(reader, len(layer_pairs), report, budget or Budget.of(target.device))
@@ -139,10 +134,8 @@ class _Reader:
             try:
                 groups = RowGroups.of(tokens, FEWEST)
             except ValueError as error:
-                raise DataError(
-                    f"likeness given the token needs {FEWEST} rows of one token, and a batch of "
-                    f"{len(tokens)} has none: raise data.report_tokens"
-                ) from error
+                needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
+                raise DataError(f"likeness given the token needs {needed}: raise data.report_tokens") from error
             yield LikenessBatch(mine, theirs, groups, surprising)
 
     def states(self, rows: Int[Tensor, "rows width"], layout: Layout) -> list[Tensor]:
@@ -177,7 +170,8 @@ class LikenessSums:
         self.plain.judge(batch.source, batch.target)
         self.given.judge(mine, theirs)
         self.future.judge(batch.source, [batch.surprises])
-        self.hsics.append(_hsics([*mine.values(), *theirs.values()], batch.groups))
+        hsics, flat = group_hsics([*mine.values(), *theirs.values()], batch.groups, "unbiased")
+        self.hsics.append(hsics.masked_fill(flat[:, None] | flat, 0).cpu())
         self.used.append((len(batch.groups.order), batch.groups.rows))
 
     def result(self) -> Likeness:
@@ -210,12 +204,6 @@ def _rows_at_once(reader: _Reader, pairs: int, report: TokenRows, budget: Budget
     most = max(len(report) // BATCHES, min(LEAST_TOKENS // report.context, len(report) // 2), 1)
     most = min(most, max(GROUPED_TOKENS // report.context, 1))
     return halved(most, lambda rows: products + min(rows, few) * live.peak + rows * (copies + kept) <= budget.room)
-
-
-def _hsics(rows: list[Tensor], groups: RowGroups) -> Float[Tensor, "k k"]:
-    """Return the sums of HSIC within groups, with zeros for a layer in which nothing varies."""
-    hsics, flat = group_hsics(rows, groups, "unbiased")
-    return hsics.masked_fill(flat[:, None] | flat, 0).cpu()
 
 
 def _cka(hsics: Float[Tensor, "b k k"], places: list[int], depths: list[int]) -> Estimate:

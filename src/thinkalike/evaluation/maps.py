@@ -32,17 +32,14 @@ def state_moments(
 ) -> Moments:
     """Return the sufficient statistics of closed-form maps of all layer pairs, from one pass over the rows.
 
-    Args:
-        layout: None: rows hold tokens that both models read.
+    Without a layout, rows hold tokens that both models read.
     """
     moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
     for part in counted(rows.split(batch), "batch of closed forms"):
         part = part.long()
         mine, theirs = states_of_both(source, target, part, range(source.n_layers), range(target.n_layers), layout)
-        mine = layout.gathered(mine, part)
-        moments.update(
-            [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
-        )
+        mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
+        moments.update(mine, [state.flatten(0, 1) for state in theirs])
     return moments
 
 
@@ -61,7 +58,6 @@ def rows_of_moments(
 
 
 # ---- Unexplained variance
-
 
 UNEXPLAINED = ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
 
@@ -85,11 +81,7 @@ class ResidualSums(NamedTuple):
 def unexplained_variance(maps: BothDirections, moments: Moments, pair: LayerPair, names: Sequence[str]) -> Unexplained:
     """Return what the maps of a layer pair leave unexplained of the states that moments were gathered of.
 
-    Args:
-        names: of both models, for messages.
-
-    Raises:
-        ModelError: the states of a layer do not vary.
+    A ModelError names the models if the states of a layer do not vary.
     """
     try:
         return maps.unexplained(moments.of(pair))
@@ -109,10 +101,7 @@ def residual_sums(
 ) -> ResidualSums:
     """Run rows through both models, and sum by document the squares that maps and their round trips miss.
 
-    Args:
-        maps: of each layer pair.
-        moments: of the rows that the maps were fitted on, about whose means the variance is.
-        batch: rows at a time.
+    Variance is about the means of the rows that the maps were fitted on, which have these moments.
     """
     sums, layout = DocumentSums(rows.documents), rows.layout
     layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))

@@ -32,33 +32,20 @@ class SiteStates(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """How well each of s autoencoders reconstructs some states.
+    """How well each of s autoencoders reconstructs some states."""
 
-    Attributes:
-        errors: Σ‖h - ĥ‖² by document.
-        active: How many latents are active on average.
-        dead: The share of latents that are active for no state.
-    """
-
-    errors: Float[Tensor, "s documents"]
-    active: Float[Tensor, " s"]
-    dead: Float[Tensor, " s"]
+    errors: Float[Tensor, "s documents"]  # Σ‖h - ĥ‖²
+    active: Float[Tensor, " s"]  # how many latents are active on average
+    dead: Float[Tensor, " s"]  # the share of latents that are active for no state
 
 
 class SplicedLosses(NamedTuple):
-    """Losses of the next token in nats, summed by document.
+    """Losses of the next token in nats, summed by document."""
 
-    Attributes:
-        clean: The model's own.
-        ablated: With the mean state in place of every state of the site.
-        spliced: With ĥ of each of s autoencoders in place of every state.
-        tokens: How many tokens are predicted.
-    """
-
-    clean: Float[Tensor, " documents"]
-    ablated: Float[Tensor, " documents"]
-    spliced: Float[Tensor, "s documents"]
-    tokens: Float[Tensor, " documents"]
+    clean: Float[Tensor, " documents"]  # of the model itself
+    ablated: Float[Tensor, " documents"]  # with the mean state in place of every state of the site
+    spliced: Float[Tensor, "s documents"]  # with ĥ of each of s autoencoders in place of every state
+    tokens: Float[Tensor, " documents"]  # how many are predicted
 
 
 @torch.no_grad()
@@ -103,9 +90,7 @@ def spliced_losses(
 ) -> SplicedLosses:
     """Return a model's losses with an autoencoder at a site; the first tokens keep their states.
 
-    Args:
-        saes: In the model's own units.
-        mean: What replaces every state in the ablation.
+    Autoencoders are in the model's own units, and the mean replaces every state in the ablation.
     """
     sums, batch = DocumentSums(rows.documents), max(TOKENS // rows.context, 1)
     for tokens, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -9,8 +10,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from thinkalike.data.rows import Layout
-from thinkalike.evaluation.language import DocumentSums, halved, next_token_losses
+from thinkalike.data.rows import Corpus, Layout, PairedRows
+from thinkalike.evaluation.language import DocumentSums, halved, next_token_losses, with_ends
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.losses import CHUNK, compare_outputs
 from thinkalike.memory import Budget, LiveBytes
@@ -53,22 +54,13 @@ def states_of_both(
 
 
 def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """Run states that enter the target after different layers to its end, every block once for all of them.
-
-    Args:
-        entering: layers m and the states after block m, each (b, t, d).
-
-    Returns:
-        The last block's residual of each.
-    """
+    """Run states, each (b, t, d) after a block m of the target, to its end: every block once for all of them."""
     order = sorted(range(len(entering)), key=lambda i: entering[i][0])
     carried: list[Tensor] = []
     depth = 0
-    for i in order:
-        layer, state = entering[i]
+    for layer, state in (entering[i] for i in order):
         if carried:
-            joined = target.advance(torch.cat(carried), depth, layer + 1)
-            carried = list(joined.chunk(len(carried)))
+            carried = [*target.advance(torch.cat(carried), depth, layer + 1).chunk(len(carried))]
         carried.append(state.to(target.device, target.dtype))
         depth = layer + 1
     finished = target.advance(torch.cat(carried), depth, target.n_layers).chunk(len(carried))
@@ -129,15 +121,12 @@ def document_sums(
         asked = [*layers, source.n_layers - 1], [*depths, last]
         (*states, own), (*goals, standard) = states_of_both(source, target, part, *asked, layout)
         states = layout.gathered(states, part)
-        values = {"target": next_token_losses(target, [standard], tokens)[0]}
-        alone = {
-            "source": values["target"]
-            if own is standard
-            else next_token_losses(source, [own], layout.source_tokens(part))[0]
-        }
+        (loss,) = next_token_losses(target, [standard], tokens)
+        values, alone = {"target": loss, "tokens": torch.ones_like(loss)}, {"source": loss}
+        if own is not standard:
+            (alone["source"],) = next_token_losses(source, [own], layout.source_tokens(part))
         if layout.source:
             alone["source_tokens"] = torch.ones_like(alone["source"])
-        values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
         for name, functions in counted(maps.items(), "map"):
             values |= _losses(target, name, functions, layer_pairs, ours, groups)
@@ -205,6 +194,57 @@ def _distance(state: Tensor, goal: Tensor) -> Tensor:
     return (state.float() - goal.float()).norm(dim=-1) / goal.float().norm(dim=-1)
 
 
+# ---- Bits per byte: the unit of losses that can be compared between tokenizers
+
+BITS = 1 / math.log(2)  # per nat
+
+
+def document_bytes(corpus: Corpus) -> dict[str, Tensor]:
+    """Return by document the bytes that each model predicts, and a hash of its text, if the tokenizers differ."""
+    rows = corpus.report
+    if not isinstance(rows, PairedRows):
+        return {}
+    return {"target_bytes": rows.target_bytes, "source_bytes": rows.source_bytes, "documents": rows.names}
+
+
+def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return both models' own losses and the penalty in bits per byte of each one's own tokens."""
+    target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
+    return {
+        **with_ends("target_bits_per_byte", sums["target"] * BITS, target),
+        **with_ends("source_bits_per_byte", sums["source"] * BITS, source),
+        **with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target),
+    }
+
+
+def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents"]:
+    """Return the bytes of each document, at least 1, so that a document of which only the end is predicted counts."""
+    return counts.clamp(min=1)
+
+
+def bytes_by_document(
+    tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
+) -> Int[Tensor, " documents"]:
+    """Return the bytes in UTF-8 of each document's predicted tokens, to within a character per document and row."""
+    runs, owners = [], []
+    for row, numbers in zip(rows[:, 1:], documents[:, 1:], strict=True):
+        values, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        runs += [part.tolist() for part in row.split(lengths.tolist())]
+        owners += values.tolist()
+    sizes = [len(text.encode()) for text in tokenizer.batch_decode(runs, skip_special_tokens=True)]
+    total = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
+    return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
+
+
+def alignment_scalars(corpus: Corpus) -> dict[str, float]:
+    """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
+    if not isinstance(corpus.report, PairedRows):
+        return {}
+    from thinkalike.data.paired import alignment_shares
+
+    return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
+
+
 # ---- Memory
 
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them
@@ -231,10 +271,8 @@ def report_share(
 ) -> Share:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; first there are fewer pairs.
 
-    The memory of one row through both models, one block of the target, and one chunk of logits is measured.
-
-    Args:
-        others: whether there are readers of other states, which take as much again as the target's.
+    The memory of one row through both models, one block of the target, and one chunk of logits is measured. Readers of
+    `others` take as much again as the target's states.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
     layout = layout or Layout(rows.shape[1])

@@ -28,27 +28,19 @@ def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
     return rows + vocabulary * last
 
 
-def _tokens(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
-    return rows
-
-
-def _everything(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
-    return torch.zeros_like(rows)
+_CONTEXTS: tuple[Codes, ...] = (lambda rows, _: torch.zeros_like(rows), lambda rows, _: rows)  # of all, of each token
 
 
 class TokenMeans:
-    """The mean state of each token, at several layers of a model, in one pass over fit rows.
+    """The mean state of each token after several blocks of a model, in one pass over the first 2^18 tokens of fit rows.
 
-    Only the means of the tokens of `report` are in memory. A token that no fit row has gets the mean of all tokens.
-
-    Args:
-        layers: numbers of the model's blocks.
-        fit: rows that means are taken over, their first 2^18 tokens.
-        report: rows that `residuals` will be asked for.
+    Only the means of the tokens of `report`, the rows that `residuals` will be asked for, are in memory. A token that
+    no fit row has gets the mean of all tokens.
     """
 
-    contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens)  # each stands in where the next was not seen
+    contexts: ClassVar[tuple[Codes, ...]] = _CONTEXTS  # each stands in where the next was not seen
 
+    @torch.no_grad()
     def __init__(
         self, model: StateSource, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
     ):
@@ -56,12 +48,9 @@ class TokenMeans:
         self.d_model, self.n_layers, self.vocabulary = model.d_model, model.n_layers, model.vocabulary
         self.device, self.dtype = model.device, model.dtype
         asked = report.long().cpu()
+        most, batch = (max(tokens // fit.shape[1], 1) for tokens in (MOST_TOKENS, BATCH_TOKENS))
         self._tables = [_Means(codes(asked, self.vocabulary).unique(), len(self.layers)) for codes in self.contexts]
-        self._gather(model, fit[: max(MOST_TOKENS // fit.shape[1], 1)])
-
-    @torch.no_grad()
-    def _gather(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
-        for part in counted(fit.long().cpu().split(max(BATCH_TOKENS // fit.shape[1], 1)), "batch of token means"):
+        for part in counted(fit[:most].long().cpu().split(batch), "batch of token means"):
             states = [state.flatten(0, 1).float().cpu() for state in model.residuals(part, self.layers)]
             for codes, table in zip(self.contexts, self._tables, strict=True):
                 table.update(codes(part, self.vocabulary).flatten(), states)
@@ -83,7 +72,7 @@ class BigramMeans(TokenMeans):
     A pair that no fit row has gets the mean of its current token.
     """
 
-    contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens, bigrams)
+    contexts: ClassVar[tuple[Codes, ...]] = (*_CONTEXTS, bigrams)
 
     @property
     def tokens(self) -> BigramMeans:

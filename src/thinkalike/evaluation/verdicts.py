@@ -11,15 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-LEAK = "leak"
-SAME = "same up to an affine map"
-PART = "part of"
-SUPERSET = "superset of"
-RELATED = "related"
-ANSWERS = "same answers"
-TOKEN = "token only"
-DIFFERENT = "different"
-UNDECIDED = "undecided"
+LEAK, SAME, PART, SUPERSET = "leak", "same up to an affine map", "part of", "superset of"
+RELATED, ANSWERS, TOKEN = "related", "same answers", "token only"
+DIFFERENT, UNDECIDED = "different", "undecided"
 VERDICTS = (LEAK, SAME, PART, SUPERSET, RELATED, ANSWERS, TOKEN, DIFFERENT, UNDECIDED)
 
 

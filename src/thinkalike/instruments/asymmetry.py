@@ -20,7 +20,8 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import TASKS, AnalyzeConfig, LoggerConfig, MeasureConfig, TrainConfig, compose_job, train_config
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.evaluation.language import BITS, document_numbers
+from thinkalike.evaluation.language import document_numbers
+from thinkalike.evaluation.stitches import BITS
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.measures.bootstrapping import bootstrap_difference, bootstrap_interval

@@ -18,7 +18,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.chance import Chance, LayerPairEstimate, Permutations, chance_of, permutations_of
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, joined
 from thinkalike.measures.estimates import as_batches, jackknife, leave_one_out
-from thinkalike.measures.rows import RowChoice, RowGroups, labels_of_rows
+from thinkalike.measures.rows import RowGroups, labels_of_rows, places_of, rows_of
 from thinkalike.progress import counted
 
 States = Sequence[Float[Tensor, " ..."]]
@@ -27,7 +27,7 @@ NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value
 
 
 class Batch(NamedTuple):
-    """The states of several models for the same tokens, see `Accumulator.update`."""
+    """The states of several models for the same tokens; see `Accumulator.update`."""
 
     states: Sequence[States]
     mask: Shaped[Tensor, " ..."] | None
@@ -71,8 +71,7 @@ class Accumulator:
             number: The number of this batch in the whole run, which seeds its permutations; by default the next one. A
                 batch takes the place of one that has its number. Processes that share a run need it.
             groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The document of each state, (b, t) or (n,), which permutations move as blocks; by default each
-                row is a document.
+            documents: The document of each state, which permutations move as blocks; by default each row is one.
 
         Raises:
             ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
@@ -97,11 +96,7 @@ class Accumulator:
         Args:
             metrics: One for each pair; they compare in the same way.
             sides: The numbers of the source and of the target of each metric; both may be the same.
-            states: The states of each model, as `update` takes those of one.
-            mask, number, groups, documents: See `update`.
-
-        Raises:
-            ValueError: See `update`. Nothing is added to any of them.
+            states: The states of each model, as `update` takes those of one; it has the other arguments and errors.
         """
         for metric, (source, target) in zip(metrics, sides, strict=True):
             announced, counts = (metric.source_layers, metric.target_layers), (len(states[source]), len(states[target]))
@@ -120,25 +115,13 @@ class Accumulator:
 
     @abstractmethod
     def compute(self) -> LayerPairEstimate:
-        """Return the value over all batches so far, with intervals.
-
-        Raises:
-            ValueError: There was no batch.
-        """
+        """Return the value over all batches so far, with intervals; a ValueError of no batch."""
 
     def merge_state(self, other: Accumulator) -> None:
-        """Add the batches of another accumulator that compares the same layers in the same way.
-
-        Raises:
-            ValueError: Both have a batch of one number.
-        """
+        """Add the batches of another accumulator of the same sort; a ValueError if both have a batch of one number."""
         if both := sorted(self.records.keys() & other.records.keys()):
             raise ValueError(f"both have a batch {both[0]}: number the batches of one run, update(..., number=)")
         self.records |= other.records
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        self.records = {}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""
@@ -164,13 +147,12 @@ class LayerMeans(Accumulator):
     the p-th value by chance is the mean over batches of the p-th permutation of each.
 
     Args:
-        source_layers, target_layers: How many layers a batch brings.
+        source_layers, target_layers, given: See `Accumulator`; the measure must have a form within groups for "token".
         measure: The measure; of a ratio, such as CKA, means over batches come before the ratio.
         permutations: How often to compare also with the target's documents permuted inside each batch, or given the
             token, its rows of each token. A p-value is at least 1 / (permutations + 1). 0: no null.
         left_out: Whether the first batch has all rows, and the others have all but a part of them, see `as_batches`;
             then the null is that of the first batch.
-        given: See `Accumulator`; the measure must have a form within groups.
         after_ratio: Whether to take the mean of each batch's ratio instead.
     """
 
@@ -203,12 +185,7 @@ class LayerMeans(Accumulator):
         with torch.autocast(batch.states[sides[0][0]][0].device.type, enabled=False):
             values = measure.compare(layers, Blocks(models, whole))
             nulls = self._nulls(measure, layers, models, pairs, batch, within)
-        shared: Record = {}
-        if within is not None:
-            shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
-            if self.measure.by_chance:
-                shared["by_chance"] = torch.tensor(self.measure.by_chance(within), dtype=torch.float64)
-        records = []
+        shared, records = self._shares(within), []
         for (a, b), pair in zip(sides, pairs, strict=True):
             record = {"values": joined(values, pair).double(), **nulls.get(pair, {}), **shared}
             if measure.leverage:
@@ -216,6 +193,14 @@ class LayerMeans(Accumulator):
                 record["leverages"] = torch.stack(own)
             records.append(record)
         return records
+
+    def _shares(self, within: RowGroups | None) -> Record:
+        """Return how many rows stand in groups, and how many there are, and the value by chance where it is known."""
+        if within is None:
+            return {}
+        shares = {"used": [len(within.order), within.rows]}
+        by_chance = {"by_chance": self.measure.by_chance(within)} if self.measure.by_chance else {}
+        return {name: torch.tensor(each, dtype=torch.float64) for name, each in (shares | by_chance).items()}
 
     def _prepared(
         self, measure: LayerMeasure, sides: Sequence[Pair], batch: Batch
@@ -231,8 +216,9 @@ class LayerMeans(Accumulator):
         numbers = {key: place for place, key in enumerate(different)}
         places = {model: tuple(numbers[id(layer)] for layer in batch.states[model]) for model in called}
         layers, names = zip(*different.values(), strict=True)
-        dtype, choose = common_dtype(layers), RowChoice(self.measure.flatten, batch.mask)
-        return measure.prepared([choose(layer.to(dtype)) for layer in layers], names), places
+        dtype, kept = common_dtype(layers), None if batch.mask is None else places_of(batch.mask)
+        rows = [rows_of(layer.to(dtype), self.measure.flatten, batch.mask, kept) for layer in layers]
+        return measure.prepared(rows, names), places
 
     def _nulls(
         self,
@@ -262,11 +248,9 @@ class LayerMeans(Accumulator):
         for pair, each in zip(pairs, zip(*found, strict=True), strict=True):
             null = torch.stack(each).cpu()
             level = null[moves.away].mean(0)
-            if not measure.is_ratio and (measure.best - level).abs().min() < NO_ROOM:
-                raise ValueError(
-                    f"by chance alone two layers are as close as can be, at {measure.best:g}: give more rows, as by "
-                    "measure.tokens_per_batch"
-                )
+            if not measure.finish and (measure.best - level).abs().min() < NO_ROOM:
+                alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
+                raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
             nulls[pair] = {"nulls": null, "levels": level, "documents": torch.tensor(documents)}
         return nulls
 
@@ -286,11 +270,7 @@ class LayerMeans(Accumulator):
         return permutations_of(owners, count, batch.number), len(owners.unique())
 
     def compute(self) -> LayerPairEstimate:
-        """Return the mean over all batches so far, with intervals and the null.
-
-        Raises:
-            ValueError: There was no batch.
-        """
+        """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""
         return self.result(self._columns())
 
     def result(self, columns: Record) -> LayerPairEstimate:
@@ -317,20 +297,22 @@ class LayerMeans(Accumulator):
     def finished(self, values: Float[Tensor, "b k k"], mean: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the values of a mean over batches: of a ratio, the mean comes before it, or after it if asked."""
         finish = self.measure.finish
+        if not finish:
+            return mean(values)
         return mean(finish(values)) if self.after_ratio and not self.left_out else finish(mean(values))
 
     def _chance(self, values: Float[Tensor, "b k k"], columns: Record) -> Chance:
         depth, count = self.source_layers, len(values)
         nulls, levels = (columns[name].expand(count, *columns[name].shape[1:]) for name in ("nulls", "levels"))
 
-        def across(place: Tensor | None, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        def across(place: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
             """Return values across the models; permuted rows change likenesses across, and none within a model."""
-            moved = values if place is None else values.clone()
-            if place is not None:
-                moved[:, :depth, depth:] = place
+            moved = values.clone()
+            moved[:, :depth, depth:] = place
             return self.finished(moved, mean)[..., :depth, depth:]
 
-        own, chance = ((across(each, batch_mean), across(each, leave_one_out)) for each in (None, levels))
+        kept = values[:, :depth, depth:]
+        own, chance = ((across(each, batch_mean), across(each, leave_one_out)) for each in (kept, levels))
         null = torch.stack([across(each, batch_mean) for each in nulls.unbind(1)])
         sign = 1 if self.measure.higher_is_closer else -1
         return chance_of(own, chance, null, int(columns["documents"].min()), self.measure.best, sign)

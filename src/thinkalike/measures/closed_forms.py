@@ -5,7 +5,7 @@ The products take d² numbers for each layer pair, whatever the number of tokens
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -39,6 +39,11 @@ class PairStatistics(NamedTuple):
         return self.n * (CUTOFF * self.mean_x).square().sum()
 
     @property
+    def is_constant(self) -> bool:
+        """Whether the source's states are the same in all rows, but for rounding."""
+        return bool(self.xx.trace() <= self.noise)
+
+    @property
     def reversed(self) -> PairStatistics:
         """The statistics of the same rows with source and target exchanged."""
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
@@ -50,13 +55,10 @@ class PairStatistics(NamedTuple):
 
 
 class Moments:
-    """The count, means and centred products of many layer pairs, gathered batch by batch in float64.
+    """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
     means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
-
-    Args:
-        pairs: The layer pairs (l, m) whose products are kept; other layers are ignored.
     """
 
     def __init__(self, pairs: Iterable[LayerPair]):
@@ -71,11 +73,9 @@ class Moments:
     @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
-        """Add the states of the same n tokens in both models, all on one device; float64 copies exist meanwhile.
+        """Add the states of the same n tokens in both models: `sources[l]` is (n, d_l), and `targets[m]` (n, e_m).
 
-        Args:
-            sources: The source's states: `sources[l]` is (n, d_l), in a sequence or a mapping.
-            targets: The target's states: `targets[m]` is (n, e_m).
+        All are on one device, where float64 copies exist meanwhile.
 
         Raises:
             ValueError: Layers differ in n, a width is not that so far, or a state is not finite; nothing is added.
@@ -91,24 +91,9 @@ class Moments:
         means = {layer: states.mean(0) for layer, states in rows.items()}
         for layer, mean in means.items():
             if not mean.isfinite().all():
-                raise ValueError(
-                    f"states of {layer[0]} layer {layer[1]} are not finite; run the model in a wider dtype"
-                )
+                raise ValueError(f"{layer[0]} layer {layer[1]} is not finite; run the model in a wider dtype")
             rows[layer] = rows[layer] - mean
-        self._absorb(n, means, lambda left, right: rows[left].T @ rows[right])
-
-    @torch.no_grad()
-    def merge(self, other: Moments) -> None:
-        """Add the rows of another accumulator of the same layer pairs, which stays as it is.
-
-        Raises:
-            ValueError: The other one has other widths.
-        """
-        if other.n == 0:
-            return
-        device = (self if self.n else other)._means[self._layers[0]].device
-        means = {layer: mean.to(device) for layer, mean in other._means.items()}
-        self._absorb(other.n, means, lambda left, right: other._scatter[left, right].to(device))
+        self._absorb(n, means, rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was gathered."""
@@ -120,9 +105,8 @@ class Moments:
         self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
         self._scatter = dict(zip(self._products, state["scatter"], strict=False))
 
-    def _absorb(
-        self, n: int, means: Mapping[ModelLayer, Tensor], scatter: Callable[[ModelLayer, ModelLayer], Tensor]
-    ) -> None:
+    def _absorb(self, n: int, means: dict[ModelLayer, Tensor], rows: dict[ModelLayer, Tensor]) -> None:
+        """Add n rows, which are given less their means."""
         before = self._means or {layer: torch.zeros_like(mean) for layer, mean in means.items()}
         for layer, mean in means.items():
             if mean.shape != before[layer].shape:
@@ -130,17 +114,14 @@ class Moments:
         total = self.n + n
         shift = {layer: mean - before[layer] for layer, mean in means.items()}
         for left, right in self._products:  # one at a time: all pairs' products may be gigabytes
-            added = torch.addr(scatter(left, right), shift[left], shift[right], alpha=self.n * n / total)
+            scatter = rows[left].T @ rows[right]
+            added = torch.addr(scatter, shift[left], shift[right], alpha=self.n * n / total)
             self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
 
     def of(self, pair: LayerPair) -> PairStatistics:
-        """Return the statistics of one layer pair.
-
-        Raises:
-            ValueError: Fewer than two rows were gathered.
-        """
+        """Return the statistics of one layer pair; a ValueError of fewer than two rows."""
         if self.n < 2:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
         x, y = ("source", pair[0]), ("target", pair[1])
@@ -199,15 +180,11 @@ class AffineMap:
 
 
 def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:
-    """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
-
-    W = Y'X (X'X + ridge I)⁺ on centred rows, and b = μᵧ - W μₓ.
+    """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖²: W = Y'X (X'X + ridge I)⁺ on centred rows.
 
     The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
-
-    Args:
-        bias: Whether there is a b; without it, large means cost digits.
+    Without `bias` there is no b, and large means cost digits.
 
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
@@ -308,12 +285,8 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
-        """Return what the maps and their round trips leave unexplained of some rows, given their moments.
-
-        Raises:
-            ValueError: There are fewer than two rows, or one side does not vary.
-        """
-        there = _seen(moments)
+        """Return what both maps and their round trips leave unexplained of rows with these moments."""
+        there = moments.statistics if isinstance(moments, PairMoments) else moments
         back = there.reversed
         return Unexplained(
             unexplained_by(self.phi, there),
@@ -324,37 +297,25 @@ class BothDirections(NamedTuple):
 
 
 def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias.
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
 
     φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
     that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
     inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
 
-    Args:
-        moments: A `PairMoments`, or `Moments.of` a layer pair.
-        ridge: In units of the mean variance of the states that predict.
-
     Raises:
         ValueError: The ridge is not a number >= 0, or there are fewer than two rows.
     """
-    there = _seen(moments)
+    there = moments.statistics if isinstance(moments, PairMoments) else moments
     sides = there, there.reversed
     return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map of the source leaves unexplained.
-
-    Raises:
-        ValueError: The target does not vary.
-    """
+    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
     whole = statistics.yy.trace()
-    if whole <= statistics.reversed.noise:
+    if statistics.reversed.is_constant:
         raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
     weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
     left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
     return float((left + statistics.n * offset.square().sum()) / whole)
-
-
-def _seen(moments: PairMoments | PairStatistics) -> PairStatistics:
-    return moments.statistics if isinstance(moments, PairMoments) else moments

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
@@ -56,10 +57,6 @@ def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
 CompareAll = Callable[[Sequence[Any], Blocks], dict[Pair, Tensor]]
 
 
-def _as_it_is(values: Tensor) -> Tensor:
-    return values
-
-
 @dataclass(frozen=True)
 class LayerMeasure:
     """A measure of two layers of the same n rows.
@@ -72,8 +69,8 @@ class LayerMeasure:
         fewest: The least number of rows.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
-        finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses:
-            sums over batches come before the ratio.
+        finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
+            since sums over batches come before the ratio; None if likenesses are the values.
         flatten: What a row is, see `rows_of`.
         given: The same measure within groups of rows, such as those of one token; None if there is none.
         by_chance: The value of features with nothing in common within groups, where it is known in closed form.
@@ -86,16 +83,11 @@ class LayerMeasure:
     fewest: int = 4
     best: float = 1.0
     higher_is_closer: bool = True
-    finish: Callable[[Tensor], Tensor] = _as_it_is
+    finish: Callable[[Tensor], Tensor] | None = None
     flatten: str = "token"
     given: Callable[[RowGroups], LayerMeasure] | None = None
     by_chance: Callable[[RowGroups], float] | None = None
     leverage: Callable[[Any], Tensor] | None = None
-
-    @property
-    def is_ratio(self) -> bool:
-        """Whether values are ratios of what `compare` gives."""
-        return self.finish is not _as_it_is
 
     def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
         """Return all layers prepared, each tensor once.
@@ -131,10 +123,10 @@ class LayerMeasure:
         prepared = self.prepared(layers, names)
         first = {id(layer): place for place, layer in reversed([*enumerate(layers)])}
         places = [first[id(layer)] for layer in layers]
-        pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
+        pairs = [(0, 0), (0, 1), (1, 1)] if self.finish else [(0, 1)]
         with torch.autocast(layers[0].device.type, enabled=False):
             found = self.compare(prepared, Blocks([places[:depth], places[depth:]], pairs))
-        return self.finish(joined(found, (0, 1)))[:depth, depth:] if self.is_ratio else found[0, 1]
+        return self.finish(joined(found, (0, 1)))[:depth, depth:] if self.finish else found[0, 1]
 
 
 def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
@@ -143,31 +135,23 @@ def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
 
 
 def each_pair(compare: Callable[[Any, Any], Tensor], *, is_symmetric: bool = True) -> CompareAll:
-    """Return a comparison of every two layers one by one.
-
-    Args:
-        is_symmetric: Whether two layers may change places, so that each two of one model are compared once.
-    """
+    """Return a comparison of every two layers one by one; if it is symmetric, each two of one model once."""
     return partial(_compare_each, compare, is_symmetric)
 
 
 def _compare_each(
     compare: Callable[[Any, Any], Tensor], is_symmetric: bool, layers: Sequence[Any], blocks: Blocks
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    known: dict[Pair, Tensor] = {}
-
-    def value(first: int, second: int) -> Tensor:
-        if is_symmetric and (second, first) in known:
-            return known[second, first]
-        if (first, second) not in known:
-            known[first, second] = compare(layers[first], layers[second])
-        return known[first, second]
-
-    def block(a: int, b: int) -> Tensor:
-        known.clear()  # so that a pair of models is compared in the same order in any company
-        return torch.stack([torch.stack([value(i, j) for j in blocks.models[b]]) for i in blocks.models[a]])
-
-    return {(a, b): block(a, b) for a, b in blocks.pairs}
+    found = {}
+    for a, b in blocks.pairs:
+        known: dict[Pair, Tensor] = {}  # of this pair of models alone, which is so compared alike in any company
+        for i, j in product(blocks.models[a], blocks.models[b]):
+            if is_symmetric and (j, i) in known:
+                known[i, j] = known[j, i]
+            elif (i, j) not in known:
+                known[i, j] = compare(layers[i], layers[j])
+        found[a, b] = torch.stack([torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]])
+    return found
 
 
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
@@ -176,28 +160,19 @@ def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pai
     return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}
 
 
-def rows_in_order(prepared: Float[Tensor, "n d"], order: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n d"]:
     """Return prepared rows in another order."""
     return prepared[order]
 
 
-def both_in_order(prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:
     """Return a prepared matrix of pairs of rows, with the rows in another order."""
     return prepared[order[:, None], order]
 
 
 def unit(matrix: Float[Tensor, "n n"], size: Float[Tensor, ""], name: str) -> Float[Tensor, "n n"]:
-    """Return a matrix divided by its norm.
-
-    Args:
-        size: The norm of the matrix before it was centred: what is left beside it may be rounding alone.
-
-    Raises:
-        ValueError: Nothing but rounding is left of the matrix.
-    """
+    """Return a centred matrix divided by its norm; a ValueError if only rounding is left of its `size` before that."""
     norm = matrix.norm()
     if not norm > ROUNDING * size:
-        raise ValueError(
-            f"{name}: all distances are equal, or all but those of one row, so there is nothing to compare"
-        )
+        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
     return matrix / norm

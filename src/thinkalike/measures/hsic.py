@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
@@ -24,14 +24,11 @@ class GramStatistics(NamedTuple):
 
 
 def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
+    """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5); a ValueError of fewer than 4 rows.
 
     It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a zero diagonal: any real
     number, in the unit of K times that of L, differentiable. Uncentred Grams of large offsets leave float32 no digits:
     centre the features first, or use `cka`.
-
-    Raises:
-        ValueError: There are fewer than 4 rows.
     """
     if len(K) < FEWEST:
         raise ValueError(f"HSIC needs at least {FEWEST} rows, not {len(K)}")
@@ -47,20 +44,17 @@ def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
 def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
 
-    Args:
-        groups: Of how many groups of one size the rows are, side by side, and the matrices their blocks; the HSICs of
-            all groups are summed.
+    Rows may be of several `groups` of one size, side by side, and the matrices their blocks; then HSICs are summed.
     """
-    formula = unbiased_from_sums if estimator == "unbiased" else _biased
+    formula, products = unbiased_from_sums, statistics.products
     sums, own = statistics.sums, statistics.diagonals
-    if estimator == "biased":
+    if estimator == "biased":  # of K itself
+        formula, products = _biased, {(a, b): each + own[a] @ own[b].T for (a, b), each in products.items()}
         sums = [off + diagonal for off, diagonal in zip(sums, own, strict=True)]
     totals = [each.unflatten(1, (groups, -1)).sum(2) for each in sums]
-    n, found = sums[0].shape[1] // groups, {}
-    for (a, b), products in statistics.products.items():
-        whole = products + own[a] @ own[b].T if estimator == "biased" else products
-        found[a, b] = formula(n, whole, sums[a] @ sums[b].T, totals[a] @ totals[b].T)
-    return found
+    n = sums[0].shape[1] // groups
+    parts = {(a, b): (sums[a] @ sums[b].T, totals[a] @ totals[b].T) for a, b in products}
+    return {pair: formula(n, each, *parts[pair]) for pair, each in products.items()}
 
 
 def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
@@ -68,18 +62,12 @@ def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Ten
     return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def own_terms(statistics: GramStatistics, model: int, groups: int = 1, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the three terms of the unbiased HSIC of each layer of a model with itself, all alike in sign for -1."""
+def rounding_of(statistics: GramStatistics, model: int, dtype: torch.dtype, groups: int = 1) -> Float[Tensor, " l"]:
+    """Return what rounding may leave of the unbiased HSIC of each layer of a model with itself, whose terms cancel."""
     sums = statistics.sums[model]
     totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
-    return statistics.products[model, model].diagonal(), sign * sums.square().sum(1), totals
-
-
-def cancels(statistics: GramStatistics, model: int, dtype: torch.dtype) -> Bool[Tensor, " l"]:
-    """Return whether nothing but rounding is left of the unbiased HSIC of each layer of a model with itself."""
-    n = statistics.sums[model].shape[1]
-    value, size = (unbiased_from_sums(n, *own_terms(statistics, model, sign=sign)) for sign in (1, -1))
-    return value <= ROUNDINGS * torch.finfo(dtype).eps * size
+    terms = statistics.products[model, model].diagonal(), -sums.square().sum(1), totals
+    return ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
 
 
 def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
@@ -118,13 +106,9 @@ MANY = 8192  # rows in float64, from which on products of features cost less tha
 
 @torch.no_grad()
 def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | None = None) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of every layer, which are about centred.
+    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred.
 
-    Products are taken in the dtype of the rows, and summed up in float64.
-
-    Args:
-        rows: Of each different layer.
-        blocks: Which models have them; by default one has all.
+    Products are taken in the dtype of the rows, and summed up in float64. By default one model has all layers.
     """
     blocks = blocks or one_model(len(rows))
     own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
@@ -185,21 +169,16 @@ def _fill(tiles: Sequence[Tensor], blocks: Blocks, sides: Sequence[tuple[Tensor,
 def block_statistics(rows: Sequence[Float[Tensor, "n _"]], groups: int, blocks: Blocks | None = None) -> GramStatistics:
     """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
 
-    Small blocks of many groups are made together, large ones tile by tile, and the whole K never.
-
-    Args:
-        groups: How many groups there are; all are of one size, and the rows of each stand side by side.
-        blocks: See `linear_statistics`.
+    Small blocks of many groups are made together, large ones tile by tile, and the whole K never. All groups are of
+    one size, and the rows of each stand side by side.
     """
     blocks = blocks or one_model(len(rows))
     size = len(rows[0]) // groups
     at_once = 1 if size > LARGE else max(AT_ONCE // size**2, 1)
     parts = []
     for part in zip(*(x.split(size * at_once) for x in rows), strict=True):
-        if size > LARGE:
-            parts.append(linear_statistics(part, blocks))
-        else:
-            parts.append(dense_statistics([y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part)], blocks))
+        grams = (y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part))
+        parts.append(linear_statistics(part, blocks) if size > LARGE else dense_statistics([*grams], blocks))
     products, sums, diagonals = zip(*parts, strict=True)
     joint = [[torch.cat(each, 1) for each in zip(*kind, strict=True)] for kind in (sums, diagonals)]
     return GramStatistics({pair: sum(part[pair] for part in products) for pair in blocks.pairs}, *joint)
@@ -218,17 +197,8 @@ def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks | 
     )
 
 
-def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Return ⟨xᵢ, xⱼ⟩."""
-    return rows @ rows.T
-
-
 def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
-    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels.
-
-    Raises:
-        ValueError: Half of all distances are zero.
-    """
+    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels."""
     gram = rows @ rows.T
     own = gram.diagonal()
     squared = (own[:, None] + own - 2 * gram).clamp(min=0)  # rounding can leave less than none

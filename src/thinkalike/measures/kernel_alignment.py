@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from operator import attrgetter
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, one_model
+from thinkalike.arguments import check_choice
+from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, common_dtype, one_model
 from thinkalike.measures.hsic import (
     FEWEST,
-    ROUNDINGS,
     all_hsics,
     block_statistics,
-    cancels,
     dense_statistics,
     hsic1,
-    linear_gram,
     linear_statistics,
-    own_terms,
     rbf_gram,
-    unbiased_from_sums,
+    rounding_of,
 )
 from thinkalike.measures.rows import CentredRows, RowGroups, centre, flaw_of, refuse_flaws, size_of
 
@@ -74,45 +73,30 @@ def cka_measure(
 ) -> LayerMeasure:
     """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    Args:
-        is_relative: Whether HSICs are of rows of unit variance, so that features of any size have one.
+    If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one.
     """
-    return LayerMeasure(
-        centre,
-        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
-        _moved,
-        fewest=FEWEST,
-        finish=alignment,
-        flatten=flatten,
-        given=partial(_within, estimator),
-        leverage=_leverage,
-    )
+    compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
+    return _measure(centre, compare, flatten=flatten, given=partial(_within, estimator))
 
 
 def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
-    return LayerMeasure(
-        partial(centre_groups, groups),
-        partial(layer_hsics_within, groups=groups, estimator=estimator),
-        _moved,
-        fewest=FEWEST,
-        finish=alignment,
-        leverage=_leverage,
-    )
+    compare = partial(layer_hsics_within, groups=groups, estimator=estimator)
+    return _measure(partial(centre_groups, groups), compare)
+
+
+def _measure(prepare: Callable[..., CentredRows], compare: CompareAll, **options: Any) -> LayerMeasure:
+    share = attrgetter("leverage")
+    return LayerMeasure(prepare, compare, _moved, fewest=FEWEST, finish=alignment, leverage=share, **options)
 
 
 def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
     return layer._replace(rows=layer.rows[order])
 
 
-def _leverage(layer: CentredRows) -> Float[Tensor, ""]:
-    return layer.leverage
-
-
 def check_choices(**given: str) -> None:
     """Raise a ValueError that names the first option that is not known."""
     for key, value in given.items():
-        if value not in CHOICES[key]:
-            raise ValueError(f"{key}={value} is not known; there is: {', '.join(CHOICES[key])}")
+        check_choice(key, value, CHOICES[key])
 
 
 def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
@@ -126,31 +110,24 @@ def layer_hsics(
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the HSIC of every two layers of models compared in float64, in the unit of the features; differentiable.
 
-    Args:
-        layers: Different features.
-        blocks: Which models have them, and which are compared.
-        is_relative: See `cka_measure`.
-
-    Raises:
-        ValueError: A layer cannot be compared, or its rows are all alike but for one, which the unbiased estimator
-            cannot tell from none.
+    A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
     rows = [layer.rows for layer in layers]
-    if is_first := bool(_alone(blocks)):  # permuted rows are compared across models alone
+    if _alone(blocks):  # permuted rows are compared across models alone
         refuse_flaws(layers)
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
     else:
-        gram = linear_gram if kernel == "linear" else rbf_gram
-        statistics = dense_statistics([gram(x) for x in rows], blocks)
-    if estimator == "unbiased" and is_first:
-        flat = {model: cancels(statistics, model, rows[0].dtype) for model in _alone(blocks)}
-        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
+        statistics = dense_statistics([x @ x.T if kernel == "linear" else rbf_gram(x) for x in rows], blocks)
     hsics = all_hsics(statistics, estimator)
-    return hsics if kernel == "rbf" or is_relative else in_units(hsics, layers, blocks)
+    if estimator == "unbiased":
+        left = {model: rounding_of(statistics, model, rows[0].dtype) for model in _alone(blocks)}
+        flat = {model: hsics[model, model].diagonal() <= least for model, least in left.items()}
+        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
+    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
 
 
-def in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
+def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
     """Return HSICs of scaled rows in the unit of the features."""
     squares = [scale.square() for scale in blocks.by_model([layer.scale for layer in layers])]
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
@@ -163,19 +140,18 @@ def _alone(blocks: Blocks) -> list[int]:
 
 def _refuse_flat(flat: Mapping[int, Tensor], layers: Sequence[CentredRows], blocks: Blocks, message: str) -> None:
     """Refuse the first layer of which nothing but rounding is left."""
-    names = [layers[place].name for model in flat for place in blocks.models[model]]
-    for name, is_flat in zip(names, torch.cat(list(flat.values())).tolist() if flat else [], strict=True):
-        if is_flat:
-            raise ValueError(f"{name}: {message}")
+    for model, own in flat.items():
+        for place, is_flat in zip(blocks.models[model], own.tolist(), strict=True):
+            if is_flat:
+                raise ValueError(f"{layers[place].name}: {message}")
 
 
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
     """Return CKA without 1/n in the centring and without the root; HSIC's last term is read as a trace like the others.
 
-    Features come in float64: the shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at
-    n = 1024.
+    The shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at n = 1024.
     """
-    K, L = (linear_gram(features - features.sum(0)) for features in (X, Y))
+    K, L = (rows @ rows.T for rows in (X - X.sum(0), Y - Y.sum(0)))
     return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
 
 
@@ -186,9 +162,7 @@ def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tenso
 def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
 
-    Args:
-        features: The rows of the batch, in float32 or float64; those without a group are left out.
-        name: The name of the rows in errors.
+    Rows of the batch that have no group are left out.
     """
     rows = features[groups.order]
     size = size_of(rows)
@@ -211,16 +185,13 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
 def group_hsics(
     rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str
 ) -> tuple[Float[Tensor, "l l"], Bool[Tensor, " l"]]:
-    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and which layers have nothing in it.
+    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and of which layers only rounding is left.
 
     HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels.
 
     Args:
         rows: Of each different layer, in the order of the groups and about centred in each of them.
         estimator: "unbiased" or "biased".
-
-    Returns:
-        The sums, and whether nothing but rounding is left of a layer's sum with itself.
     """
     hsics, flat = _block_hsics(rows, groups, estimator, one_model(len(rows)))
     return hsics[0, 0], flat[0]
@@ -231,31 +202,24 @@ def _block_hsics(
 ) -> tuple[dict[Pair, Tensor], dict[int, Tensor]]:
     """Return `group_hsics` of the layers of every two models compared, and by model which have nothing in it."""
     total: dict[Pair, Tensor] = {}
-    size_of_terms: dict[int, Tensor] = {}
+    left: dict[int, Tensor] = {}
     start = 0
     for count, size in groups.shapes:
         statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
         for pair, hsics in all_hsics(statistics, estimator, count).items():
             total[pair] = total.get(pair, 0) + size * hsics
         for model in _alone(blocks):
-            terms = size * unbiased_from_sums(size, *own_terms(statistics, model, count, sign=-1))
-            size_of_terms[model] = size_of_terms.get(model, 0) + terms
+            left[model] = left.get(model, 0) + size * rounding_of(statistics, model, rows[0].dtype, count)
         start += count * size
-    rounding = ROUNDINGS * torch.finfo(rows[0].dtype).eps
-    flat = {model: total[model, model].diagonal() <= rounding * terms for model, terms in size_of_terms.items()}
-    return total, flat
+    return total, {model: total[model, model].diagonal() <= least for model, least in left.items()}
 
 
 def layer_hsics_within(
     layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of `group_hsics` in the unit of the features, as `layer_hsics` does without groups.
-
-    Raises:
-        ValueError: Nothing is left of a layer, as where the rows of each token are alike but for one.
-    """
+    """Return the sums of `group_hsics` in the unit of the features; a ValueError if nothing is left of a layer."""
     if _alone(blocks):
         refuse_flaws(layers, "the rows of each token are the same")
     hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
     _refuse_flat(flat, layers, blocks, "given the token there is no variance but in single rows")
-    return in_units(hsics, layers, blocks)
+    return _in_units(hsics, layers, blocks)

@@ -29,14 +29,9 @@ def token_loss(
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
-    Args:
-        states: The last residuals, one per token.
-        finish: The final norm and the unembedding; its weights get no gradient.
-        targets: The next tokens.
-        chunk: Tokens whose logits are in memory at a time; the result does not depend on it.
-
-    Returns:
-        The losses in float32 (float64 for float64 states), differentiable once in `states`.
+    It is in float32 (float64 for float64 states), and differentiable once in `states`, the last residuals. The weights
+    of `finish`, the final norm and the unembedding, get no gradient. The logits of one chunk of tokens are in memory at
+    a time; the result does not depend on its size.
     """
 
     def chunked(rows: slice) -> _Loss:
@@ -54,16 +49,11 @@ def token_loss(
 
 
 def token_kl(
-    states: Float[Tensor, "*k n d"],
-    finish: Finish,
-    reference: Float[Tensor, "n d"],
-    chunk: int = CHUNK,
+    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int = CHUNK
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
-    Args:
-        states: The last residuals, once or k times with the same reference.
-        reference: The last residuals that p is made of; they get no gradient.
+    The states are the last residuals, once or k times with the same reference, which gets no gradient.
     """
 
     def chunked(rows: slice) -> _Loss:
@@ -85,7 +75,7 @@ def token_kl(
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
     """Return the logits of states, at least in float32."""
     logits = finish(states)
-    return logits.to(_wide(logits.dtype))
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int) -> Tensor:
@@ -133,7 +123,8 @@ def _losses(
             with torch.set_grad_enabled(wanted):
                 logits = finish(part)
             if space.numel() < logits.numel():
-                space = torch.empty(logits.numel(), dtype=_wide(logits.dtype), device=logits.device)
+                wide = torch.promote_types(logits.dtype, torch.float32)
+                space = torch.empty(logits.numel(), dtype=wide, device=logits.device)
             log_shares = space[: logits.numel()].view(logits.shape)
             torch.log_softmax(logits.detach(), -1, dtype=space.dtype, out=log_shares)
             columns.append(loss(log_shares, wanted))
@@ -142,10 +133,6 @@ def _losses(
             del logits  # else they would live until the next chunk has its own
         values.append(torch.stack(columns))
     return torch.cat(values, 1), gradient
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
@@ -175,17 +162,15 @@ def compare_outputs(
     chunk: int = CHUNK,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
-    parts: list[OutputMatch] = []
-    for start in range(0, len(targets), chunk):
-        rows = slice(start, start + chunk)
-        top, standard = _distribution(reference[rows], finish)
+    parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
+    for own, theirs, following in pieces:
+        top, standard = _distribution(theirs, finish)
         shares, matches = standard.exp(), []
-        for own in states:
-            likely, logs = _distribution(own[rows], finish)
-            loss = -logs.gather(-1, targets[rows, None].long()).squeeze(-1)
-            kl = (standard - logs).mul_(shares).sum(-1)
-            matches.append(OutputMatch(loss, kl, likely == top))
-        parts.append(OutputMatch(*(torch.stack(values) for values in zip(*matches, strict=True))))
+        for each in own:
+            likely, logs = _distribution(each, finish)
+            loss = -logs.gather(-1, following[:, None].long()).squeeze(-1)
+            matches.append((loss, (standard - logs).mul_(shares).sum(-1), likely == top))
+        parts.append([torch.stack(values) for values in zip(*matches, strict=True)])
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 
 
@@ -219,10 +204,7 @@ def surprises(
 
     p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
     nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens: docs/LOG.md has leaks of several widths.
-
-    Args:
-        codes: See `token_codes`, on the device of the states.
+    up to about d tokens: docs/LOG.md has leaks of several widths. For the codes see `token_codes`.
     """
     surprising = []
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):

@@ -35,12 +35,8 @@ class CKA(Metric):
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
             their rows, and over batches, come before the ratio. "none" compares all rows.
-        permutations: How often to compare also with the target's documents permuted inside each batch, or given the
-            token, its rows of each token; each takes as much time again. A p-value is at least 1 / (permutations + 1).
+        permutations: For a null, see `LayerMeans`; each takes as much time again.
         kwargs: Options of `torchmetrics.Metric`.
-
-    Raises:
-        ValueError: An option is not known.
     """
 
     is_differentiable = False
@@ -82,7 +78,7 @@ class CKA(Metric):
     ) -> None:
         """Add one batch: the same tokens, or rows, in both models; see `Accumulator.update`."""
         number = len(self._batches()) if number is None else number
-        self._means.reset()
+        self._means.records.clear()
         self._means.update(source, target, mask, number, groups, documents)
         record = {"number": torch.tensor(number), **self._means.records[number]}
         flat = torch.cat([record[name].double().flatten() for name in self._shapes])
@@ -94,11 +90,7 @@ class CKA(Metric):
         return self._result(self._batches()[-1])
 
     def compute(self) -> CKAResult:
-        """Return the CKA of all batches so far, of all processes, with intervals.
-
-        Raises:
-            ValueError: There was no batch.
-        """
+        """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
         if not self.update_called:
             raise ValueError("there is no CKA of no batches: call update first")
         return self._result(torch.cat(self._batches()))
@@ -109,11 +101,7 @@ class CKA(Metric):
         super().reset()
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
-        """Add the batches of another metric.
-
-        Raises:
-            ValueError: It has other options.
-        """
+        """Add the batches of another metric; a ValueError if it has other options."""
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
             raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
         super().merge_state(incoming_state)

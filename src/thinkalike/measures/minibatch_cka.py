@@ -19,12 +19,7 @@ from thinkalike.measures.kernel_alignment import alignment, check_choices, cka_m
 class CKAMeans(LayerMeans):
     """CKA of batches as all measures of layer pairs are gathered; `thinkalike.CKA` is this as a metric of torchmetrics.
 
-    Args:
-        estimator, aggregate, kernel, flatten, given, permutations: See `CKA`.
-        left_out: See `LayerMeans`; such batches have one aggregate.
-
-    Raises:
-        ValueError: An option is not known.
+    For its options see `CKA`; batches that are `left_out`, see `LayerMeans`, have one aggregate.
     """
 
     def __init__(
@@ -42,11 +37,8 @@ class CKAMeans(LayerMeans):
     ):
         check_choices(estimator=estimator, aggregate=aggregate, kernel=kernel, flatten=flatten, given=given)
         if given == "token" and (kernel, flatten) != ("linear", "token"):
-            raise ValueError(
-                f"given=token compares single tokens by kernel=linear, not {kernel} with flatten={flatten}"
-            )
-        measure = cka_measure(estimator, kernel, flatten)
-        after = aggregate == "mean_of_ratios"
+            raise ValueError(f"given=token compares single tokens by kernel=linear, not {kernel} of flatten={flatten}")
+        measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
         super().__init__(source_layers, target_layers, measure, permutations, left_out, given=given, after_ratio=after)
         self.aggregate = "ratio_of_means" if left_out else aggregate
 
@@ -92,21 +84,13 @@ class CKAResult(LayerPairEstimate):
     label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
-        """Return the CKA of one layer pair minus that of another, paired over batches.
-
-        Args:
-            first, second: The layer of the source and the layer of the target.
-        """
+        """Return the CKA of one layer pair, (source, target), minus that of another, paired over batches."""
         (a, b), (c, d) = first, second
         whole, replicates = self._across(batch_mean), self._across(leave_one_out)
         return jackknife(whole[a, b] - whole[c, d], replicates[:, a, b] - replicates[:, c, d])
 
     def distance(self) -> ModelDistance:
-        """Return the `arc_length` of the CKA of corresponding layers, for models of equal depth.
-
-        Raises:
-            ValueError: The models differ in depth.
-        """
+        """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
@@ -116,18 +100,14 @@ class CKAResult(LayerPairEstimate):
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two, and so on; meaningless if `left_out`."""
-        return self._across(_running_mean)
+        counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
+        return self._across(lambda values: values.cumsum(0) / counts)
 
     def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
         """Return CKA with the mean over batches before the ratio (Nguyen et al. 2021) or after (Brown et al. 2023)."""
         depth, is_before = len(self.value), self.aggregate == "ratio_of_means"
         ckas = alignment(mean(self.hsics)) if is_before else mean(alignment(self.hsics))
         return ckas[..., :depth, depth:]
-
-
-def _running_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
-    counts = torch.arange(1, len(values) + 1, device=values.device).view(-1, *[1] * (values.ndim - 1))
-    return values.cumsum(0) / counts
 
 
 def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, each_pair
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
 from thinkalike.measures.rows import RowGroups
 
 NEIGHBOURS = 10
@@ -44,10 +44,8 @@ def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOUR
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
     1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) the k rows of greatest cosine similarity with row i, without i
-    itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient.
-
-    Raises:
-        ValueError: n < k + 2, n differs, a value is not finite, a row is 0, or all rows are the same.
+    itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient, and
+    the errors of `mutual_knn`.
     """
     return jaccard_measure(k).of(X, Y)
 
@@ -57,10 +55,8 @@ def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int
 
     1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `jaccard`
     (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
-    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
-
-    Raises:
-        ValueError: See `jaccard`.
+    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here, and
+    the errors of `mutual_knn`.
     """
     return second_order_measure(k).of(X, Y)
 
@@ -138,14 +134,11 @@ def _share_in_common(
     layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
 ) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the share of neighbours that any two layers have in common; some rows at a time, by one product of all."""
-    rows, place, start = len(layers[0]), layers[0].device, 0
-    shared = torch.zeros(len(layers), len(layers), dtype=torch.float64, device=place)
+    numbers, rows, start = torch.stack([*layers]), len(layers[0]), 0
+    shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
     for count, size in groups.shapes if groups else [(1, rows)]:
-        parts = [each[start : start + count * size].split(max(AT_ONCE // (len(layers) * size), 1)) for each in layers]
-        for part in zip(*parts, strict=True):
-            member = torch.zeros(len(layers), len(part[0]), size, device=place)
-            for own, numbers in zip(member, part, strict=True):
-                own.scatter_(1, numbers, 1.0)
+        for part in numbers[:, start : start + count * size].split(max(AT_ONCE // (len(layers) * size), 1), 1):
+            member = part.new_zeros(*part.shape[:2], size, dtype=torch.float32).scatter_(2, part, 1.0)
             flat = member.flatten(1)
             shared += (flat @ flat.T).double()
         start += count * size
@@ -184,7 +177,7 @@ def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours
 
 
 def _moved(prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    member, cosine = (pairs[order[:, None], order] for pairs in (prepared.member, prepared.cosine))
+    member, cosine = (both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine))
     return Neighbours(_in_order(prepared.numbers, order), member, cosine)
 
 

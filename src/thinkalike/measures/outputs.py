@@ -16,11 +16,8 @@ AT_ONCE = 2**24  # logits whose divergence is computed at a time
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
 
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991). A logit of -∞ has a probability of 0. It is
-    differentiable, and computed in float32, or what is wider.
-
-    Args:
-        X, Y: Logits of two models with one vocabulary, v = w.
+    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
+    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider.
 
     Raises:
         ValueError: n or the vocabulary differs, there is no row, or a logit is NaN or +∞, or all of a row are -∞.
@@ -31,10 +28,8 @@ def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Te
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
     """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
 
-    Of equal logits the first one counts (Klabunde et al. 2024; Madani et al. 2004, "prediction disagreement").
-
-    Raises:
-        ValueError: See `jensen_shannon`.
+    Of equal logits the first one counts (Klabunde et al. 2024; Madani et al. 2004, "prediction disagreement"). It has
+    the errors of `jensen_shannon`.
     """
     return DISAGREEMENT.of(X, Y)
 
@@ -61,6 +56,7 @@ def _check_vocabulary(source: int, target: int) -> None:
 
 
 def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
+    """Return the mean divergence of log-probabilities, some rows at a time."""
     _check_vocabulary(source.shape[1], target.shape[1])
     rows = max(AT_ONCE // source.shape[1], 1)
     parts = zip(source.split(rows), target.split(rows), strict=True)
@@ -68,7 +64,6 @@ def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> F
 
 
 def _summed(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, ""]:
-    """Return the divergences of some rows, summed, from log-probabilities."""
     middle = torch.logaddexp(p, q) - math.log(2)
     terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
     return (terms[0] + terms[1]).sum(dtype=torch.float64) / 2
@@ -79,11 +74,7 @@ def _disagree(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[T
     return (source[:, 0] != target[:, 0]).double().mean()
 
 
-def _rows(prepared: Int[Tensor, "n 2"], order: Int[Tensor, " n"]) -> Int[Tensor, "n 2"]:
-    return prepared[order]
-
-
 JENSEN_SHANNON = LayerMeasure(
     _log_shares, each_pair(_divergence), rows_in_order, fewest=1, best=0.0, higher_is_closer=False
 )
-DISAGREEMENT = LayerMeasure(_top, each_pair(_disagree), _rows, fewest=1, best=0.0, higher_is_closer=False)
+DISAGREEMENT = LayerMeasure(_top, each_pair(_disagree), rows_in_order, fewest=1, best=0.0, higher_is_closer=False)

@@ -17,7 +17,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.accumulators import Accumulator, Batch, Record, States
 from thinkalike.measures.chance import LayerPairEstimate
-from thinkalike.measures.closed_forms import CUTOFF, RIDGE, LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import Pair
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.hsic import FEWEST
@@ -25,17 +25,15 @@ from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
 
 
 class LinearPrediction:
-    """Held-out R² of the least-squares maps between l layers of a source and m of a target, from the source and back.
+    """Held-out R² of the least-squares maps of layer pairs (l, m), from the source to the target and back.
 
-    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to fit
-    on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
-    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in float64,
-    and sums over batches come before the ratio. R² back predicts x from y.
-
-    First come all batches to `fit` on, then those that `judge`.
+    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to
+    fit on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
+    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in
+    float64, and sums over batches come before the ratio. R² back predicts x from y. First come all batches to `fit` on,
+    then those that `judge`.
 
     Args:
-        pairs: The layer pairs (l, m).
         ridge: More than 0, in units of the mean variance of the states that predict.
         nothing: The R² of states that do not vary; None: that is an error.
     """
@@ -48,11 +46,7 @@ class LinearPrediction:
 
     @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
-        """Add the states of the same n rows in both models to fit on, see `Moments.update`.
-
-        Raises:
-            ValueError: There were rows that judge already; see `Moments.update`.
-        """
+        """Add the states of the same n rows in both models to fit on, before any judge; see `Moments.update`."""
         if self._sums:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
         self.moments.update(sources, targets)
@@ -60,27 +54,23 @@ class LinearPrediction:
     @takes_arrays
     @torch.no_grad()
     def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
-        """Add a batch of held-out rows.
-
-        Args:
-            sources, targets: See `Moments.update`.
-            number: The number of this batch; by default the count of batches so far.
+        """Add a batch of held-out rows, as `Moments.update` takes them; its number is by default the next one.
 
         Raises:
-            ValueError: Fewer than two rows came to fit on, layers differ in n, or a state is not finite.
+            ValueError: Fewer than two rows came to fit on, or a state is not finite.
         """
         rows: dict[tuple[int, int], Tensor] = {}
         sums = torch.zeros(len(self.pairs), 2, 2, dtype=torch.float64)
         for place, pair in enumerate(self.pairs):
             moments = self.moments.of(pair)
-            for side, (layer, states) in enumerate(zip(pair, (sources, targets), strict=True)):
-                if (side, layer) not in rows:
-                    rows[side, layer] = _centred(states[layer], moments, side)
+            ways = moments, moments.reversed
+            for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
+                if key not in rows:  # zeros where the states to fit on did not vary but by rounding
+                    states_apart = states[key[1]].double() - way.mean_x
+                    rows[key] = torch.zeros_like(states_apart) if way.is_constant else states_apart
             x, y = rows[0, pair[0]], rows[1, pair[1]]
-            if len(x) != len(y):
-                raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
             for direction, (given, wanted) in enumerate(((x, y), (y, x))):
-                residual = wanted - given @ self._map(pair, moments, direction)
+                residual = wanted - given @ self._map((direction, pair[direction]), ways[direction])
                 sums[place, direction] = torch.stack([residual.square().sum(), wanted.square().sum()])
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
@@ -123,28 +113,15 @@ class LinearPrediction:
         nothing = torch.full_like(whole, self.nothing or 0.0)
         return torch.where(constant, nothing, 1 - left / whole.masked_fill(constant, 1))
 
-    def _map(self, pair: LayerPair, moments: PairStatistics, direction: int) -> Float[Tensor, "d e"]:
+    def _map(self, key: tuple[int, int], moments: PairStatistics) -> Float[Tensor, "d e"]:
         """Return W' of one direction; it is solved for anew each time, as the maps of all pairs may be gigabytes."""
-        products, key = (moments.xy.T if direction else moments.xy), (direction, pair[direction])
-        if _constant(moments, direction):
-            return torch.zeros_like(products)
+        if moments.is_constant:
+            return torch.zeros_like(moments.xy)
         if key not in self._factors:
-            own = moments.yy if direction else moments.xx
+            own = moments.xx
             ridge = self.ridge * own.diagonal().mean() * torch.eye(len(own), dtype=own.dtype, device=own.device)
             self._factors[key] = torch.linalg.cholesky(own + ridge)
-        return torch.cholesky_solve(products, self._factors[key])
-
-
-def _centred(states: Float[Tensor, "n d"], moments: PairStatistics, side: int) -> Float[Tensor, "n d"]:
-    """Return states less the mean of the rows to fit on; zeros where those did not vary but by rounding."""
-    rows = states.double() - (moments.mean_y if side else moments.mean_x)
-    return torch.zeros_like(rows) if _constant(moments, side) else rows
-
-
-def _constant(moments: PairStatistics, side: int) -> Tensor:
-    """Return whether the states of the source (0) or of the target (1) were the same in all rows to fit on."""
-    products, mean = (moments.yy, moments.mean_y) if side else (moments.xx, moments.mean_x)
-    return products.trace() <= moments.n * (CUTOFF * mean).square().sum()
+        return torch.cholesky_solve(moments.xy, self._factors[key])
 
 
 # ---- all layers of two models, batch by batch
@@ -178,10 +155,8 @@ class LayerPredictions(Accumulator):
         self._prediction: LinearPrediction | None = None
 
     def _compared(self, metrics: Sequence[LayerPredictions], sides: Sequence[Pair], batch: Batch) -> list[Record]:
-        return [
-            metric._predicted(batch.states[source], batch.states[target], batch)
-            for metric, (source, target) in zip(metrics, sides, strict=True)
-        ]
+        states, pairs = batch.states, zip(metrics, sides, strict=True)
+        return [metric._predicted(states[source], states[target], batch) for metric, (source, target) in pairs]
 
     def _predicted(self, source: States, target: States, batch: Batch) -> Record:
         """Fit or judge maps between the layers of a pair; a batch to fit on leaves an empty record."""
@@ -200,11 +175,7 @@ class LayerPredictions(Accumulator):
         return {"used": torch.tensor([len(within.order), within.rows] if within else [1, 1])}
 
     def compute(self) -> PredictionEstimate:
-        """Return R² over all batches that judged so far, with intervals.
-
-        Raises:
-            ValueError: No batch judged; see `LinearPrediction.compute`.
-        """
+        """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
         depth, judged = self.source_layers, self._columns()["used"]
         assert self._prediction is not None
         onward, backward = self._prediction.compute()

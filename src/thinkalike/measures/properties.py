@@ -47,31 +47,31 @@ OF_LOGITS: frozenset[Invariance] = frozenset({"row_permutation"})
 OUTPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows"})
 UNCORRELATED: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "constant"})
 
-RSA = Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3)
+NEIGHBOURS = Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5)
+OUTPUTS = Properties(0.0, log(2), OF_LOGITS, 2, False, identical=0.0, fewest=1, refuses=OUTPUT)
+CORRELATION = Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0)
+RSA = replace(CORRELATION, fewest=3)
+RANKS = Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS)
+MLEM = Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3)
+MLEM_LOSS = replace(MLEM, low=0.0, high=2.0, differentiable=1, higher_is_closer=False, refuses=UNCORRELATED)
 
 PROPERTIES = {
-    "cka": Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
+    **dict.fromkeys(("cka", "cka rbf"), Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0)),
     "cka biased": Properties(0.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
-    "cka rbf": Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
-    "cka of batches": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
-    "cka given the token": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
+    **dict.fromkeys(("cka of batches", "cka given the token"), CORRELATION),
     "hsic1": Properties(-inf, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
     "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=frozenset()),
     "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
-    "mutual knn": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
-    "jaccard": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
-    "second order cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    **dict.fromkeys(("mutual knn", "mutual knn given the token", "jaccard"), NEIGHBOURS),
+    "second order cosine": replace(NEIGHBOURS, low=-1.0),
     "procrustes": Properties(0.0, pi / 2, SAME_SHAPE, 2, False, identical=0.0, fewest=2),
     "svcca": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=2),
     "soft matching": Properties(
         -1.0, 1.0, SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}, 2, True, identical=1.0, fewest=2
     ),
-    "distance correlation": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
-    "jensen-shannon": Properties(0.0, log(2), OF_LOGITS, 2, False, identical=0.0, fewest=1, refuses=OUTPUT),
-    "disagreement": Properties(
-        0.0, 1.0, OF_LOGITS | {"isotropic_scaling"}, 0, False, identical=0.0, fewest=1, refuses=OUTPUT
-    ),
-    "mutual knn given the token": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "distance correlation": CORRELATION,
+    "jensen-shannon": OUTPUTS,
+    "disagreement": replace(OUTPUTS, high=1.0, differentiable=0, invariances=OF_LOGITS | {"isotropic_scaling"}),
     "r2": Properties(
         -inf, 1.0, SAME_SHAPE | {"unit_scaling", "invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3
     ),
@@ -82,17 +82,8 @@ PROPERTIES = {
     "rsa norm_difference": replace(RSA, invariances=SAME_SHAPE - {"translation"}),
     **{f"rsa by {name}": RSA for name in ("tau_a", "corr", "corr_cov")},
     **{f"rsa by {name}": replace(RSA, low=0.0) for name in ("cosine", "cosine_cov")},
-    "spearman": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
-    "weighted tau": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
-    "mlem": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
-    "mlem levels": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
-    "mlem loss pearson": Properties(
-        0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
-    ),
-    "mlem loss spearman": Properties(
-        0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
-    ),
-    "token kl": Properties(
-        0.0, inf, OF_LOGITS, 1, False, identical=0.0, symmetric=False, fewest=1, refuses=frozenset()
-    ),
+    **dict.fromkeys(("spearman", "weighted tau"), RANKS),
+    **dict.fromkeys(("mlem", "mlem levels"), MLEM),
+    **dict.fromkeys(("mlem loss pearson", "mlem loss spearman"), MLEM_LOSS),
+    "token kl": replace(OUTPUTS, high=inf, differentiable=1, symmetric=False, refuses=frozenset()),
 }

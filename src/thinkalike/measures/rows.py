@@ -16,7 +16,10 @@ from thinkalike.measures.hsic import ROUNDINGS
 
 
 def rows_of(
-    states: Shaped[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
+    states: Shaped[Tensor, "*b d"],
+    flatten: str,
+    mask: Shaped[Tensor, " ..."] | None = None,
+    places: Int[Tensor, " kept"] | None = None,
 ) -> Shaped[Tensor, "n e"]:
     """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
@@ -24,58 +27,40 @@ def rows_of(
         states: (b, t, d), or with more axes than t.
         flatten: "token": every token; "sample": a sequence laid out flat, (b, t d); "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
+        places: `places_of` the mask, for several layers of a batch.
 
     Raises:
         ValueError: The mask has another shape or dtype, or drops a token from a whole sequence.
     """
-    return RowChoice(flatten, mask)(states)
-
-
-class RowChoice:
-    """`rows_of` for the states of all layers of a batch, which share a mask.
-
-    Raises:
-        ValueError: The mask is not boolean.
-    """
-
-    def __init__(self, flatten: str, mask: Shaped[Tensor, " ..."] | None):
-        if mask is not None and mask.dtype != torch.bool:
-            raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
-        self.flatten, self.mask = flatten, mask
-        # a boolean index would let the host wait for a GPU at every layer
-        self.places = None if mask is None else mask.flatten().nonzero().squeeze(1)
-
-    def __call__(self, states: Shaped[Tensor, "*b d"]) -> Shaped[Tensor, "n e"]:
-        """Return the rows of one layer; see `rows_of` for its errors."""
-        mask = self.mask
-        if mask is not None and mask.shape != states.shape[:-1]:
+    if mask is not None:
+        if mask.shape != states.shape[:-1]:
             raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
-        if self.flatten == "token" or states.ndim == 2:
-            rows = states.flatten(0, -2)
-            return rows if self.places is None else rows[self.places]
-        if self.flatten == "sample":
-            if mask is not None and self.places is not None and len(self.places) < mask.numel():
-                raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
-            return states.flatten(1)
-        tokens = states.flatten(1, -2)
-        if mask is None:
-            return tokens.mean(1)
-        kept = mask.flatten(1)
-        return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
+        places = places_of(mask) if places is None else places
+    if flatten == "token" or states.ndim == 2:
+        rows = states.flatten(0, -2)
+        return rows if places is None else rows[places]
+    if flatten == "sample":
+        if mask is not None and places is not None and len(places) < mask.numel():
+            raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
+        return states.flatten(1)
+    tokens = states.flatten(1, -2)
+    if mask is None:
+        return tokens.mean(1)
+    kept = mask.flatten(1)
+    return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
+
+
+def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " n"]:
+    """Return the numbers of the tokens that count; a boolean index would let the host wait for a GPU at every layer."""
+    if mask.dtype != torch.bool:
+        raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
+    return mask.flatten().nonzero().squeeze(1)
 
 
 def labels_of_rows(
     labels: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], name: str
 ) -> Int[Tensor, " n"]:
-    """Return the label of each row that a mask leaves of a batch of states, (b, t, d) or (n, d).
-
-    Args:
-        labels: One for each state, such as its token or document.
-        name: The name of the labels in errors.
-
-    Raises:
-        ValueError: There is not one label for each state.
-    """
+    """Return the label, such as its token, of each row that a mask leaves of a batch of states, (b, t, d) or (n, d)."""
     if labels.shape != states.shape[:-1]:
         raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
     return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
@@ -106,11 +91,7 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
 
 
 def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return the rows as `centre` gives them, in their own dtype and at least in float32, if they can be compared.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same.
-    """
+    """Return the rows as `centre` gives them, at least in float32, if they can be compared; see `refuse_flaws`."""
     rows = centre(features.to(common_dtype([features])), name)
     refuse_flaws([rows])
     return rows
@@ -121,11 +102,8 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Shift and scale get no gradient: CKA has none.
-    `refuse_flaws` finds what cannot be compared, so that a GPU need not be waited for at every layer.
-
-    Args:
-        features: The rows, in float32 or float64; of any size, as they are divided by a power of two first.
-        name: The name of the rows in errors.
+    Rows in float32 or float64 may be of any size, as they are divided by a power of two first. `refuse_flaws` finds
+    what cannot be compared, so that a GPU need not be waited for at every layer.
     """
     with torch.no_grad():
         size = size_of(features)
@@ -155,21 +133,11 @@ def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.d
 
 
 def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
-    """Look at all layers at once, and refuse the first that cannot be compared.
-
-    Args:
-        layers: At least one.
-        alike: What the error calls rows that are all alike.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same up to rounding.
-    """
+    """Look at all layers at once; a ValueError of the first that is not finite, or the same up to rounding."""
+    reasons = {NOT_FINITE: "a value is not finite, or too large", ALIKE: f"{alike}, or differ by too little"}
     for layer, flaw in zip(layers, torch.stack([layer.flaw for layer in layers]).tolist(), strict=True):
-        if flaw == NOT_FINITE:
-            raise ValueError(f"{layer.name}: a value is not finite, or too large for {layer.rows.dtype}")
-        if flaw == ALIKE:
-            within = f"or differ by too little for {layer.rows.dtype}"
-            raise ValueError(f"{layer.name}: {alike}, {within}, so there is no variance to compare")
+        if flaw:
+            raise ValueError(f"{layer.name}: {reasons[flaw]} for {layer.rows.dtype}")
 
 
 def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
@@ -199,18 +167,12 @@ class RowGroups:
     @classmethod
     @takes_arrays
     def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
-        """Group rows by their token; a token that stands in fewer than `fewest` rows makes no group.
-
-        Raises:
-            ValueError: No token stands in as many rows.
-        """
+        """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):
-            raise ValueError(
-                f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token: "
-                "give more rows at once, as by measure.tokens_per_batch"
-            )
+            found = f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token"
+            raise ValueError(f"{found}: give more rows at once, as by measure.tokens_per_batch")
         kept = int((sizes * numbers).sum())
         order = (counts[labels] * len(counts) + labels).argsort(stable=True)[len(tokens) - kept :]
         return cls(order, list(zip(numbers.tolist(), sizes.tolist(), strict=True)), len(tokens))
@@ -219,11 +181,6 @@ class RowGroups:
     def whole(cls, n: int, device: torch.device) -> RowGroups:
         """Return a single group of all n rows."""
         return cls(torch.arange(n, device=device), [(1, n)], n)
-
-    @property
-    def used(self) -> float:
-        """The share of the rows that are in a group, in (0, 1]."""
-        return len(self.order) / self.rows
 
     def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
         """Yield views of rows that stand in `order`: for each size s, its g groups."""
@@ -234,11 +191,11 @@ class RowGroups:
 
     def shuffled(self, seed: int) -> Int[Tensor, " kept"]:
         """Return a permutation of rows that stand in `order`, at random within every group."""
-        generator, places = seeded(seed), torch.arange(len(self.order))
-        parts = [
-            block.gather(1, torch.rand(block.shape, generator=generator).argsort(1)) for block in self.blocks(places)
-        ]
-        return torch.cat([part.flatten() for part in parts]).to(self.order.device)
+        generator, parts = seeded(seed), []
+        for block in self.blocks(torch.arange(len(self.order))):
+            order = torch.rand(block.shape, generator=generator).argsort(1)
+            parts.append(block.gather(1, order).flatten())
+        return torch.cat(parts).to(self.order.device)
 
     def without_means(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
         """Return the rows in `order`, in float64, less the mean of their group.

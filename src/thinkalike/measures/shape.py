@@ -32,11 +32,7 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, in units of their typical norm.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same.
-    """
+    """Return rows less their mean, in float64, in units of their typical norm; errors as of `refuse_flaws`."""
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 

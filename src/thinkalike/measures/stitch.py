@@ -109,25 +109,19 @@ class Stitch(nn.Module):
         """
         if self.kind not in KINDS or self.norm != "none":
             raise ValueError(f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map")
-        width_in, width_out = self.widths
-        weight, bias = torch.zeros(width_out, width_in), torch.zeros(width_out)
         linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
-        if linear:
-            first, last = linear[0], linear[-1]
-            weight = last.weight.double() if first is last else last.weight.double() @ first.weight.double()
-            bias = bias if last.bias is None else last.bias
-        weight = weight.double()
+        if not linear:
+            return AffineMap(torch.eye(self.widths[0]).double(), torch.zeros(self.widths[1]).double())
+        weight, bias = linear[-1].weight.double(), linear[-1].bias
+        if len(linear) > 1:
+            weight = weight @ linear[0].weight.double()
         if self.residual:
-            weight = weight + torch.eye(width_in).to(weight)
-        return AffineMap(weight, bias.to(weight))
+            weight = weight + torch.eye(len(weight)).to(weight)
+        return AffineMap(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(weight))
 
 
 def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes.
-
-    Raises:
-        PluginError: It is no module with weights from the one width to the other.
-    """
+    """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
     made: Any = plugins.load(kind)(width_in, width_out)
     try:
         with torch.no_grad():
@@ -135,10 +129,8 @@ def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
     except Exception as error:  # whatever the user's code raises
         raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
     if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
-        raise PluginError(
-            f"stitch {kind} must make an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out}); it "
-            f"makes a {type(made).__name__} to {shape}"
-        )
+        wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
+        raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")
     return made
 
 

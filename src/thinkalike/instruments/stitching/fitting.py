@@ -14,8 +14,8 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from thinkalike.evaluation.language import BITS, bits_columns, bytes_by_document, ends_of, readable_bytes, with_ends
-from thinkalike.evaluation.stitches import Maps, Reader
+from thinkalike.evaluation.language import ends_of, with_ends
+from thinkalike.evaluation.stitches import BITS, Maps, Reader, bits_columns, bytes_by_document, readable_bytes
 from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures.bootstrapping import documents_and_seeds_interval

@@ -49,7 +49,8 @@ class Stitching(
         import pandas as pd
         import torch
 
-        from thinkalike.evaluation.language import alignment_scalars, document_numbers
+        from thinkalike.evaluation.language import document_numbers
+        from thinkalike.evaluation.stitches import alignment_scalars
         from thinkalike.instruments.stitching.setting import Setting
         from thinkalike.stitches.results import write_stitches
         from thinkalike.training.run import Run, loggers_of
@@ -140,7 +141,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     """Fit the stitches of one direction with every seed, and report on them."""
     import pandas as pd
 
-    from thinkalike.evaluation.language import document_bytes
+    from thinkalike.evaluation.stitches import document_bytes
     from thinkalike.evaluation.verdicts import verdict
     from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
     from thinkalike.models.controls import randomised

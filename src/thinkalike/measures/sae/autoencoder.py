@@ -29,6 +29,7 @@ class SparseAutoencoder(nn.Module):
     (s, n, d), and give the same bits as each alone.
 
     Attributes:
+        d, f: The width of the states, and the number of latents.
         W_enc, b_enc: (d, f) and (f).
         W_dec, b_dec: (f, d), one direction a row, and (d).
         k: The most latents that a state can have, in 1..f; None: a ReLU.
@@ -36,7 +37,7 @@ class SparseAutoencoder(nn.Module):
 
     def __init__(self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None):
         super().__init__()
-        self.k = k
+        (self.d, self.f), self.k = W_enc.shape[-2:], k
         self.W_enc, self.b_enc = nn.Parameter(W_enc), nn.Parameter(b_enc)
         self.W_dec, self.b_dec = nn.Parameter(W_dec), nn.Parameter(b_dec)
 
@@ -49,36 +50,16 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def stacked(cls, several: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
-        """Return several autoencoders of one shape as one module, with a leading axis.
-
-        Raises:
-            ValueError: They differ in k.
-        """
+        """Return several autoencoders of one shape and one k as one module, with a leading axis."""
         if len(ks := {each.k for each in several}) > 1:
             raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
-        W_enc, b_enc, W_dec, b_dec = (
-            torch.stack(same) for same in zip(*(each.weights() for each in several), strict=True)
-        )
+        W_enc, b_enc, W_dec, b_dec = map(torch.stack, zip(*(each.parameters() for each in several), strict=True))
         return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
-
-    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return detached W_enc, b_enc, W_dec and b_dec, in the order of the constructor."""
-        return self.W_enc.detach(), self.b_enc.detach(), self.W_dec.detach(), self.b_dec.detach()
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        each = zip(*(part.clone() for part in self.weights()), strict=True)
+        each = zip(*(part.detach().clone() for part in self.parameters()), strict=True)
         return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
-
-    @property
-    def d(self) -> int:
-        """The width of the states."""
-        return self.W_enc.shape[-2]
-
-    @property
-    def f(self) -> int:
-        """The number of latents."""
-        return self.W_enc.shape[-1]
 
     def before(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
         """Return h W_enc + b_enc, the latents before σ."""
@@ -161,12 +142,7 @@ def _left_by_dead(
 
 
 def explained_variance(errors: Float[Tensor, "*s n"], spread: Float[Tensor, " n"]) -> Float[Tensor, "*s"]:
-    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1; the mean state alone reaches 0.
-
-    Args:
-        errors: ‖h - ĥ‖² of each state, or sums of them.
-        spread: ‖h - μ‖² of each state with μ the mean of all, or sums of the same states.
-    """
+    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1, from both of each state, or sums of them; 0 is the mean state's."""
     return 1 - errors.sum(-1) / spread.sum(-1)
 
 
@@ -180,10 +156,7 @@ def loss_recovered(
 ) -> Float[Tensor, "..."]:
     """Return (ablated - spliced) / (ablated - clean), at most about 1; the ablation alone reaches 0.
 
-    Args:
-        clean: The model's own loss.
-        ablated: Its loss with every state of the site replaced by the mean.
-        spliced: Its loss with every state of the site replaced by ĥ.
+    These are a model's own loss, and its losses with every state of a site replaced by their mean, or by ĥ.
     """
     return (ablated - spliced) / (ablated - clean)
 
@@ -200,12 +173,9 @@ def dead_latents(latents: Float[Tensor, "*s n f"]) -> Bool[Tensor, "*s f"]:
 def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
     """Return an autoencoder of other states, with the latents of `sae`; products are of float64.
 
-    Its directions keep the norms that `up` gives them: scaling each to 1, and its latent with it, would change which
-    latents are the k largest.
-
-    Args:
-        up: The map from the states of `sae` to the others.
-        down: The map back, fitted separately: φ⁻¹ would not do, see `both_directions`.
+    `up` leads from the states of `sae` to the others, and `down` back; it is fitted separately, as φ⁻¹ would not do,
+    see `both_directions`. Directions keep the norms that `up` gives them: scaling each to 1, and its latent with it,
+    would change which latents are the k largest.
     """
     W_enc, b_enc, W_dec, b_dec = (part.double() for part in sae.parameters())
     U, u, D, v = (part.to(W_enc) for part in (up.weight, up.bias, down.weight, down.bias))
@@ -237,8 +207,7 @@ def with_fitted_decoder(
 ) -> SparseAutoencoder:
     """Return an autoencoder with the encoder of `sae` and the decoder of least squares on these states.
 
-    Args:
-        ridge: In units of the mean variance of the latents.
+    The ridge is in units of the mean variance of the latents.
     """
     moments = PairMoments()
     moments.update(sae.encode(states), states)

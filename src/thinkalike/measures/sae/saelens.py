@@ -38,14 +38,9 @@ class SavedSAE(NamedTuple):
 
 
 def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: Any) -> None:
-    """Write an autoencoder in the format of SAELens.
-
-    Args:
-        metadata: Facts to keep in the file, such as model_name="gpt2" and hook_name="blocks.2.hook_resid_post".
-    """
-    own = {"architecture": "standard"} if sae.k is None else {
-        "architecture": "topk", "k": sae.k, "rescale_acts_by_decoder_norm": False,
-    }  # fmt: skip
+    """Write an autoencoder in the format of SAELens, with facts such as model_name="gpt2" as metadata."""
+    topk = {"architecture": "topk", "k": sae.k, "rescale_acts_by_decoder_norm": False}
+    own = {"architecture": "standard"} if sae.k is None else topk
     shared = {
         "d_in": sae.d,
         "d_sae": sae.f,

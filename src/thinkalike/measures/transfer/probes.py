@@ -69,15 +69,12 @@ def fit_probes(
 
     It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2, with weights w that give all levels the same total, and
     x the centred states over the root of their mean variance. As all dimensions share one scale, rotated states have
-    the rotated probe.
+    the rotated probe. Errors are scikit-learn's: of labels of one level, and of states that do not vary.
 
     Args:
         labels: The number of each state's level, below `levels`.
         alphas: Fastest from the largest to the smallest.
         tolerance: Of the largest entry of the gradient.
-
-    Raises:
-        ValueError: The labels have fewer than two levels, or the states do not vary (scikit-learn's).
     """
     from sklearn.linear_model import LogisticRegression
 
@@ -142,8 +139,7 @@ class CrossFitted:
 def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
     """Return the fold of each stimulus: groups stay together, and levels are spread as evenly as these allow.
 
-    Raises:
-        ValueError: There are fewer groups than folds.
+    A ValueError says that there are fewer groups than folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold
 
@@ -168,15 +164,9 @@ def cross_fitted(
     inner: int,
     seed: int,
 ) -> CrossFitted:
-    """Fit a probe for each fold on all the others, with the penalty that does best on inner folds of those.
+    """Fit a probe for each fold on all the others, with the ridge penalty that does best on `inner` folds of those.
 
-    Args:
-        groups: Stimuli that inner folds keep together.
-        alphas: Ridge penalties to choose from.
-        inner: The number of inner folds.
-
-    Raises:
-        ValueError: See `fit_probes`, `balanced_folds`.
+    Inner folds keep groups together, too.
     """
     probes, chosen = [], []
     for train, _ in splits(fold_of):
@@ -199,9 +189,6 @@ def best_penalty(
 
     Of penalties that do equally well up to chance, a weak one leans on directions of little variance, which no map
     carries well (rule of one standard error; Hastie, Tibshirani & Friedman 2009, section 7.10).
-
-    Raises:
-        ValueError: See `fit_probes`, `balanced_folds`.
     """
     strongest_first = sorted(alphas, reverse=True)
     right = torch.zeros(len(alphas), len(labels), dtype=torch.float64)
@@ -209,10 +196,10 @@ def best_penalty(
         probes = fit_probes(states[train], labels[train], levels, strongest_first, ROUGH)
         for place, probe in enumerate(probes):
             right[place, test] = (probe.answers(states[test]) == labels[test]).double()
-    recalls = torch.stack([right[:, labels == level].mean(1) for level in labels.unique()])
+    present, counts = labels.unique(return_counts=True)
+    recalls = torch.stack([right[:, labels == level].mean(1) for level in present])
     accuracy = recalls.mean(0)
     best = recalls[:, accuracy.argmax()]
-    counts = torch.bincount(labels)[labels.unique()]
     error = (best * (1 - best) / counts).sum().sqrt() / len(best)
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
 
@@ -257,14 +244,11 @@ def balanced_accuracies(
     resamples: int,
     seed: int,
 ) -> list[Accuracy]:
-    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples.
+    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples of sentences.
 
     Args:
         right: Whether each stimulus was answered right, or the share of several answers.
         labels: The number of each stimulus's level; each below `levels` occurs.
-
-    Raises:
-        ValueError: There are fewer than two sentences.
     """
     sentences = sentences.unique(return_inverse=True)[1]
     count = int(sentences.max()) + 1

@@ -20,13 +20,7 @@ from thinkalike.measures.estimates import Estimate
 def held_out_differences(
     before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
 ) -> Float[Tensor, "n d"]:
-    """Return for each pair of states the mean of after - before over all pairs that are not in its fold.
-
-    Raises:
-        ValueError: There is one fold only.
-    """
-    if not (fold_of != fold_of[0]).any():
-        raise ValueError("vectors from the pairs of other folds need two folds")
+    """Return for each pair of states the mean of after - before over all pairs that are not in its fold."""
     difference, vectors = after.double() - before.double(), torch.empty(before.shape, dtype=torch.float64)
     for fold in fold_of.unique():
         vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
@@ -85,9 +79,6 @@ def effects_of(
         steered: How far each condition moves the log-probability gap of each text, in nats.
         natural: How far the counterpart of the text moves it.
         groups: The number of each text's group, such as its word.
-
-    Raises:
-        ValueError: There are fewer than two groups.
     """
     groups = groups.unique(return_inverse=True)[1]
     count = int(groups.max()) + 1
@@ -102,11 +93,7 @@ def effects_of(
 
 
 def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
-    """Return Q W R x + b' with random rotations Q and R: the singular values of W, and the same image of the mean.
-
-    Args:
-        mean: The mean of the states that the map reads.
-    """
+    """Return Q W R x + b' with random rotations Q and R: the singular values of W, and the same image of the mean."""
     weight = mapping.weight.double()
     left, right = (random_rotation(width, generator).to(weight.device) for width in weight.shape)
     turned = left @ weight @ right
