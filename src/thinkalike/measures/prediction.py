@@ -57,7 +57,7 @@ class LinearPrediction:
         """Add a batch of held-out rows, as `Moments.update` takes them; its number is by default the next one.
 
         Raises:
-            ValueError: Fewer than two rows came to fit on, or a state is not finite.
+            ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
         rows: dict[tuple[int, int], Tensor] = {}
         sums = torch.zeros(len(self.pairs), 2, 2, dtype=torch.float64)
@@ -69,6 +69,8 @@ class LinearPrediction:
                     states_apart = states[key[1]].double() - way.mean_x
                     rows[key] = torch.zeros_like(states_apart) if way.is_constant else states_apart
             x, y = rows[0, pair[0]], rows[1, pair[1]]
+            if len(x) != len(y):
+                raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
             for direction, (given, wanted) in enumerate(((x, y), (y, x))):
                 residual = wanted - given @ self._map((direction, pair[direction]), ways[direction])
                 sums[place, direction] = torch.stack([residual.square().sum(), wanted.square().sum()])
