@@ -189,9 +189,6 @@ def break_off(module, at):
     module.training_step = step
 
 
-# ------------------------------------------------------------------------------------------------------- tiny examples
-
-
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory) -> dict[str, Path]:
     """A tiny random checkpoint of every Hugging Face family, by family."""
@@ -248,9 +245,6 @@ def small_stitching(minis, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
-
-
-# --------------------------------------------------------------------------------------------------------------- doors
 
 
 def results_in(store: Path, kind: str = "*") -> list:

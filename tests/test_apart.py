@@ -83,8 +83,6 @@ def reported(corpus) -> str:
 
 both = pytest.mark.parametrize("kind", ["text", "hub"])
 
-# ------------------------------------------------------------------------------------------------- planted duplicates
-
 CHANGES = {
     "none": lambda text: text,
     "reindented": lambda text: "\n".join("\t\t" + line.strip() for line in text.split("\n")),
@@ -151,8 +149,6 @@ def test_shingles_are_the_same_in_every_process():
     assert len(shingles(" ".join(map(str, range(40))))) == 33
 
 
-# ---------------------------------------------------------------------------------------------------- short documents
-
 SENTENCE = "the old doctor in the garden saw that the young poet slept"
 
 
@@ -171,9 +167,6 @@ def test_the_grammar_keeps_its_report():
     assert list(held_out_texts(config)) == [text for text in documents(config) if for_report(text)]
 
 
-# -------------------------------------------------------------------------------------------------------------- copies
-
-
 @both
 def test_documents_that_differ_in_case_and_white_space_are_copies(kind, source):
     copies = [
@@ -186,9 +179,6 @@ def test_documents_that_differ_in_case_and_white_space_are_copies(kind, source):
     corpus = read(twice)
     assert torch.equal(corpus.report.tokens, expected[2].report.tokens)
     assert (expected[2].counts["duplicate_documents"], corpus.counts["duplicate_documents"]) == (0, len(OTHERS))
-
-
-# ------------------------------------------------------------------------------------------------- which side gives way
 
 
 def mixed(seed: int) -> list[str]:
@@ -249,9 +239,6 @@ def test_on_the_same_split_no_document_gives_way(source):
     assert report not in reported(read(source(texts)))
 
 
-# ------------------------------------------------------------------------------------------------- how much is read
-
-
 FILLING = [other(seed, seed % 3 == 0) for seed in range(10, 400)]
 
 
@@ -293,9 +280,6 @@ def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monk
     assert next(texts) in FILLING
     assert source.read == 50
     assert len(list(texts)) == sum(map(for_report, FILLING)) - 1
-
-
-# --------------------------------------------------------------------------------------------------------- what is said
 
 
 @both

@@ -98,9 +98,6 @@ def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):
         load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
 
 
-# ------------------------------------------------------------------------------------------------------------- windows
-
-
 @pytest.mark.parametrize("name", ["gemma3_text", "qwen2", "gpt_oss"])
 def test_blocks_that_change_places_are_found_at_load(name, tmp_path, monkeypatch):
     """The shift of indices that a shortened list brings: the proof sees it, on rows longer than the window."""
@@ -126,9 +123,6 @@ def test_blocks_that_change_places_are_found_at_load(name, tmp_path, monkeypatch
     monkeypatch.setattr(FrozenModel, "_continued", shortened)
     with pytest.raises(ModelError, match="cannot be cut at its blocks"):
         load_model(ModelConfig(name="m", path=str(tmp_path)))
-
-
-# --------------------------------------------------------------------------------------------------- laying weights out
 
 
 def halves(model):

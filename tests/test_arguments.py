@@ -219,9 +219,6 @@ def test_every_public_function_is_here():
     assert public == {*CALLS, *WITHOUT}
 
 
-# ------------------------------------------------------------------------------------------------------ sorts of arrays
-
-
 def as_pandas(values: Tensor):
     kinds = {1: pd.Series, 2: pd.DataFrame}
     return kinds.get(values.ndim, np.asarray)(values.numpy())
@@ -334,8 +331,6 @@ def test_groups_may_be_names(name):
             agree(name, {**given, key: sort(names)}, called(name, **given))
 
 
-# --------------------------------------------------------------------------------------------------- what is not taken
-
 WRONG = {  # with the name of the argument that the error begins with
     "text": (lambda: cka("a", Y), "X"),
     "nothing": (lambda: cka(X, None), "Y"),
@@ -419,9 +414,6 @@ def test_one_array_of_all_layers_is_a_list_of_them():
     both = torch.stack([X, Y])
     for layers in (both, both.numpy()):
         torch.testing.assert_close(rsa(layers), rsa([X, Y]), rtol=0, atol=1e-12)
-
-
-# ------------------------------------------------------------------------------------------------ what stays as it was
 
 
 def test_layers_that_are_converted_one_by_one_stay_apart():

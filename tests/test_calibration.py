@@ -49,9 +49,6 @@ def test_rows_of_a_single_document_are_shifted_round():
     assert starts == set(range(5))
 
 
-# --------------------------------------------------------------------------------------------- values and p-values
-
-
 def test_without_a_null_it_is_the_mean_over_batches():
     batches = [(layers(), layers(3)) for _ in range(4)]
     result = compared(DISTANCE_CORRELATION, batches)

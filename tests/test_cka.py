@@ -35,9 +35,6 @@ def same(found, expected, tolerance=1e-10):
     torch.testing.assert_close(found.cpu(), torch.as_tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
 
 
-# ------------------------------------------------------------------------------------------------------- closed forms
-
-
 @pytest.mark.parametrize("widths", [(5, 5), (3, 40)])
 @pytest.mark.parametrize("n", [4, 8, 60])
 def test_cka_is_the_ratio_of_hsics(n, widths, device):
@@ -107,9 +104,6 @@ def test_as_printed_is_the_appendix_to_the_letter():
     torch.testing.assert_close(printed * (norms[0] * norms[1]).sqrt(), cka(x, y), rtol=1e-6, atol=0)
 
 
-# --------------------------------------------------------------------------------------------------------------- digits
-
-
 def massive(x, size):
     x[0, 1], x[0, 2] = size, -size / 2
     return x
@@ -172,9 +166,6 @@ def test_leverage_is_the_share_of_the_farthest_row(device):
     assert leverage(x.bfloat16()).dtype == torch.float32
 
 
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(
     ("x", "y", "options", "message"),
     [
@@ -192,9 +183,6 @@ def test_leverage_is_the_share_of_the_farthest_row(device):
 def test_what_has_no_cka_is_refused(x, y, options, message):
     with pytest.raises(ValueError, match=message):
         cka(x, y, **options)
-
-
-# ------------------------------------------------------------------------------------------------- batch after batch
 
 
 WIDTHS = 3, 5, 4, 2, 6  # two layers of a source, three of a target
@@ -243,9 +231,6 @@ def test_batches_are_joined_by_the_ratio_of_their_means_or_the_mean_of_their_rat
     same(gathered(data, aggregate="mean_of_ratios").compute().value, (xy / (xx * yy).sqrt()).mean(0))
 
 
-# ------------------------------------------------------------------------------------------------------ rows and masks
-
-
 def sequences(*widths, b=6, t=5):
     return [x.view(b, t, -1) for x in layers(b * t, *widths)]
 
@@ -284,9 +269,6 @@ def test_masked_tokens_count_for_nothing_not_even_as_nan(flatten):
     assert (cka(*rows) - whole).abs() > 1e-3, "control: the mask matters"
 
 
-# ------------------------------------------------------------------------------- what other implementations get wrong
-
-
 def test_a_model_and_itself_are_1_for_any_order_of_batches():
     """torch-cka: -0.004 with a loader that shuffles, as each model has an iterator of its own."""
     data = [layers(64, *WIDTHS, dtype=torch.float32) for _ in range(6)]
@@ -322,9 +304,6 @@ def test_what_happens_to_the_states_afterwards_does_not_matter():
         for x in states:
             x.zero_()
     assert torch.equal(metric.compute().value, expected)
-
-
-# -------------------------------------------------------------------------------------- splits, processes, resuming
 
 
 def numbers_of(result):
@@ -432,9 +411,6 @@ def test_inference_mode_leaves_nothing_that_is_locked():
     agree(metric.compute(), gathered(data).compute(), 0)
 
 
-# ------------------------------------------------------------------------------------------- intervals and what follows
-
-
 def test_the_jackknife_leaves_out_one_batch_at_a_time():
     data = batches(5)
     found = gathered(data).compute()
@@ -530,9 +506,6 @@ def test_the_convergence_curve_ends_at_the_value():
             same(curve[seen - 1], gathered(data[:seen], aggregate=aggregate).compute().value, 1e-12)
 
 
-# --------------------------------------------------------------------------------------------- a model beside itself
-
-
 @pytest.mark.parametrize("options", [{}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("depth", [1, 7])
@@ -546,9 +519,6 @@ def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, 
     agree(found, metrics[1].compute(), 0)
     same(found.value.diagonal(), torch.ones(depth, dtype=F64), 1e-5)
     same(found.value, metrics[2].compute().value.flip(0, 1), 1e-6)
-
-
-# ----------------------------------------------------------------------------------------------------------------- null
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
@@ -605,9 +575,6 @@ def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_sho
         metric.update([x], [y], documents=documents[:3])
 
 
-# ---------------------------------------------------------------------------------------------------- refused batches
-
-
 FINE = torch.randn(5, 2)
 
 
@@ -640,9 +607,6 @@ def test_a_mask_that_cuts_a_sequence_other_options_and_other_depths_are_refused(
         gathered(batches(2)).merge_state(gathered(batches(2), estimator="biased"))
     with pytest.raises(ValueError, match=r"equally deep models, not of \(2, 3\) layers"):
         gathered(batches(2)).compute().distance()
-
-
-# ------------------------------------------------------------------------------------------------ many rows, any size
 
 
 def test_many_rows_in_float64_take_products_of_features(monkeypatch, device):

@@ -39,9 +39,6 @@ def reference(folder, dtype=torch.float32):
     return transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype).eval()
 
 
-# -------------------------------------------------------------------------------------------------------------- cutting
-
-
 @pytest.mark.parametrize("cut", CUTS)
 def test_tail_of_head_is_the_full_pass_of_padded_pairs(model, folder, cut):
     tokens, mask, types = pairs()
@@ -96,16 +93,10 @@ def test_a_site_that_is_not_there(model, layers, site):
         model.residuals(pairs()[0], layers, site=site)
 
 
-# ------------------------------------------------------------------------------------------------------ language models
-
-
 @pytest.mark.parametrize("ask", [lambda m: m.predicts_next, lambda m: m.finish(torch.randn(6, 32))])
 def test_a_classifier_is_no_language_model(model, ask):
     with pytest.raises(ModelError, match="predicts the class of a whole text and no tokens; choose a language model"):
         ask(model)
-
-
-# ----------------------------------------------------------------------------------------------------- names of classes
 
 
 @pytest.mark.parametrize(
@@ -153,9 +144,6 @@ def test_the_family_is_read_from_config_json(checkpoints, folder):
     assert (masked.family.name, masked.predicts) == ("bert", "hidden")
 
 
-# ----------------------------------------------------------------------------------------------------------- evaluation
-
-
 def test_accuracy_and_loss_are_those_of_transformers_and_sklearn(folder):
     model, own = load_model(local(folder, THREE, dtype="float64")), reference(folder, torch.float64)
     tokens, mask, types = pairs(rows=40)
@@ -195,9 +183,6 @@ def test_what_cannot_be_scored_is_named():
     ):
         with pytest.raises(ModelError, match=message):
             class_losses(logits, torch.tensor([0, 1]), classes, THREE)
-
-
-# -------------------------------------------------------------------------------------------------- permuted label maps
 
 
 def graded(accuracy, n=300):

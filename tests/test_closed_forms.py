@@ -54,9 +54,6 @@ def numbers(moments, pair):
     return [torch.as_tensor(part, dtype=torch.float64) for part in moments.of(pair)]
 
 
-# -------------------------------------------------------------------------------------------------------------- Moments
-
-
 @pytest.mark.parametrize("chunk", CHUNKS)
 def test_the_statistics_of_every_pair_are_those_of_all_rows_for_any_chunk(chunk, device):
     sources, targets, pairs = drawn(6, 4, device=device), drawn(9, 6, 3, device=device), [(0, 2), (1, 0), (0, 0)]
@@ -120,9 +117,6 @@ def test_rows_that_do_not_fit_are_refused_and_add_nothing(sources, targets, mess
     assert all(torch.equal(left, right) for left, right in zip(numbers(moments, (0, 0)), before, strict=True))
 
 
-# -------------------------------------------------------------------------------------------------------- least_squares
-
-
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("widths", [(D, E), (E, D), (D, D)])
 @pytest.mark.parametrize("bias", [True, False])
@@ -172,9 +166,6 @@ def test_a_constant_source_predicts_the_mean(value):
     torch.testing.assert_close(fit.bias, y.mean(0))
 
 
-# --------------------------------------------------------------------------------------------------------- reduced_rank
-
-
 @pytest.mark.parametrize("rank", [1, 3, 5])
 @pytest.mark.parametrize("widths", [(D, E), (E, D)])
 def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, device):
@@ -222,9 +213,6 @@ def test_full_rank_is_least_squares_and_one_less_is_not(widths, ridge):
     assert all(more < less * (1 - 1e-6) for less, more in pairwise(losses))
 
 
-# ----------------------------------------------------------------------------------------------- procrustes, bias_only
-
-
 def isometry(d, e):
     return torch.linalg.qr(torch.randn(e, d, dtype=torch.float64)).Q
 
@@ -262,9 +250,6 @@ def test_bias_only_is_the_difference_of_the_means(device):
     x, y = drawn(D, D)
     fit = bias_only(gathered(x.to(device), y.to(device), 10), (0, 0))
     same(fit, torch.eye(D, dtype=x.dtype), (y - x).mean(0), 1e-12)
-
-
-# ------------------------------------------------------------------------------------------------------------ AffineMap
 
 
 @pytest.mark.parametrize(

@@ -153,9 +153,6 @@ def test_mantel_permutes_stimuli_under_any_comparator(comparator):
     torch.testing.assert_close(found, rsa(layers, comparator=comparator))
 
 
-# ---- Crossnobis
-
-
 def condensed(square):
     square = np.asarray(square)
     return square[np.triu_indices(len(square), 1)]

@@ -143,8 +143,6 @@ def test_a_key_beats_the_scale():
     assert composed("scale=paper", "stitch.steps=77", "stitch.warmup=7").stitch.steps == 77
 
 
-# ---------------------------------------------------------------------------------------------------- the command line
-
 WRONG = {  # by the nearest thing that there is
     "'gelu-3l'": ["model=gelu3l", "model@target=gelu3l"],
     "'linear'": ["stitch=linaer", "stitch=Linear"],
@@ -215,8 +213,6 @@ def test_a_setting_of_a_measure_that_is_asked_for_passes(words):
     check_overrides(words, AnalyzeConfig)
 
 
-# -------------------------------------------------------------------------------------- settings that no job reads
-
 RECORDED = ["stimuli=table", "stimuli.path=words.csv", "activations=a.npz"]
 UNREAD = [  # the key is the first override
     ("analyze", ["model@target=solu-3l-mini", "measure=loss"]),
@@ -268,9 +264,6 @@ def test_a_setting_that_the_job_reads_passes(door, words):
     check(door, words)
 
 
-# ----------------------------------------------------------------------------------------- what can change the numbers
-
-
 @dataclasses.dataclass
 class _Inner:
     rate: float = 1.0
@@ -292,8 +285,6 @@ def test_what_is_relevant_is_no_default_and_can_change_numbers():
         "inner": {"rate": 2.0, "layers": [0, 1]},
     }
 
-
-# -------------------------------------------------------------------------------------------------- values of each kind
 
 IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the ranges of all numbers
     ("model.processing", ModelConfig, {"name": "m", "processing": "row"}),
@@ -345,9 +336,6 @@ def test_a_configuration_survives_its_file():
     assert composing.from_yaml(composing.to_yaml(settings)) == settings
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 def test_a_typo_gets_one_name_and_nonsense_the_list():
     assert nearest("lineer", ["linear", "affine"]) == "did you mean 'linear'?"
     assert nearest("xyzzy", ["linear", "affine"]) == "there is: affine, linear"
@@ -386,9 +374,6 @@ def test_a_user_error_is_one_line_and_exit_status_1_and_keeps_its_traceback_on_r
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(ThinkalikeError), one_line_errors():
         raise ThinkalikeError("asked for")
-
-
-# -------------------------------------------------------------------------------------------------------------- target
 
 
 def test_the_target_follows_the_model_unless_given():

@@ -81,9 +81,6 @@ def sides(data: DataConfig) -> tuple[list[str], list[str]]:
     return fit, [text for text in documents(data) if text not in set(fit)]
 
 
-# ------------------------------------------------------------------------------------------------------------- readers
-
-
 def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
     """The same documents in the format of the suffix."""
     if path.suffix == ".txt":
@@ -155,9 +152,6 @@ def test_only_regular_files_are_read(call, tmp_path, config):
             call(config(place))
 
 
-# ---------------------------------------------------------------------------------------------------- standard library
-
-
 def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name_decides(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     kept = {"a.py": "x = 1", "json/b.py": "y = 2", "email/c.py": "z = 3", "d.py": "w = 4"}
@@ -172,9 +166,6 @@ def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name
     assert list(documents(stdlib)) == read_once
     (tmp_path / "zz.py").write_text("changed")
     assert text_fingerprint(stdlib) != name
-
-
-# --------------------------------------------------------------------------------------------------------------- hub
 
 
 @pytest.fixture
@@ -197,9 +188,6 @@ def test_a_hub_set_is_streamed(hub):
     hub.assert_called_once_with("someone/set", "en", **options)
 
 
-# --------------------------------------------------------------------------------------------------------- fingerprint
-
-
 def test_the_fingerprint_changes_with_content_field_and_format_but_not_with_the_path(tmp_path, config):
     first = write_jsonl(tmp_path / "a.jsonl", texts(5))
     moved = write_jsonl(tmp_path / "moved.jsonl", texts(5))
@@ -216,9 +204,6 @@ def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hu
     names = {text_fingerprint(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
     assert len(names | {text_fingerprint(DataConfig(**HUB))}) == 7
     assert text_fingerprint(DataConfig(**HUB, cache="elsewhere")) == text_fingerprint(DataConfig(**HUB))
-
-
-# --------------------------------------------------------------------------------------------------- packing and split
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -335,9 +320,6 @@ def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
     rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
     with pytest.raises(DataError, match=key):
         read(config(write_jsonl(tmp_path / "x.jsonl", rows)), context=16)
-
-
-# --------------------------------------------------------------------------------------------------------------- cache
 
 
 def cache_files(tmp_path) -> list[Path]:

@@ -181,9 +181,6 @@ def test_a_measure_has_a_gradient_where_it_declares_one(measure):
     tester.check_gradient(measure)
 
 
-# ------------------------------------------------------------------------------- controls: the tester notices a breach
-
-
 class Wrong(torch.autograd.Function):
     """The identity, with twice its gradient."""
 

@@ -177,9 +177,6 @@ def test_pairs_that_are_too_long_are_counted_or_refused(door, words):
     assert "tokens, but context=24; raise it, or allow truncation" in refused.error
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 def test_what_is_no_bert_is_one_line(door, words, checkpoints):
     for model, message in (
         (["model=local", f"model.path={checkpoints['gpt2']}"], "gpt2: choose model=bert-mini"),

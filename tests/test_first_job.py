@@ -43,9 +43,6 @@ def test_how_the_source_runs_holds_for_the_target_too():
     assert (config.target.name, config.target.dtype, config.target.context) == ("solu-3l-mini", "bfloat16", 32)
 
 
-# -------------------------------------------------------------------------------------------------------- the sentence
-
-
 def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
     count = len(pairs)
     rows = {

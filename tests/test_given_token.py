@@ -51,9 +51,6 @@ def value(result):
     return float(result.value[0, 0])
 
 
-# ------------------------------------------------------------------------------------------------------------- groups
-
-
 def test_groups_are_the_rows_of_each_token_that_has_enough():
     tokens = torch.tensor([5, 2, 5, 9, 2, 5, 7, 7, 2, 7])
     groups = RowGroups.of(tokens, 3)
@@ -87,9 +84,6 @@ def test_states_without_their_tokens_mean_are_those_of_numpy():
     np.testing.assert_allclose(found.numpy(), rows, atol=1e-11)
     decided = torch.randn(VOCABULARY + 1, 5)[tokens] * 1000
     assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
-
-
-# ---------------------------------------------------------------------------------------------------------------- CKA
 
 
 def by_numpy(x, y, tokens, unbiased=True):
@@ -248,9 +242,6 @@ def test_options_that_do_not_go_with_groups_are_refused():
         mutual_knn(FINE[TOKENS], FINE, 3, TOKENS)
 
 
-# --------------------------------------------------------------------------------------------------------- neighbours
-
-
 def by_sklearn(x, y, tokens, k):
     """Shares of neighbours among the rows of each token by scikit-learn, and what chance gives, over all rows."""
     shares, chances = [], []
@@ -299,9 +290,6 @@ def test_features_with_nothing_in_common_share_what_chance_gives_given_the_token
     result = metric.compute()
     assert result.calibrated.low[0, 0] < 0 < result.calibrated.high[0, 0]
     assert result.value[0, 0] > 0.1, "control: chance is not nothing"
-
-
-# ----------------------------------------------------------------------------------------------------------------- R²
 
 
 def within(x, y, tokens, x_held, y_held, held):
@@ -401,9 +389,6 @@ def test_what_does_not_vary_is_nothing_or_an_error():
         prediction.fit([x], [x])
     with pytest.raises(ValueError, match="a state is not finite"):
         prediction.judge([x.index_fill(0, torch.tensor(3), torch.nan)], [constant])
-
-
-# ------------------------------------------------------------------------------------------------------------- future
 
 
 def test_surprises_are_the_code_less_its_expectation():

@@ -41,9 +41,6 @@ def cells(source: str, target: str, values: list[list[float]]) -> pd.DataFrame:
     return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.1)
 
 
-# ----------------------------------------------------------------------------------------------------------- one by one
-
-
 def test_a_stitching_result_has_its_mean_penalty_with_an_interval_and_its_worst():
     random = np.random.default_rng(0)
     tokens, target = np.full(30, 100.0), random.normal(300, 10, 30)
@@ -127,9 +124,6 @@ def test_an_experiment_says_how_many_of_its_claims_hold():
     experiment = experiment_named("brown2023/figure1")
     (found,) = experiment.headlines(planted({"claims": 5.0, "claims_that_hold": 3.0}, {}))
     assert (found.name, found.value, found.of, found.text) == ("claims_that_hold", 3.0, 5, "3 of 5")
-
-
-# ----------------------------------------------------------------------------------------------------------- what it is
 
 
 def test_a_headline_is_written_with_its_interval_if_it_has_one():

@@ -77,9 +77,6 @@ def test_hsic_is_differentiable(hsic):
     assert torch.autograd.gradcheck(hsic, [gram.requires_grad_() for gram in grams(5, 3, 4)])
 
 
-# ------------------------------------------------------------------------------------------------------ many layers
-
-
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
 @pytest.mark.parametrize("n", [4, 9, 40])
 @pytest.mark.parametrize("step", [3, 8])

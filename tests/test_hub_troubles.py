@@ -57,9 +57,6 @@ def line_of(call, kind=ModelError):
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ patience
-
-
 @pytest.mark.parametrize(("where", "status"), [("/api/models", 429), (WEIGHTS, 503), ("config.json", 503)])
 def test_a_hub_that_is_busy_for_a_while_is_asked_again(served, where, status):
     served({where: Fault(status=status, times=1)})
@@ -83,8 +80,6 @@ def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
     assert (again.revision, again.fingerprint()) == (first.revision, first.fingerprint())
     assert "using the cached files of someone/m: the hub answers 500" in caplog.text
 
-
-# -------------------------------------------------------------------------------------------------------------- causes
 
 CAUSES = {
     "gated": (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), "someone/. is gated: .*HF_TOKEN"),
@@ -133,8 +128,6 @@ def test_no_connection(monkeypatch, tmp_path, offline, words):
     assert words in line_of(lambda: load_model(MODEL))
 
 
-# ------------------------------------------------------------------------------------------------------------- commits
-
 MOVED = "f" * 40
 
 
@@ -170,8 +163,6 @@ def test_without_a_hub_the_commit_is_that_of_the_cache(served, monkeypatch, tmp_
     assert "someone/m" in line_of(lambda: checkpoint_fingerprint(MODEL))
     assert "someone/set" in line_of(lambda: commit_of("someone/set", None), DataError)
 
-
-# -------------------------------------------------------------------------------------------------------------- legacy
 
 OLD = ModelConfig(name="old", hub_id="NeelNanda/old", family="legacy")
 

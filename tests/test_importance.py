@@ -145,9 +145,6 @@ def test_what_is_shared_with_the_given_feature_does_not_count():
     assert 0 < given[1] < free[1] / 2
 
 
-# ---- The null
-
-
 def test_p_values_count_what_an_irrelevant_feature_reaches():
     found = feature_importance(MLEM(alpha=1.0), *drawn(weights=(2.0, 0.0)), null=9, **FAST)
     assert found.null.shape == (9, 1, 2)
@@ -199,9 +196,6 @@ def test_wrong_requests_are_refused(key):
     params, options = REFUSED[key]
     with pytest.raises(ValueError, match=key):
         feature_importance(MLEM(alpha=1.0, **params), *drawn(), **options)
-
-
-# ---- Ceilings: Spearman's ρ of the true distances of cells, from noisy stimuli of a few each
 
 
 def planted(noise, each, cells=40, width=16, seed=0):

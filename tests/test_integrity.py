@@ -78,9 +78,6 @@ def test_the_content_of_a_result_is_its_numbers(tmp_path):
     assert other.fingerprint() != same[0].fingerprint()
 
 
-# -------------------------------------------------------------------------------------------------------------- states
-
-
 def test_a_state_is_read_as_it_was_written_and_the_next_takes_its_place(tmp_path):
     first = write_state(tmp_path, "half", {"step": 1, "weights": torch.arange(3.0)})
     assert read_state(first)["weights"].tolist() == [0, 1, 2]
@@ -117,9 +114,6 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
         assert newest_state(tmp_path, "half") == before
     write_state(tmp_path, "half", {"step": 3})
     assert len(list(tmp_path.iterdir())) == 1, "the file that was not finished is gone"
-
-
-# -------------------------------------------------------------------------------------------- what dead processes leave
 
 
 def test_what_a_process_left_that_died_after_its_result_appeared_is_cleared_away(tmp_path):
@@ -164,9 +158,6 @@ def test_a_process_that_dies_before_its_result_appears_leaves_all_its_curves(tmp
         result_in(tmp_path)
     partial = Job(str(tmp_path), "stitching", "abc").partial
     assert (partial / "curves" / "metrics.csv").read_text() == "step,loss\n0,1\n"
-
-
-# --------------------------------------------------------------------------------------------------------------- locks
 
 
 def test_a_file_system_without_flock_gets_a_lock_file_that_names_its_holder(tmp_path, monkeypatch, caplog):

@@ -69,9 +69,6 @@ def test_a_process_ends_with_the_one_that_started_it():
     assert time.monotonic() - began < 20
 
 
-# --------------------------------------------------------------------------------------------------------------- doors
-
-
 def interrupted(door, number, *command, until):
     """Send a signal to a door when a line of stderr has these words; returns its status and what it said."""
     said = ""

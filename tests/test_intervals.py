@@ -142,9 +142,6 @@ def test_differences_hold_together_as_paired_ones_do():
         torch.testing.assert_close(left, right)
 
 
-# ---- Documents and seeds
-
-
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_seeds_that_agree_add_nothing_to_the_interval_over_documents(seeds):
     sums, counts = report(30, (4, 1))

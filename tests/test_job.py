@@ -292,9 +292,6 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     assert closed == [True]
 
 
-# ------------------------------------------------------------------------------------------------------------- content
-
-
 def test_the_key_does_not_depend_on_the_order_of_settings():
     first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
     assert key_of(Toy(), first, {"x": "1", "y": "2"}) == key_of(Toy(), second, {"y": "2", "x": "1"})
@@ -363,9 +360,6 @@ def test_no_default_has_changed_without_a_word():
     for name, values in known.items():
         assert {key: there[name][key] for key in values} == values, name
     assert set(known) == set(there), "a new schema's defaults belong into defaults.json"
-
-
-# ---------------------------------------------------------------------------------------------------------- provenance
 
 
 def test_the_provenance_says_what_computed_it(tmp_path):

@@ -132,9 +132,6 @@ def test_less_memory_means_smaller_groups_and_too_little_text_is_refused(models)
         likeness_of(*models, PAIRS, fit, text(2, context=8))
 
 
-# ----------------------------------------------------------------------------------------------- minis and planted ones
-
-
 class Planted:
     """What can be a source: states of the rows by any function of the tokens and of a model's own states."""
 

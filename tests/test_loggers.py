@@ -57,9 +57,6 @@ def on(store: Path, **changes):
     return config(store, logger=LoggerConfig(kind="wandb", **changes))
 
 
-# ---------------------------------------------------------------------------------------------------------------- W&B
-
-
 @pytest.mark.slow
 def test_an_offline_run_has_configuration_summary_tables_image_and_artifact(tmp_path, caplog):
     with caplog.at_level("INFO", logger="thinkalike"):
@@ -164,9 +161,6 @@ def test_a_table_of_several_jobs_is_a_run_of_its_own(tmp_path):
     assert json.loads(kept.read_text())["data"] == [["a", 0.25], ["b", 0.5]]
 
 
-# ---------------------------------------------------------------------------------------------------------- the frame
-
-
 class Recorder(Tracker):
     """Notes what it is told."""
 
@@ -199,9 +193,6 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
 def test_names_tell_runs_apart(labels, words, name):
     assert run_name("cka", "key", {"labels": labels} if labels else {}, words.split()) == name
     assert len(name) <= 128
-
-
-# --------------------------------------------------------------------------------------------------------- TensorBoard
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):

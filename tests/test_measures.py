@@ -32,9 +32,6 @@ def drawn(dtype=torch.float64, device="cpu"):
     return states, Head(dtype=torch.float64).to(device, dtype), torch.randint(VOCABULARY, (N,)).to(device)
 
 
-# ---------------------------------------------------------------------------------------------------------- token_loss
-
-
 @pytest.mark.parametrize("chunk", CHUNKS)
 @pytest.mark.parametrize("grad", [False, True])
 def test_the_loss_is_torchs_cross_entropy_for_any_chunk(chunk, grad, device):
@@ -127,17 +124,11 @@ def test_a_final_map_whose_output_autograd_keeps_has_the_gradient_of_autograd(fl
     torch.testing.assert_close(ours, theirs)
 
 
-# ------------------------------------------------------------------------------------------------------ unigram_entropy
-
-
 def test_unigram_entropy_is_scipys():
     tokens = torch.multinomial(torch.arange(1.0, 31.0), 4000, replacement=True)
     counts = np.bincount(tokens.numpy())
     assert unigram_entropy(tokens) == pytest.approx(scipy.stats.entropy(counts), rel=1e-12)
     assert unigram_entropy(torch.full((9,), 7, dtype=torch.int32)) == 0
-
-
-# ------------------------------------------------------------------------------------------------------ sum_by_document
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
@@ -149,9 +140,6 @@ def test_sum_by_document_is_a_loop(dtype, device):
     for document in range(8):
         expected = values.double()[..., owners == document].sum(-1)
         torch.testing.assert_close(got[..., document], expected, rtol=1e-13, atol=1e-13)
-
-
-# --------------------------------------------------------------------------------------------------- bootstrap_interval
 
 
 def per_document(documents=40, layers=(2,)):
@@ -172,9 +160,6 @@ def test_one_seed_gives_the_same_bits_and_another_does_not():
     assert all(torch.equal(left, right) for left, right in zip(first, again, strict=True))
     assert not torch.equal(first.low, other.low)
     assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers are not used up"
-
-
-# --------------------------------------------------------------------------------------------------------------- Stitch
 
 
 @pytest.mark.parametrize("kind", ["identity", "linear", "affine"])

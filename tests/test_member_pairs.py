@@ -57,8 +57,6 @@ def settings(**changes):
     return PopulationMeasureConfig(**{"tokens_per_batch": BATCH} | changes)
 
 
-# ----------------------------------------------------------------------------------------------------------------- CKA
-
 FIRST = {"tokens": "cls"}
 CHOICES = {  # what CKA reads, and how the reference takes the same
     "cls": (FIRST, {"first_only": True, "batch": 10}),
@@ -101,9 +99,6 @@ def test_what_has_no_cka_is_one_line(changes, error, message, models, encoded, w
         likeness_of_members(models, encoded, settings(**changes), work)
 
 
-# ------------------------------------------------------------------------------------------------------------ stitches
-
-
 def whole(models, encoded, pairs):
     """All stitches at once, in the order of the pairs."""
     batch = encoded.batch(range(COUNT))
@@ -123,9 +118,6 @@ def test_members_of_other_dtypes_stitch_and_compare(dtype, tolerance, members, m
     work.job.forget()
     theirs = likeness_of_members(models[:2], encoded, settings(), work).value
     assert 0 < (ours - theirs).abs().max() < tolerance
-
-
-# ---------------------------------------------------------------------------------------------------- interrupted jobs
 
 
 def interrupt(patch, at, how):

@@ -20,9 +20,6 @@ CPU = torch.device("cpu")
 NUMBER = 4  # bytes
 
 
-# ------------------------------------------------------------------------------------------------------- live tensors
-
-
 def test_tensors_count_from_their_making_to_their_end():
     with LiveBytes(CPU) as live:
         one = torch.zeros(10, 10)
@@ -81,9 +78,6 @@ def test_a_limit_stops_the_code_at_once_and_leaves_nothing():
     assert len(made) == 5
     made.clear()
     assert live.now == 0
-
-
-# -------------------------------------------------------------------------------------------------------------- devices
 
 
 def test_this_process_takes_more_when_it_has_more():
@@ -164,9 +158,6 @@ def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
     assert (asked.limit, free.limit) == ("trainer.memory allows 8.0 GB", "this device has 16.4 GB")
 
 
-# ---------------------------------------------------------------------------------------------------------- the setting
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [("8GB", 8e9), ("8GiB", 2**33), ("1.5 gb", 1.5e9), ("7B", 7)],
@@ -181,8 +172,6 @@ def test_what_is_no_amount_is_refused_by_its_key(text):
     with pytest.raises(ConfigError, match=r"trainer\.memory="):
         TrainerConfig(memory=text)
 
-
-# --------------------------------------------------------------------------------------------------------------- errors
 
 NO_MEMORY = [
     MemoryError(),

@@ -199,9 +199,6 @@ def test_the_semidefinite_solution_is_optimal(binding):
     assert ((free - found).norm() > 1e-2) == binding, "control"
 
 
-# ---- The fit
-
-
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1000.0])
 def test_the_fit_is_scikit_learns_non_negative_ridge_on_explicit_pairs(alpha):
     table, states = drawn(300, f=8, d=20)
@@ -301,9 +298,6 @@ def test_the_fit_to_a_distance_is_that_to_its_matrix(distance, metric):
     assert (model.weights_ - MLEM().fit(table, states).weights_).abs().max() > 1e-3, "control: not Euclidean"
 
 
-# ---- Ridge and layers
-
-
 def reference_alpha(table, states, folds, seed):
     """The same choice by explicit loops."""
     fold_of, scores = stimulus_folds(len(table), folds, seed), []
@@ -396,9 +390,6 @@ def test_the_fit_ignores_what_keeps_distances():
     for same in (turned, states + 300 * torch.randn(10, dtype=states.dtype), states * 1e3):
         torch.testing.assert_close(MLEM().fit(table, same).weights_, expected, rtol=1e-8, atol=1e-9)
     assert (MLEM().fit(table, states * torch.linspace(0.1, 3, 10)).weights_ - expected).abs().max() > 1e-3, "control"
-
-
-# ---- Warnings and errors
 
 
 @pytest.mark.parametrize(("weights", "alpha"), [("diagonal", 0.0), ("full", 1.0)])

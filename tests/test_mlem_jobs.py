@@ -141,9 +141,6 @@ def test_rows_of_one_text_may_lie_apart(checkpoints):
         torch.testing.assert_close(first[order], second, atol=1e-5, rtol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------- users' own data
-
-
 @pytest.fixture
 def table(tmp_path):
     """Words of 60 texts, with two features."""
@@ -304,9 +301,6 @@ def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_p
     done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
     assert list(done.result.table["feature"][:2]) == ["first", "second"]
     assert "features [[first, second]] differ on much the same pairs" in done.stderr
-
-
-# ----------------------------------------------------------------------------------------------------- the experiments
 
 
 def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> profiles.Profiles:

@@ -99,9 +99,6 @@ def assert_same(found, expected, atol):
         assert near == [pytest.approx(value, abs=atol)], (f, a, b)
 
 
-# ---- The fit
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 30.0])
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
 def test_the_fit_is_scipys_on_explicit_pairs_with_rows_for_the_ridge(alpha, missing):

@@ -39,9 +39,6 @@ def drawn(n=N):
     return codes, frame, states
 
 
-# ---- The same in any form
-
-
 FORMS = {
     "DataFrame": lambda frame: frame,
     "objects in a DataFrame": lambda frame: frame.astype(object).where(frame.notna(), np.nan),
@@ -101,9 +98,6 @@ def test_ceilings_and_gradients_take_tables():
     expected = FeatureEncoder.fit(codes).encode(codes)
     losses = [DifferentiableMLEM(3).loss(each, states.float()) for each in (features, expected)]
     torch.testing.assert_close(*losses)
-
-
-# ---- Kinds
 
 
 @pytest.mark.parametrize(
@@ -223,9 +217,6 @@ def test_intervals_and_dates_may_be_categories():
     codes = torch.from_numpy(np.digitize(numbers, [0, 1], right=True).copy()).double()
     told = model.encoder_.columns.read(cut)[0][:, 2]
     assert torch.equal(told, codes)
-
-
-# ---- Levels that are new
 
 
 @pytest.mark.parametrize("difference", ["indicator", "levels", "points"])

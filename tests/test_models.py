@@ -265,8 +265,6 @@ def test_the_fingerprint_of_a_checkpoint_follows_the_files_and_not_the_path(tmp_
     assert checkpoint_fingerprint(ModelConfig(name="gpt2", hub_id="gpt2", revision=hub.COMMIT)) == hub.COMMIT
 
 
-# ------------------------------------------------------------------------------------------------------------ families
-
 LLAMA = Family("llama", "model.layers")
 
 

@@ -70,9 +70,6 @@ def pairs_of(rows) -> Pairs:
     return Pairs(columns[0], columns[1], labels, classes, *columns[3:])
 
 
-# ------------------------------------------------------------------------------------------------------------- formats
-
-
 @pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
 def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path):
     pairs = pairs_in(write(ROWS, tmp_path / f"dev_matched{ending}"), "mnli")
@@ -128,9 +125,6 @@ def test_one_set_is_not_taken_for_the_other(tmp_path):
         pairs_in(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'), "hans")
 
 
-# --------------------------------------------------------------------------------------------------------------- pairs
-
-
 def test_pairs_are_selected_by_class_and_heuristic():
     pairs = pairs_of(HARD)
     assert pairs.select(label="non-entailment").subcases == ["ln_swap", "cn_after_if_clause"]
@@ -157,8 +151,6 @@ def test_the_fingerprint_is_of_every_field():
     assert len(found) == 6
     assert {len(each) for each in found} == {16}
 
-
-# ----------------------------------------------------------------------------------------------------------------- hub
 
 LOADING = """
 from thinkalike.data.pairs import hub_pairs
@@ -193,9 +185,6 @@ def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_
     with hub.serve(tmp_path / "hub") as (endpoint, asked):
         assert loaded(endpoint, tmp_path / "cache") == [pairs_of(ROWS).fingerprint(), pairs_of(HARD).fingerprint()]
     assert "/api/datasets/jhu-cogsci/hans/revision/refs%2Fconvert%2Fparquet" in asked
-
-
-# ------------------------------------------------------------------------------------------------------------- batches
 
 
 @pytest.fixture(scope="module")
@@ -274,8 +263,6 @@ def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer
     assert sizes == sorted(sizes, reverse=True), "the longest first, so that little is padded"
     assert encoded.batch([0, 1], at_least=40).tokens.shape == (2, 40)
 
-
-# ---------------------------------------------------------------------------------------------------------- both sides
 
 FITTED = [(f"The doctor saw poet {n}.", f"Poet {n} danced.", MNLI[n % 3]) for n in range(20)]
 OWN = [(f"The judge heard actor {n}.", f"Actor {n} sang.", MNLI[n % 3]) for n in range(10)]

@@ -48,9 +48,6 @@ def command(tmp_path, pairs, members, *more):
     return ["measure=population", "population=local", *groups, *own, *size, *more]
 
 
-# --------------------------------------------------------------------------------------------------------- the measure
-
-
 def stitched(source, target, cut):
     """The source's embeddings and blocks up to the cut under the rest of the target."""
     joined = copy.deepcopy(target)
@@ -157,9 +154,6 @@ def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs,
     assert "pairs to 40 tokens" in done.stderr
 
 
-# ----------------------------------------------------------------------------------------------------- how members run
-
-
 def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
     kind = population.Population()
 
@@ -196,9 +190,6 @@ def test_what_two_processes_left_one_process_brings_to_the_same_bytes(door, tmp_
     resumed = door("analyze.py", *words, f"store={stores[1]}")
     assert "resuming from" in resumed.stderr
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())
-
-
-# ------------------------------------------------------------------------------------------------ what cannot be done
 
 
 def test_permuted_classes_are_refused(door, tmp_path, pairs, members):

@@ -54,9 +54,6 @@ def overlaps(premise: str, hypothesis: str) -> bool:
     return set(hypothesis.split()) <= set(premise.split())
 
 
-# ------------------------------------------------------------------------------------------------------------- meaning
-
-
 class Logic:
     """What sentences of the templates say, as propositions: the set of the worlds where they are true, as bits.
 
@@ -242,9 +239,6 @@ def test_every_label_of_the_challenge_follows_from_the_meaning(challenge):
         assert (follows(premise, hypothesis) == "entailment") == (label == "entailment"), f"{premise} -> {hypothesis}"
 
 
-# ------------------------------------------------------------------------------------------------------------- overlap
-
-
 @pytest.mark.parametrize("counterexamples", [0.0, 0.11, 1.0])
 def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(counterexamples):
     """And these are of all heuristics, of the challenge's own constructions."""
@@ -314,9 +308,6 @@ def test_a_constituent_is_a_whole_clause_and_a_subsequence_that_is_not_entailed_
             assert whole == (heuristic == "constituent"), f"{premise} -> {hypothesis}"
 
 
-# ------------------------------------------------------------------------------------------------------------- balance
-
-
 @pytest.mark.parametrize("count", [1, 2, 7, 600])
 def test_classes_and_heuristics_are_balanced_to_one_pair(count):
     training, challenge = nli_training(count), nli_challenge(count)
@@ -345,9 +336,6 @@ def test_no_sentence_is_in_both_training_and_challenge(seed):
     assert not {*one.premises, *one.hypotheses} & {*two.premises, *two.hypotheses}
 
 
-# --------------------------------------------------------------------------------------------------------------- words
-
-
 def test_all_words_are_the_large_grammars_or_function_words(training, challenge):
     verbs = {form for group in PASTS.values() for pair in group.items() for form in pair}
     known = NOUNS | NAMES | verbs | {*FUNCTION_WORDS.split(), *WORDS["adjectives"], *WORDS["places"]}
@@ -365,9 +353,6 @@ def test_what_is_left_out_is_of_the_lexicon_and_never_used(training):
     assert set(left_out) <= entries
     used = {word for text in training.premises + training.hypotheses for word in text.split()}
     assert not used & {*left_out, *map(with_ed, left_out), "saw", "knew that"}
-
-
-# ---------------------------------------------------------------------------------------------------- seeds and errors
 
 
 def test_the_pairs_are_the_same_in_every_process():

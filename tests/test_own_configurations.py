@@ -58,9 +58,6 @@ def composed(*words: str) -> TrainConfig:
     return compose_job("train", words)
 
 
-# -------------------------------------------------------------------------------------------------------------- folders
-
-
 @pytest.mark.parametrize("option", FOLDER)
 def test_a_folder_is_given_by_any_of_hydras_options_from_where_one_is(own, monkeypatch, option):
     monkeypatch.chdir(own.parent)
@@ -92,9 +89,6 @@ def test_the_users_files_come_before_those_that_ship(own, monkeypatch):
     words_of(second.parent, f"--config-dir={own}")
     assert composed("stitch=linear").stitch.steps == 4, "the folder that is given first comes first"
     assert "ours" in options("model")
-
-
-# ------------------------------------------------------------------------------------------------------ a configuration
 
 
 def test_a_configuration_stands_for_its_words_and_those_given_win(own):
@@ -164,9 +158,6 @@ def test_a_file_with_the_name_of_an_entry_point_is_refused(own):
     with pytest.raises(ConfigError, match=r"train\.yaml"):
         words_of(own)
     assert words_of(own, door="analyze") == []
-
-
-# ---------------------------------------------------------------------------------------------------------- the scripts
 
 
 @pytest.mark.parametrize(

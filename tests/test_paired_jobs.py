@@ -58,9 +58,6 @@ def corpus_of(data: DataConfig, source, target, reads=64):
     return read_corpus(data, target, 32, bos=False, fit_tokens=2048, source=reader)
 
 
-# ---------------------------------------------------------------------------------------------------------------- rows
-
-
 def stretches(tokens, tokenizer):
     """The documents of a row, decoded."""
     return tokenizer.decode(tokens.tolist()).split("<|endoftext|>")
@@ -180,9 +177,6 @@ def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, mon
     assert not torch.equal(others[0].report.tokens[:9, -9:], first.report.tokens[:9, -9:])
 
 
-# ---------------------------------------------------------------------------------------------------------------- jobs
-
-
 def interrupted(door, *command):
     """Run a job up to a step between two states, and then the same command again."""
     step = StitchTraining.training_step
@@ -268,9 +262,6 @@ def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     sums = setting.sums({"stitch": maps, "shifted": [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]})
     assert sums["stitch"].sum() != sums["shifted"].sum()
     assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 def changed(change, **options):

@@ -25,9 +25,6 @@ class Clock:
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
 
 
-# --------------------------------------------------------------------------------------------------------------- phases
-
-
 def test_a_phase_inside_another_takes_its_time_from_it(monkeypatch):
     clock, phase = Clock(monkeypatch), Phases()
     with phase("computing"):
@@ -65,9 +62,6 @@ def test_seconds_that_cannot_be_read_count_as_none(tmp_path, damage):
     assert Phases(tmp_path).seconds == {}
 
 
-# --------------------------------------------------------------------------------------------------------------- record
-
-
 def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["some script.py", "a=b c"])
     before = datetime.now(timezone.utc)
@@ -93,9 +87,6 @@ def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_for
     kept.write_text(json.dumps({"computing": 100.0}))
     assert 100 <= perform(Toy(), config(tmp_path)).provenance["phases"]["computing"] < 110
     assert perform(Toy(), config(tmp_path, force=True)).provenance["phases"]["computing"] < 10
-
-
-# --------------------------------------------------------------------------------------------------------- command line
 
 
 @pytest.fixture

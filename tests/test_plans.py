@@ -54,8 +54,6 @@ def losses_and_gradients(module, rows, part):
     return means.detach(), torch.autograd.grad(means @ scales, [weight for own in weights for weight in own])
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
-
 WHOLE = Part(4, 9)
 
 
@@ -72,9 +70,6 @@ def test_parts_give_the_losses_and_gradients_of_the_whole(rows, part, changes):
     assert max(gradient.abs().max() for gradient in gradients) > 1e-3, "control"
     for one, other in zip(ours, gradients, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
-
-
-# ---------------------------------------------------------------------------------------------------- the largest part
 
 
 @pytest.fixture
@@ -142,9 +137,6 @@ def test_recomputed_blocks_take_less_and_give_the_same_bits(rows):
     assert peaks[1] < 0.5 * peaks[0]
 
 
-# ------------------------------------------------------------------------------------------------------------ training
-
-
 @pytest.fixture
 def run(tmp_path, nothing_in_use):
     return Run(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
@@ -198,9 +190,6 @@ def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
         fit(training(rows, limits=TrainerConfig(memory=memory), **changes), run)
 
 
-# ------------------------------------------------------------------------------------------------------- large states
-
-
 def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch):
     written = []
     monkeypatch.setattr(running, "write_state", lambda *_: written.append(clock[0]))
@@ -223,9 +212,6 @@ def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch)
     assert steps("small") == 3
     monkeypatch.setattr(running, "LARGE", 1.0)
     assert steps("large") == 1
-
-
-# -------------------------------------------------------------------------------------------------------------- report
 
 
 def report(module, rows, *at_once):

@@ -36,9 +36,6 @@ def _closed():
     plt.close("all")
 
 
-# -------------------------------------------------------------------------------------------------------------- metrics
-
-
 def test_a_metric_draws_its_matrix(metric):
     figure, axes = metric.compute().plot()
     assert isinstance(figure, matplotlib.figure.Figure)
@@ -84,9 +81,6 @@ assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert run.returncode == 0, run.stderr
-
-
-# -------------------------------------------------------------------------------------------------------------- results
 
 
 @pytest.mark.slow

@@ -48,9 +48,6 @@ def changed(name: str, new: str = "128") -> None:
     Path(name).write_text(EXAMPLES["my_stitch.py"].replace("256", new))
 
 
-# ------------------------------------------------------------------------------------------------------------ the jobs
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, minis, text_files):
     """A folder with the examples, and what a job of all of them printed there."""
@@ -146,9 +143,6 @@ def test_workers_of_a_sweep_load_the_plugin(files, door, small_stitching):
     done = door.process("train.py", "-m", f"stitch.kind={STITCH},linear", *launcher, *small_stitching)
     assert done.status == 0, done.stderr
     assert done.stdout.count("results: ") == 2
-
-
-# ------------------------------------------------------------------------------------------------- content and refusals
 
 
 def test_the_content_of_a_plugin_is_in_the_key(files, small_stitching):

@@ -37,9 +37,6 @@ def ends(estimate):
     return [part.tolist() for part in (estimate.value, estimate.low, estimate.high)]
 
 
-# ---- Clusters
-
-
 @pytest.mark.parametrize("k", [1, 2, 5, 12])
 def test_clusters_are_those_of_scipys_average_linkage(k):
     points = torch.randn(12, 2)
@@ -159,9 +156,6 @@ def test_directions_that_compare_with_a_single_pair_are_open():
     assert found.value.diagonal().tolist() == found.low.diagonal().tolist() == [0, 0]
 
 
-# ---- Intervals
-
-
 def test_means_are_those_of_ordered_pairs_of_two_models():
     values = torch.randn(4, 4)
     found = grouped(values, PAIR)
@@ -227,9 +221,6 @@ REFUSED = {
 def test_what_would_give_a_wrong_number_is_refused(case):
     with pytest.raises(ValueError):
         REFUSED[case]()
-
-
-# ---- Steps
 
 
 @pytest.mark.parametrize("step", [1, 5, 12])

@@ -92,9 +92,6 @@ def test_a_fit_that_runs_out_of_steps_says_so(states, monkeypatch):
     assert not cross_fitted(rows, labels, 3, folds_of(labels, sentences), sentences, [1.0], 3, 0).converged
 
 
-# --------------------------------------------------------------------------------------------------------------- folds
-
-
 def test_no_group_is_in_two_folds_and_levels_are_shared_out(states):
     _, labels, sentences = states
     fold_of = folds_of(labels, sentences)
@@ -139,9 +136,6 @@ def test_of_penalties_that_are_equally_good_the_strongest_is_taken():
     assert best_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
 
 
-# ------------------------------------------------------------------------------------------------------------ accuracy
-
-
 def accuracies(right, labels, sentences, resamples=200):
     return balanced_accuracies(right, labels, sentences, int(labels.max()) + 1, resamples, 0)
 
@@ -181,8 +175,6 @@ def test_a_share_is_paired_and_nan_of_what_is_chance(states):
     assert [*map(float, first.share_of(first))] == [1, 1, 1]
     assert second.share_of(third, above=third.chance).value.isnan()
 
-
-# ------------------------------------------------------------------------------------------------------------- planted
 
 WIDE = 32
 

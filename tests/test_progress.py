@@ -34,9 +34,6 @@ def names() -> list[str]:
     return [each.name for each in under_way()]
 
 
-# ---------------------------------------------------------------------------------------------------------- activities
-
-
 def test_activities_are_inside_one_another_and_end_also_by_an_error():
     assert names() == []
     with doing("outer"):
@@ -99,9 +96,6 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
     assert Activity("batch", None, 3).left(now) is None
 
 
-# ------------------------------------------------------------------------------------------------------------ sentences
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_on_a_terminal_it_fits_at_any_width(width):
     outer = Activity("job 3 of 12: stitches of gelu-3l-mini into organisation/solu-3l-mini")
@@ -113,9 +107,6 @@ def test_on_a_terminal_it_fits_at_any_width(width):
     assert max(map(len, lines)) <= width
     assert "1,234 of 2,000" in " ".join(" ".join(lines).split())
     assert ("━" in shown.get()) == (width >= 80)
-
-
-# ---------------------------------------------------------------------------------------------------------------- pipes
 
 
 def lines_of(monkeypatch, every: str, seconds: float) -> list[str]:
@@ -154,8 +145,6 @@ def test_a_stderr_that_is_closed_or_missing_stops_nothing(monkeypatch):
         reached.append("missing")
     assert (reached, errors) == (["closed", "missing"], [])
 
-
-# ------------------------------------------------------------------------------------------------------------- terminal
 
 SCRIPT = """
 import logging, sys, time, os, signal
@@ -232,9 +221,6 @@ def test_ctrl_c_leaves_the_terminal_as_it_was():
     assert seen.rfind(SHOWS) > seen.rfind(HIDES)
     assert b"Traceback" not in seen
     assert re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode().splitlines()[-1].strip().startswith("interrupted; ")
-
-
-# ----------------------------------------------------------------------------------------------------------------- jobs
 
 
 def test_a_job_says_its_phases_and_steps_and_no_bar_of_a_library_leaks(door, small_stitching, monkeypatch):

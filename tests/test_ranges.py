@@ -99,9 +99,6 @@ def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value(
     assert str(caught.value).isprintable()
 
 
-# --------------------------------------------------------------------------------------------------- settings together
-
-
 @pytest.mark.parametrize(
     "layers",
     [
@@ -139,8 +136,6 @@ def test_a_published_ranking_has_enough_accuracies():
         PopulationConfig(published={"challenge": [0.5] * 11})
 
 
-# -------------------------------------------------------------------------------------------------- on a command line
-
 REFUSED = {  # by the key that the message names
     "stitch.rates": ["train stitch.rates=[0]", "train stitch.rates=[a]"],
     "seed": ["train seed=abc", "train seed=null"],
@@ -173,8 +168,6 @@ def test_values_that_are_possible_are_taken():
     assert compose_job("train", ["dry_run=5e10"]).dry_run == 5e10
     assert compose_job("train", ["dry_run=true"]).dry_run is True
 
-
-# -------------------------------------------------------------------------------------------- through the entry point
 
 NOT_HERE = {
     "model.device": "train.py model.device=cuda:77",

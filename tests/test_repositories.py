@@ -21,8 +21,6 @@ from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import head_dimensions, load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
-# ----------------------------------------------------------------------------------------------------------- composing
-
 
 @pytest.mark.parametrize("door", ["train", "analyze"])
 def test_a_repository_is_a_model_on_both_doors(door):
@@ -166,9 +164,6 @@ def test_the_guide_names_every_model():
         name for name in options("model") if name not in spelt and not re.search(r"-mini|^pythia-|^hub$|^local$", name)
     ]
     assert unnamed == []
-
-
-# ------------------------------------------------------------------------------------------------------------- loading
 
 
 @pytest.fixture

@@ -41,9 +41,6 @@ def condensed(square):
     return np.asarray(square)[rows, columns]
 
 
-# ---- Distances
-
-
 @pytest.mark.parametrize(
     ("distance", "reference"),
     [
@@ -176,9 +173,6 @@ def test_weighted_tau_sees_the_top_more_than_the_bottom():
     assert weighted_tau(profile) == pytest.approx(1)
     assert weighted_tau(profile, -profile) == pytest.approx(-1)
     assert weighted_tau(profile, top) < weighted_tau(profile, bottom) < 1
-
-
-# ---- Mds
 
 
 def test_a_flat_configuration_is_found_again():

@@ -50,9 +50,6 @@ def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
         return explained_variance(sae_loss(sae, states).errors, spread_of(states))
 
 
-# ---- Definitions
-
-
 def test_topk_keeps_the_largest_latents_that_are_positive(float64):
     sae = jiggled(SparseAutoencoder.random(6, 12, k=5).double())
     with torch.no_grad():
@@ -125,9 +122,6 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
     assert explained(fitted, states) > explained(sae, states)
 
 
-# ---- Stacks
-
-
 @pytest.mark.parametrize("k", KINDS)
 def test_each_of_a_stack_has_the_bits_that_it_has_alone(k):
     alone = [SparseAutoencoder.random(16, 40, k, seed) for seed in range(4)]
@@ -148,9 +142,6 @@ def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
     assert "3 of 6 to 12" in repr(stack)
     with pytest.raises(ValueError, match="same k"):
         SparseAutoencoder.stacked([SparseAutoencoder.random(8, 12, k=k) for k in (2, 4)])
-
-
-# ---- Carried
 
 
 @pytest.mark.parametrize("k", KINDS)
@@ -178,9 +169,6 @@ def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
     torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
     for a, b in zip(in_own_units(other, mean, 2.5).parameters(), sae.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-
-
-# ---- Planted
 
 
 def planted(n: int, d: int, k: int = 2) -> tuple[torch.Tensor, SparseAutoencoder]:

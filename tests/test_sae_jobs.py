@@ -122,9 +122,6 @@ def test_a_killed_job_of_autoencoders_goes_on_to_the_same_values(door, small):
     assert resumed.fingerprint() == whole.fingerprint()
 
 
-# --------------------------------------------------------------------------------------------------------------- source
-
-
 def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     asked = []
     place = "thinkalike.instruments.sae.setting"
@@ -165,9 +162,6 @@ def test_rates_are_chosen_on_every_other_document_and_judged_on_the_others():
     assert [made.place(0, rate, 0) for rate in (0, 1)] == [0, 1]
 
 
-# --------------------------------------------------------------------------------------------------------------- errors
-
-
 @pytest.mark.parametrize(("word", "message"), [("sae.layer=4", "no layer 4"), ("sae.lr=1e30", "sae.lr=1e+30")])
 def test_what_cannot_be_done_is_one_line(door, small, word, message):
     assert message in door("train.py", *small, word).error
@@ -186,9 +180,6 @@ def test_a_source_that_does_not_fit_is_one_line(small, made, minis, tmp_path):
     ):
         with pytest.raises(error, match=message):
             source_result(replace(config, sae=replace(config.sae, **{setting: value})))
-
-
-# ------------------------------------------------------------------------------------------------------------- dry runs
 
 
 def test_a_dry_run_says_what_it_will_take_and_makes_no_source(door, tmp_path):

@@ -62,9 +62,6 @@ def same(one: SparseAutoencoder, other: SparseAutoencoder) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------- training
-
-
 def test_each_has_the_bits_that_it_has_alone_whatever_is_trained_beside_it(tmp_path):
     together = run(training(fits_of([3, 5, 8], [1.0, 0.25])), tmp_path / "all")
     for number, seed, factor in ((1, 5, 1.0), (5, 8, 0.25)):
@@ -161,9 +158,6 @@ def test_one_that_diverges_is_one_line(tmp_path):
         run(training(fits_of([0]), lr=1e30), tmp_path)
 
 
-# -------------------------------------------------------------------------------------------------------------- spliced
-
-
 class Same(SparseAutoencoder):
     """One without any error."""
 
@@ -188,9 +182,6 @@ def test_splicing_in_the_states_themselves_changes_no_loss_and_the_mean_is_the_a
     ends = model.advance(states, 2, model.n_layers)
     expected = next_token_losses(model, [ends], rows.tokens)[0].view(3, -1).sum(-1)
     torch.testing.assert_close(losses.ablated, expected.double(), rtol=1e-5, atol=0)
-
-
-# ----------------------------------------------------------------------------------------------------------- operations
 
 
 def counted(work) -> int:

@@ -48,9 +48,6 @@ def states(layers, n, d):
     return [torch.randn(n, d) for _ in range(layers)]
 
 
-# -------------------------------------------------------------------------------------------------------------- shapes
-
-
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_a_shape_is_that_of_the_model_that_is_loaded(checkpoints, family):
     config = ModelConfig(name="local", path=str(checkpoints[family]))
@@ -84,9 +81,6 @@ def test_a_model_that_nothing_here_tells_has_no_shape(tmp_path):
     for content in ("{damaged", json.dumps({"model_type": "no such thing"})):
         (tmp_path / "config.json").write_text(content)
         assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
-
-
-# ---------------------------------------------------------------------------------------------------------- operations
 
 
 @pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2", "bert", "mamba"])
@@ -193,9 +187,6 @@ def _local(checkpoints, family):
     return ModelConfig(name="local", path=str(checkpoints[family]))
 
 
-# ----------------------------------------------------------------------------------------------------- passes and speed
-
-
 def test_jobs_of_one_pass_share_the_passes_of_their_models():
     a, b = (Phase("forward passes", 5.0, {name: 1.0}, is_shared=True) for name in "ab")
     jobs = [[a, b, Phase("comparing", 1.0)], [a, Phase("comparing", 1.0)]]
@@ -227,9 +218,6 @@ def test_a_result_says_operations_and_speed_unless_a_shape_is_unknown(monkeypatc
     assert speeds([(instrument_of(config), config)], seconds=2.0)[0]["share_of_peak"] == 0.5
     hub = compose_job("analyze", ["measure=loss", "model=gemma-3-1b-pt"])
     assert speeds([(instrument_of(hub), hub)], seconds=2.0) == [{}]
-
-
-# --------------------------------------------------------------------------------------------------------- the dry run
 
 
 def slow(*case):

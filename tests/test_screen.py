@@ -32,9 +32,6 @@ NAMES = ("gelu-3l-mini", "organisation/solu-3l-mini")
 FRAME = re.compile(r"[\s┃━┏┳┓┡╇┩│─└┴┘├┼┤]+")
 
 
-# ------------------------------------------------------------------------------------------------------ planted results
-
-
 def made(table: pd.DataFrame, scalars=None, provenance=None, arrays=None, config=None, **tables) -> Result:
     """A result that no job computed and no folder holds."""
     result = Result(Path("nowhere"))
@@ -200,9 +197,6 @@ def tokens(text: str) -> set[str]:
     return {word.rstrip(":") for word in FRAME.split(text)} - {""}
 
 
-# ----------------------------------------------------------------------------------------------- what every job prints
-
-
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_what_is_printed_fits_the_screen_and_no_word_is_broken_or_lost(name, monkeypatch, capsys):
     whole = tokens(at(UNBOUNDED, EVERYTHING[name], monkeypatch, capsys))
@@ -229,9 +223,6 @@ def test_a_table_that_breaks_words_would_be_seen(monkeypatch, capsys):
 def test_in_the_main_table_at_80_columns_a_penalty_stays_beside_its_interval(monkeypatch, capsys):
     lines = at(80, EVERYTHING["stitching"], monkeypatch, capsys).splitlines()
     assert any(re.search(r"\+0.2500 │ +\+0.2500 to \+0.2500 │$", line) for line in lines)
-
-
-# --------------------------------------------------------------------------------------------------------------- layout
 
 
 def table_of(*columns: Column, keys: int = 1) -> Table:
@@ -266,9 +257,6 @@ def test_brackets_are_no_markup(monkeypatch, capsys):
     assert all(text in shown for text in ("[b]layers[/b]", "[red]", "layers=[[0,0],[1,1]]"))
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
-
-
 @pytest.mark.parametrize(
     ("text", "width", "lines"),
     [
@@ -282,9 +270,6 @@ def test_brackets_are_no_markup(monkeypatch, capsys):
 )
 def test_lines_end_between_words_and_intervals_stay_whole(text, width, lines):
     assert wrapped(text, width) == lines
-
-
-# ----------------------------------------------------------------------------------------------------------------- help
 
 
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])

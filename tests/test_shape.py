@@ -68,9 +68,6 @@ def centred(x):
     return x.numpy() - x.numpy().mean(0)
 
 
-# -------------------------------------------------------------------------------------------------- the whole contract
-
-
 @every
 def test_layers_are_prepared_once_and_a_matrix_is_that_of_its_pairs(measure):
     layers = [*pair(e=6), *pair(e=6)]
@@ -119,9 +116,6 @@ LINES = torch.eye(N)[:, :1]
 def test_what_cannot_be_compared_is_refused(measure, x, y, message):
     with pytest.raises(ValueError, match=message):
         measure(x, y)
-
-
-# --------------------------------------------------------------------------------------------------------------- shape
 
 
 @pytest.mark.parametrize(("n", "d", "e"), [(N, 6, 9), (8, 20, 5), (8, 20, 30), (2, 3, 3)])
@@ -199,9 +193,6 @@ def test_soft_matching_finds_planted_units_and_counts_a_dead_one_as_nothing():
     assert soft_matching(x, dead).isfinite()
 
 
-# ------------------------------------------------------------------------------------------- distances and neighbours
-
-
 def by_formula_dcor(x, y):
     n, parts = len(x), []
     for z in (x, y):
@@ -244,9 +235,6 @@ def test_sets_of_neighbours_are_compared_as_published(k):
     expected = by_formula_neighbours(x, y, k)
     assert float(jaccard(x, y, k)) == pytest.approx(expected[0], abs=1e-12)
     assert float(second_order_cosine(x, y, k)) == pytest.approx(expected[1], abs=1e-10)
-
-
-# ------------------------------------------------------------------------------------------------------------- outputs
 
 
 def test_jensen_shannon_is_that_of_scipy(monkeypatch):

@@ -87,9 +87,6 @@ def test_pieces_hold_every_word_once_and_fit_every_context(models):
     assert all(batch.count >= 50 for batch in found)
 
 
-# ------------------------------------------------------------------------------------------------------ a user's own
-
-
 def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to():
     numbers = torch.arange(100.0)[:, None]
     first = [numbers, torch.randn(100, 5)]

@@ -53,9 +53,6 @@ D, N = 6, 12
 FOLDS = torch.arange(N) % 3
 
 
-# ------------------------------------------------------------------------------------------------------------- vectors
-
-
 def test_a_vector_is_the_difference_of_means_over_other_folds():
     before, after = torch.randn(2, N, D).double()
     vectors = held_out_differences(before, after, FOLDS)
@@ -95,9 +92,6 @@ def test_effects_are_shares_of_the_natural_one_over_words():
     insignificant = effects_of(nothing[None], nothing, torch.arange(N), 200, 0)
     assert insignificant.shares().value.isnan().all()
     assert insignificant.interval().value.isfinite().all()
-
-
-# --------------------------------------------------------------------------------------------------------------- pairs
 
 
 @pytest.fixture(scope="module")
@@ -181,9 +175,6 @@ def test_continuations_are_single_tokens_that_exclude_each_other(up, down, messa
         continuations(pairs_of(up, down), gpt2.tokenizer, gpt2.vocabulary)
 
 
-# ------------------------------------------------------------------------------------------------------------- steered
-
-
 @pytest.fixture(scope="module")
 def number(gpt2):
     return grammar_contrasts("number", gpt2.tokenizer, 70)
@@ -237,9 +228,6 @@ def test_no_vector_does_nothing_nor_does_one_that_comes_too_late(gpt2, number):
     torch.testing.assert_close(steered_gaps(gpt2, texts, 1, 0 * vectors)[0], before, atol=1e-4, rtol=0)
     torch.testing.assert_close(steered_gaps(gpt2, texts, last, vectors)[0], before, atol=1e-4, rtol=0)
     assert (steered_gaps(gpt2, texts, last, vectors, later=True)[0] - before).abs().max() > 1, "control"
-
-
-# ------------------------------------------------------------------------------------------------------------- planted
 
 
 CODE = [(name, f"{name}s") for name in ("value", "item", "key", "name", "line", "path", "file", "node", "part", "list")]

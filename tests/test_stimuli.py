@@ -60,9 +60,6 @@ def rows_of(text: str, size="small") -> list[list[str]]:
     return [[word, *map(printed, row)] for word, row in zip(stimuli.words, values, strict=True)]
 
 
-# ------------------------------------------------------------------------------------------------------------- grammar
-
-
 @pytest.mark.parametrize("size", ["small", "large"])
 def test_every_row_of_table_s1_is_derived_exactly(size):
     assert [len(rows) for rows in SENTENCES] == [3, 3, 2, 2, 3, 3]
@@ -209,9 +206,6 @@ def test_the_same_seed_draws_the_same_in_another_process():
     assert run.stdout.strip() == here.fingerprint()
     assert controlled_stimuli(300, 8).sample(100, 7, "PoS").fingerprint() != here.fingerprint()
     assert controlled_stimuli(300, 7).sample(100, 8, "PoS").fingerprint() != here.fingerprint()
-
-
-# ------------------------------------------------------------------------------------------------------------- stimuli
 
 
 @pytest.fixture(scope="module")
@@ -432,9 +426,6 @@ def test_a_question_that_stimuli_cannot_answer_is_refused(call, message):
         call(made({"f": list("xyxy"), "unique": [1, 2, 3, 4]}))
 
 
-# -------------------------------------------------------------------------------------------------------------- tables
-
-
 def write_table(path: Path, frame: pd.DataFrame) -> Path:
     if path.suffix == ".parquet":
         frame.to_parquet(path)
@@ -550,9 +541,6 @@ def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
             assert "\n" not in str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------- CoNLL-U
-
-
 def conllu(*lines: str) -> str:
     """Of ID|FORM|UPOS|FEATS|MISC, with ; where the file has a bar."""
     made = []
@@ -645,9 +633,6 @@ def test_a_malformed_conllu_file_is_refused(lines, message, tmp_path):
     path.write_text(conllu(*lines))
     with pytest.raises(DataError, match=f"x.conllu.*{message}"):
         read_conllu(path)
-
-
-# -------------------------------------------------------------------------------------------------------------- arrays
 
 
 PICTURES = ["p1", "p2", "p3"]
@@ -746,9 +731,6 @@ def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, p
     with pytest.raises(DataError, match=rf"{re.escape(name)}[:,]? .*{message}") as caught:
         read_arrays(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
     assert "\n" not in str(caught.value)
-
-
-# ---------------------------------------------------------------------------------------------------------------- docs
 
 
 def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):

@@ -67,9 +67,6 @@ def random_map(source, target, widths=(6, 6)):
     return StitchMap(torch.randn(widths[1], widths[0]), torch.randn(widths[1]), source, target)
 
 
-# ---------------------------------------------------------------------------------------------------------- of a result
-
-
 @pytest.mark.parametrize(
     ("kind", "widths"), [("linear", (8, 8)), ("affine", (8, 6)), ("low_rank", (8, 6)), ("orthogonal", (8, 8))]
 )
@@ -134,9 +131,6 @@ def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
         load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
 
 
-# -------------------------------------------------------------------------------------------------------------- the map
-
-
 def test_a_map_takes_states_of_any_dtype_and_lets_gradients_through():
     phi, states = random_map(site("a"), site("b"), (6, 9)), torch.randn(2, 3, 6, requires_grad=True)
     phi(states).sum().backward()
@@ -184,9 +178,6 @@ def test_the_inverse_of_a_singular_map_undoes_what_can_be_undone():
 def test_a_weight_and_a_bias_of_other_shapes_are_refused(weight, bias):
     with pytest.raises(StitchError, match=re.escape(f"{weight} and {bias}")):
         StitchMap(torch.ones(weight), torch.ones(bias), site("a"), site("b"))
-
-
-# ------------------------------------------------------------------------------------------------------ stitched models
 
 
 @pytest.fixture(scope="module")

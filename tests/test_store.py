@@ -43,9 +43,6 @@ def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-# ------------------------------------------------------------------------------------------------- a result is written
-
-
 def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
     work = job(tmp_path)
     with work.running() as partial:
@@ -97,9 +94,6 @@ def test_all_results_of_a_store_are_one_table(tmp_path):
     assert list(finished(tmp_path, "cka")) == []
 
 
-# ------------------------------------------------------------------------------------------------------------- failures
-
-
 def fail(work: Job, error: BaseException, state: bool) -> None:
     """Break off a running job, before or after it has kept a state to go on from."""
     with work.running() as partial:
@@ -143,9 +137,6 @@ def test_a_store_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"the store .*file/store/stitching cannot be written: .*; choose store=DIR$"):
         job(tmp_path / "file" / "store").running().__enter__()
-
-
-# ---------------------------------------------------------------------------------------------------------------- lock
 
 
 def test_a_lock_that_this_very_thread_holds_is_refused_and_one_of_another_thread_waited_for(tmp_path):

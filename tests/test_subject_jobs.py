@@ -78,9 +78,6 @@ def local(path, side="model", part="model"):
     return [f"{side}=local", f"{part}.path={path}"]
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
-
-
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
 def test_runs_find_their_stimuli_and_states_are_their_mean(ending, tmp_path, stimuli):
     runs = torch.randn(3, COUNT, 2, dtype=torch.float64)
@@ -119,9 +116,6 @@ def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
     np.savez(tmp_path / "x.npz", V1=np.ones((len(ids), 2)), ids=ids, **more)
     with pytest.raises(DataError, match=message):
         read_recording(tmp_path / "x.npz", stimuli)
-
-
-# ----------------------------------------------------------------------------------------------------------------- rsa
 
 
 def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
@@ -211,9 +205,6 @@ def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli)
     assert "most alike" in done.stdout
 
 
-# ---------------------------------------------------------------------------------------------------------------- mlem
-
-
 def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     """In IT there is nothing but colour, and in V1 little of size under much noise."""
     colour, size = (np.eye(4)[stimuli.codes().table[:, column].long()] for column in (0, 1))
@@ -248,9 +239,6 @@ def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):
     scores = pd.DataFrame({"model": ["s1", "s2"], "layer": "V1", "score": [0.1, 0.2]})
     with pytest.raises(DataError, match="the noise ceiling of held-out stimuli: the distances of the mean of all"):
         group_tables(config, few, sides, profiles, scores)
-
-
-# ----------------------------------------------------------------------------------------------------- what is refused
 
 
 THREE, CROSSNOBIS = "activations=[S1,S2,S3]", "measure.distance=crossnobis"

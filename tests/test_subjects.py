@@ -75,9 +75,6 @@ def test_a_difference_of_0_without_spread_has_p_1_and_any_other_p_0():
     assert two_sided(torch.tensor([0.0, 1.0, -1.0]), torch.zeros(3), 4).tolist() == [1, 0, 0]
 
 
-# ---- Both factors
-
-
 @pytest.mark.parametrize("comparator", ["cosine", "spearman", "corr_cov"])
 def test_the_two_factor_bootstrap_is_rsatoolboxs(comparator, toolbox, monkeypatch):
     """With its own draws: scores of every resample, and the corrected variances of models and of their differences."""

@@ -22,9 +22,6 @@ THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
 LAUNCHERS = {"in sequence": [], "two at once, by joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
 
 
-# -------------------------------------------------------------------------------------------------------- this machine
-
-
 def stamps(store):
     return {result.folder: (result.folder / "result.json").stat().st_mtime_ns for result in results_in(store)}
 
@@ -150,9 +147,6 @@ def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fail
     groups = {record.run.run_group for run in runs for record in run if record.HasField("run")}
     assert len(groups) == 1
     assert groups != {""}
-
-
-# --------------------------------------------------------------------------------------------------------------- SLURM
 
 
 @pytest.fixture(scope="module")

@@ -102,9 +102,6 @@ def test_every_file_that_loading_reads_is_in_the_fingerprint_of_a_folder(name, t
     assert checkpoint_fingerprint(config) == one
 
 
-# ----------------------------------------------------------------------------------------------------------------- BOS
-
-
 def with_mark(mark="<|endoftext|>", **options):
     """One that puts a mark before a text, as Llama's puts BOS and BERT's [CLS]."""
     number = tiny.tokenizer().convert_tokens_to_ids("<|endoftext|>")

@@ -39,9 +39,6 @@ def pairs(tmp_path):
     return path
 
 
-# -------------------------------------------------------------------------------------------------------------- probes
-
-
 def test_a_job_carries_probes_both_ways_beside_controls(door, words):
     done = door("analyze.py", "measure=probes", *words, *PROBES, env={"COLUMNS": str(WIDTH)})
     table = done.result.table
@@ -124,9 +121,6 @@ def test_models_of_different_tokenizers_are_refused():
         models_and_pairs(config)
 
 
-# ------------------------------------------------------------------------------------------------------------ steering
-
-
 @pytest.mark.slow
 def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
@@ -153,9 +147,6 @@ def test_an_effect_without_a_natural_one_has_no_share(door, words, pairs):
     assert "move the gap by 0.00 nats in second" in done.stderr
     assert done.result.table["share"].isna().all()
     assert not {each["name"] for each in done.result.headlines} & {"native_share", "carried_share"}
-
-
-# ---------------------------------------------------------------------------------------------------------------- maps
 
 
 def test_maps_are_least_squares_of_all_states_of_the_text(text_files, tmp_path):

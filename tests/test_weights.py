@@ -64,9 +64,6 @@ def line_of(kind, folder, **changes):
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------- weights
-
-
 WRAPPED = [("gpt2", "module."), ("gpt_neox", "_orig_mod."), ("bert", "model."), ("new classifier", "_orig_mod.module.")]
 
 
@@ -223,9 +220,6 @@ def test_code_of_the_hub_that_config_json_names_is_refused(whole):
 def test_every_family_loads_in_half_precision(whole, kind, dtype):
     loaded = load(kind, whole(kind), dtype=dtype)
     assert loaded[MATRIX.get(kind, BERTS)].dtype == getattr(torch, dtype)
-
-
-# ---------------------------------------------------------------------------------------------------------- tokenizers
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "native", "new classifier"])

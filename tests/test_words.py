@@ -12,8 +12,6 @@ from thinkalike.config import DataConfig, ModelConfig, compose_job
 from thinkalike.config.overrides import at_home, parse_overrides, quoted, values_of
 from thinkalike.errors import ConfigError
 
-# ------------------------------------------------------------------------------------------------------ the home folder
-
 
 @pytest.fixture
 def home(monkeypatch):
@@ -61,8 +59,6 @@ def test_a_value_is_quoted_so_that_it_is_read_again(value):
     (override,) = OverridesParser.create().parse_overrides([f"key={quoted(value)}"])
     assert values_of(override)[0] == value
 
-
-# ----------------------------------------------------------------------------------------------- options, sweeps, Hydra
 
 REFUSED = {
     "seed": "seed",

@@ -138,9 +138,6 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
     return None
 
 
-# ---- values
-
-
 def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     """Return a value as a tensor; one that is a tensor of this kind is returned itself.
 

@@ -110,9 +110,6 @@ def _cached(kind: str, repository: str, revision: str, cache: Path) -> Path | No
     return copy if there and re.fullmatch(r"[0-9a-f]{40}", copy.name) else None
 
 
-# ------------------------------------------------------------------------------------------------------------ failures
-
-
 def cause_of(error: BaseException, repository: str, revision: str | None = None) -> str | None:
     """Return the cause of an error of huggingface_hub and what to do, or None if its own words must do.
 

@@ -93,9 +93,6 @@ def one_line(error: BaseException) -> str:
     return "".join(each if each.isprintable() else " " for each in said)
 
 
-# ------------------------------------------------------------------------------------------------- what Hydra knows
-
-
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, the user's folders, and the resolvers.
 
@@ -168,7 +165,7 @@ def at_most_a_tenth(usual: int, steps: Any) -> int:
     return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
-# --------------------------------------------------------------------------------------- what a command line asks for
+# ---- what a command line asks for
 
 
 def with_default_target(entry_point: str, words: Sequence[str]) -> list[str]:
@@ -255,7 +252,7 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
             raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint}")
 
 
-# ------------------------------------------------------------------------------------- from Hydra's to the dataclass
+# ---- from Hydra's to the dataclass
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:

@@ -145,7 +145,7 @@ def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
     return []
 
 
-# ------------------------------------------------------------------------- the command line, as one could paste it
+# ---- the command line, as one could paste it
 
 
 def called(name: str, options: Sequence[str] = ()) -> None:
@@ -173,7 +173,7 @@ def command_line() -> str:
     return f"{os.environ[PROGRAM]} {shlex.join(_overrides)}".rstrip()
 
 
-# --------------------------------------------------------------------------------------------------- how a script ends
+# ---- how a script ends
 
 
 @contextlib.contextmanager

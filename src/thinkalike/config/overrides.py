@@ -90,7 +90,7 @@ def quoted(value: Any) -> str:
     return f"'{escaped}'"
 
 
-# -------------------------------------------------------- models without a file in conf/model: repositories and folders
+# ---- models without a file in conf/model: repositories and folders
 
 
 def is_repository(name: str) -> bool:

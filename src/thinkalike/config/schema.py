@@ -185,9 +185,6 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
     return schema(**given)
 
 
-# ----------------------------------------------------------------------------------------------------------- job keys
-
-
 def relevant(config: Any) -> dict[str, Any]:
     """Return the settings of a configuration dataclass that can change numbers and differ from their defaults."""
     kept = {}
@@ -206,9 +203,6 @@ def default_of(item: dataclasses.Field) -> Any:
     if item.default_factory is not dataclasses.MISSING:
         return item.default_factory()
     return item.default
-
-
-# ------------------------------------------------------------------------------------------------------ pairs of layers
 
 
 def _different(pairs: list[list[int]]) -> list[list[int]]:

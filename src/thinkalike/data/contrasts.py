@@ -63,8 +63,6 @@ class Contrasts:
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
 
-# -------------------------------------------------------------------------------------------------------- continuations
-
 SPACES = ("Ġ", "▁", "Ċ", "ĉ", " ")  # with which tokenizers begin a token that follows white space, or is some
 
 
@@ -117,7 +115,7 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
     return after[-1]
 
 
-# --------------------------------------------------------------------------------------------- contrasts of the grammar
+# ---- contrasts of the grammar
 
 # A verb of the third person ends in -s after a singular subject of a statement. It has none after a plural subject, and
 # none in a do-question: the girl sings, the girls sing, does the girl sing.
@@ -178,8 +176,6 @@ def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, s
         elif len(stem) == len(whole) == len(before) + 1:
             yield "", f" {base}", f" {third}"
 
-
-# -------------------------------------------------------------------------------------------------- contrasts in tables
 
 COLUMNS = ("text", "counterpart", "word", "up", "down")
 OPTIONAL = "counterpart_word"  # where the word is another one in the counterpart

@@ -130,9 +130,6 @@ def _log(config: DataConfig, counts: Mapping[str, int], context: int, bounded: b
         )
 
 
-# ----------------------------------------------------------------------------------------------------------- beginnings
-
-
 def beginning_bytes(report_tokens: int) -> int:
     """Return how many bytes in UTF-8 of each document a report reads, so that it holds `DOCUMENTS` of them.
 
@@ -151,9 +148,6 @@ def beginning(text: str, most: int | None) -> str:
     kept = encoded[:most].decode("utf-8", errors="ignore")
     words = re.match(r"(?s).*\S(?=\s)", kept)
     return words[0] if words and 2 * len(words[0]) > len(kept) else kept
-
-
-# -------------------------------------------------------------------------------------------------------------- packing
 
 
 class _Packer:

@@ -34,8 +34,6 @@ def lexicon(size: str) -> Lexicon:
     return {group: " ".join(parts[name].get(group, "") for name in SIZES[size]).split() for group in groups}
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
-
 # A word has a feature where it shows it, as in table S1 of Salle et al. 2024:
 #
 # - Gender: nouns, names, he, she, him, her.
@@ -80,9 +78,6 @@ def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
     base, _, irregular = entry.partition("/")
     plural = base[:-3] + "men" if base.endswith("man") else irregular or with_s(base)
     return Word(base if number == "singular" else plural, "Noun", gender, number, person="3")
-
-
-# -------------------------------------------------------------------------------------------------------------- phrases
 
 
 class Phrase(NamedTuple):
@@ -171,9 +166,6 @@ def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -
 def bare(entries: list[str], tense: str) -> Slot:
     """Return the verbs of a do-question in this tense."""
     return [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in entries]
-
-
-# ------------------------------------------------------------------------------------------------------------ sentences
 
 
 class Pattern(NamedTuple):

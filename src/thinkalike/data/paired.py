@@ -158,8 +158,6 @@ def _by_document(values: Numbers, documents: Numbers, count: int) -> Tensor:
     return torch.from_numpy(sums.astype(np.int64))
 
 
-# ------------------------------------------------------------------------------------------------------- two tokenizers
-
 Numbers = NDArray[np.integer]
 BOS = -1  # in place of the number of a token of text
 

@@ -100,9 +100,6 @@ class Pairs:
         return hashlib.sha256(repr(everything).encode(errors="replace")).hexdigest()[:16]
 
 
-# ------------------------------------------------------------------------------------------------------------- encoding
-
-
 @dataclass(frozen=True)
 class PairBatch:
     """Some pairs, padded to one length."""
@@ -180,8 +177,6 @@ def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
     for start in range(0, len(order), size):
         yield encoded.batch(order[start : start + size])
 
-
-# ------------------------------------------------------------------------------------------------------ published pairs
 
 PUBLISHED = ["sentence1", "sentence2", "gold_label"]
 OF_THE_HUB = ["premise", "hypothesis", "label"]  # where labels are places among the classes

@@ -108,8 +108,6 @@ def _giving_way(config: DataConfig) -> set[str]:
     return {fingerprint for fingerprint, repeats in zip(held_out, gone, strict=True) if repeats}
 
 
-# ------------------------------------------------------------------------------------------------------ near-duplicates
-
 # A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
 # without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
 # shingles that another document holds (Broder 1997: containment) says how much of it that document repeats. A document

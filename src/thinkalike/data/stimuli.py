@@ -182,9 +182,6 @@ def varied(stimuli: Stimuli) -> Stimuli:
     return stimuli
 
 
-# -------------------------------------------------------------------------------------------------------------- columns
-
-
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
     """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred.
 
@@ -270,7 +267,7 @@ class FeatureCorrelation:
         return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
 
 
-# ----------------------------------------------------------------------------------------------- stimuli of the grammar
+# ---- stimuli of the grammar
 
 FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
 

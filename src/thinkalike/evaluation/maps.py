@@ -57,8 +57,6 @@ def rows_of_moments(
     return halved(most, lambda count: count * tokens * numbers <= budget.room)
 
 
-# ---- Unexplained variance
-
 UNEXPLAINED = ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
 
 

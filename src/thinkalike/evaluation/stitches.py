@@ -245,8 +245,6 @@ def alignment_scalars(corpus: Corpus) -> dict[str, float]:
     return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
 
 
-# ---- Memory
-
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them
 
 

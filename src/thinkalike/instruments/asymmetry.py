@@ -88,9 +88,6 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         show_table(Table(title, [number_column("layer", table["layer"]), *columns, *unit]))
 
 
-# ------------------------------------------------------------------------------------------------- the two results
-
-
 def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
     """Return the stitches of `model` into `target` and those back, each a result of the store or the job to run.
 
@@ -141,9 +138,6 @@ def _run_by(config: AnalyzeConfig, job: TrainConfig) -> TrainConfig:
     """Return a stitching job where and as this configuration runs jobs."""
     own = {name: getattr(config, name) for name in ("store", "wait", "threads")}
     return replace(job, **own, force=False, dry_run=False, logger=LoggerConfig("none"))
-
-
-# --------------------------------------------------------------------------------------------- differences of penalties
 
 
 class _Penalties(NamedTuple):

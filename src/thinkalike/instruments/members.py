@@ -184,9 +184,6 @@ def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
     return part.take(range(0, len(part), 2)), part.take(range(1, len(part), 2))
 
 
-# ----------------------------------------------------------------------------------------------------- pairs of members
-
-
 KEPT_EVERY = 10  # batches of stitches
 LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
 STITCHES, CKA_STATE = "stitches", "cka"  # the states that a job goes on from

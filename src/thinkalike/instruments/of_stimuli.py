@@ -105,9 +105,6 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
     return {"stimuli": facts} | ({"subjects": [side.name for side in subjects]} if subjects else {})
 
 
-# ----------------------------------------------------------------------------------------------------------- recordings
-
-
 def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
     """Return the distances of stimuli in each layer.
 

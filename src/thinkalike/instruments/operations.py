@@ -38,7 +38,7 @@ def row_of(config: Any, shapes: Shapes) -> int:
     return config.data.context or min(shape.context for shape in shapes.values())  # type: ignore[no-any-return]
 
 
-# ---------------------------------------------------------------------------------------------- measures of layer pairs
+# ---- measures of layer pairs
 
 
 def of_grams(n: int, source: Widths, target: Widths | None) -> float:
@@ -84,9 +84,6 @@ def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
     return float(measure.tokens_per_batch * numbers)
 
 
-# -------------------------------------------------------------------------------------------------- measures of stimuli
-
-
 def of_distances(n: int, widths: Widths) -> float:
     """Return 2 n² Σ d: the products behind the distances of all stimuli in every layer."""
     return 2.0 * n * n * sum(widths)
@@ -108,7 +105,7 @@ def of_encoding(n: int, features: int, layers: int, folds: int, permutations: in
     return (1 + null) * (fits + folds * (1 + features * permutations) * 2 * held_out * features * layers)
 
 
-# ------------------------------------------------------------------------------------- classifiers and language models
+# ---- classifiers and language models
 
 
 def of_training(tokens: float, parameters: int | float) -> float:
@@ -152,9 +149,6 @@ def population(config: AnalyzeConfig, shapes: Shapes, members: int) -> list[Phas
         Phase("forward passes", members * shape.forward(alike, PAIR), {shape.name: alike * members}),
         Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
     ]
-
-
-# ------------------------------------------------------------------------------------------------------------- stitches
 
 
 def stitching(config: TrainConfig, shapes: Shapes) -> list[Phase]:
@@ -263,9 +257,6 @@ def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
     return 8.0 * products(source.width, target.width, pairs, maps=2)
 
 
-# ------------------------------------------------------------------------------------------------- probes and steering
-
-
 def of_maps(n: int | float, source: int, target: int) -> float:
     """Return 2 n (d² + d e + e²) for the products of the states of n tokens; solving for the maps takes far less."""
     return 2.0 * n * products(source, target, [(0, 0)])
@@ -296,9 +287,6 @@ def of_steering(model: Operations, depths: Sequence[int], texts: int, length: in
     heads = sum(model.forward(0, depth + 1, length) for depth in depths)
     tails = sum(model.forward(depth + 1, len(model.blocks), length) * length + model.output for depth in depths)
     return texts * (heads * length + tails * passes)
-
-
-# -------------------------------------------------------------------------------------------------- sparse autoencoders
 
 
 class Site(NamedTuple):

@@ -66,9 +66,6 @@ def chance_share(groups: RowGroups, k: int) -> float:
     return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
 
 
-# ---- nearest rows
-
-
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
     """Return the rows in the order of their groups, each of length 1."""
     rows = features.detach()
@@ -106,9 +103,6 @@ def _in_order(numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tens
     places = torch.empty_like(order)
     places[order] = torch.arange(len(order), device=order.device)
     return places[numbers[order]]
-
-
-# ---- mutual neighbours
 
 
 def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:

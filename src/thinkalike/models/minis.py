@@ -113,9 +113,6 @@ def read_mini(folder: Path) -> tuple[Any, Any]:
     return module, tokenizer
 
 
-# ----------------------------------------------------------------------------------------------------- without hooks
-
-
 def without_hooks(module: nn.Module) -> nn.Module:
     """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
 

@@ -155,9 +155,6 @@ def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
     return ""
 
 
-# ------------------------------------------------------------------------------------------------------------- the hub
-
-
 def commit_of(config: ModelConfig) -> Commit:
     """Return the commit of a model of the hub, as the hub says or as the cache has it.
 
@@ -224,9 +221,6 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
         "has no copy; set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         "(model=gelu-3l-mini)"
     )
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
 
 
 @contextlib.contextmanager

@@ -97,9 +97,6 @@ def _folded(bridge: Any) -> Any:
     return bridge.original_model
 
 
-# ---------------------------------------------------------------------------------------------------------- the blocks
-
-
 def blocks_of(module: Any, name: str) -> str:
     """Return the path from a module of transformers to its list of blocks; the proof at load shows if it is right.
 
@@ -121,9 +118,6 @@ def blocks_of(module: Any, name: str) -> str:
     if not fitting:
         raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
     return max(fitting, key=lambda path: fitting[path])
-
-
-# ------------------------------------------------------------------------------------------------- placement of weights
 
 
 def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
@@ -156,7 +150,7 @@ def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: to
     return module.to(device=device, dtype=dtype)
 
 
-# ----------------------------------------------------------------------------------------- sides of an encoder-decoder
+# ---- sides of an encoder-decoder
 
 
 def one_side(module: Any, config: ModelConfig) -> nn.Module:

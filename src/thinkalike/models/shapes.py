@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 PUBLISHED = Path(__file__).parent / "published.yaml"
 ROW = 8  # tokens of the shorter row whose operations are counted
 
-# ---------------------------------------------------------------------------------------------------------- operations
-
 
 @dataclass(frozen=True)
 class Operations:
@@ -88,9 +86,6 @@ def _counted(run: Callable[[Tensor], Any], blocks: Sequence[nn.Module], tokens: 
                 hook.remove()
     inside = [after - before for before, after in zip(seen[::2], seen[1::2], strict=True)]
     return [each / tokens.numel() for each in (*inside, counter.get_total_flops() - sum(inside))]
-
-
-# --------------------------------------------------------------------------------------------------------------- sizes
 
 
 @dataclass(frozen=True)
@@ -255,8 +250,6 @@ def _of_transformers(sizes: Mapping[str, Any]) -> Empty:
     blocks = module.get_submodule(family.blocks or blocks_of(module, kind)).children()
     return module.eval(), list(blocks), longest_row(module)
 
-
-# --------------------------------------------------------------------------------------------------------------- peaks
 
 # Operations per second of dense products: bfloat16, TF32, float32 (NVIDIA's data sheets; the H200's are the H100's). A
 # device has the first entry whose words are all in its name.

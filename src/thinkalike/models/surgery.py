@@ -152,9 +152,6 @@ def _name_of_state(kwargs: dict[str, Any]) -> str:
     return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
 
 
-# -------------------------------------------------------------------------------------------------------- recomputation
-
-
 def recomputed(blocks: Sequence[nn.Module]) -> contextlib.AbstractContextManager[None]:
     """Let blocks run again in the backward pass while the context is open; hooks stay outside of it.
 

@@ -44,9 +44,6 @@ def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
     return mask, types
 
 
-# ---------------------------------------------------------------------------------------------------------- the survey
-
-
 def survey(model: Any) -> tuple[int, list[int | None]]:
     """Return the width of the residual stream and the form of what each block returns, see `surgery.passed_over`.
 
@@ -129,9 +126,6 @@ def embedding_of(module: Any) -> Tensor:
     with contextlib.suppress(AttributeError, NotImplementedError):
         return module.get_input_embeddings().weight  # type: ignore[no-any-return]
     return next(weight for weight in module.parameters() if weight.dim() == 2)
-
-
-# ----------------------------------------------------------------------------------------------------------- the proof
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:

@@ -113,9 +113,6 @@ def _logged_above(stream: Any) -> Iterator[None]:
             handler.setStream(stream)
 
 
-# --------------------------------------------------------------------------------------------------------- what it says
-
-
 def sentence(activities: list[Activity], now: float, began: float) -> str:
     """Return what is being done in one line: "3:20 job 3 of 12: report: batch 4 of 33, 2.1 per second, 0:14 left"."""
     *outer, inner = activities

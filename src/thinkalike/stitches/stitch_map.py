@@ -215,9 +215,6 @@ def _explained(attempt: str, repository: str = "", revision: str | None = None) 
         raise StitchError(f"{attempt}: {reason}") from error
 
 
-# ---------------------------------------------------------------------------------------------------------------- sites
-
-
 @dataclass(frozen=True)
 class Site:
     """The residual stream of a model after one of its blocks.
@@ -257,9 +254,6 @@ class Site:
                 f"{model.name} has the weights {found} in {dtype}, but the stitch was made with {self.model} of "
                 f"{self.fingerprint} in {self.dtype}: load that model, or give check=False"
             )
-
-
-# ------------------------------------------------------------------------------------------------------ stitched models
 
 
 class StitchedModel:

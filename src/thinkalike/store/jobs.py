@@ -139,8 +139,6 @@ class Job:
         return Result(self.folder)
 
 
-# --------------------------------------------------------------------------------------------------------------- states
-
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 
@@ -189,8 +187,6 @@ def _states(folder: Path, name: str) -> dict[int, Path]:
     found = ((path, STATE.fullmatch(path.name)) for path in folder.glob(f"{name}-*.pt"))
     return {int(named["number"]): path for path, named in found if named and named["name"] == name}
 
-
-# ---------------------------------------------------------------------------------------------------------------- locks
 
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without flock
 OFTEN = 9  # as many times in a row no other process removes a folder

@@ -221,9 +221,6 @@ def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]
             yield Result(folder)
 
 
-# ------------------------------------------------------------------------------------------------------------- manifest
-
-
 def seal(folder: Path) -> None:
     """Write the manifest of a folder, and make sure that all of it is on the disk."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)

@@ -146,9 +146,6 @@ def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str
     return {**known[id(model.module)], "name": model.name}
 
 
-# ---- batches, in step
-
-
 class Comparison:
     """A job's comparison of two sides: its batches, its metric, and how far it has come.
 

@@ -102,9 +102,6 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- savings
-
-
 @dataclass(frozen=True)
 class Course:
     """What the autoencoders of a start explain as they read, and what that takes.
@@ -223,9 +220,6 @@ def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
         ends = over_seeds(found) if found.isfinite().all() else NOTHING
         rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
     return pd.DataFrame(rows)
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
 
 
 BLANK = [  # an empty cell: a start does not break even; there is no loss to recover

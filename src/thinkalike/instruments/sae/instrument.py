@@ -146,9 +146,6 @@ class SparseAutoencoders(
             show_table(_savings(result.tables["savings"], result.tables["break_even"]))
 
 
-# --------------------------------------------------------------------------------------------------------------- screen
-
-
 SHARES = (1 / 16, 1 / 4, 1 / 2, 1)  # of the tokens of a job: the budgets that are printed
 
 

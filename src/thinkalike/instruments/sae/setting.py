@@ -116,9 +116,6 @@ def check_source(made: Result, model: FrozenModel) -> None:
         raise ModelError(f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, not {found}")
 
 
-# -------------------------------------------------------------------------------------------------------------- setting
-
-
 @dataclass(frozen=True)
 class Setting:
     """What a job works with.

@@ -134,9 +134,6 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
-# ---- Controls
-
-
 def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps]) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     config = setting.config
@@ -184,9 +181,6 @@ class _Shuffled:
         rows = mapped.flatten(0, 1)
         order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
         return rows[order.to(rows.device)].view_as(mapped)
-
-
-# ---- Table
 
 
 BESIDE = (

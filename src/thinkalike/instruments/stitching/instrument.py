@@ -167,9 +167,6 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
-# ---- Sentence
-
-
 def sentence(table: pd.DataFrame) -> str:
     """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
     first = table.iloc[0]
@@ -209,9 +206,6 @@ def _verdicts(table: pd.DataFrame) -> str:
     if "converged" not in table or table["converged"].all():
         return said
     return f"{said}; training had not converged at {int((~table['converged']).sum())} {of}"
-
-
-# ---- Screen
 
 
 log = logging.getLogger(__name__)

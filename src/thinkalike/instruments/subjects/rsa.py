@@ -155,9 +155,6 @@ def _ends(columns: Collection[str]) -> tuple[str, str]:
     return ("both_low", "both_high") if "both_low" in columns else ("low", "high")
 
 
-# ------------------------------------------------------------------------------------------------------------ tidy rows
-
-
 CEILING = "noise ceiling"  # what comparisons call its lower end
 Vectors = Sequence[Float[Tensor, "_ p"]]  # the distances in each layer, of each side
 

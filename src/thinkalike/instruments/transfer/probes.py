@@ -154,9 +154,6 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
-# ---- Screen
-
-
 SHOWN = {
     "native": probing.NATIVE,
     "carried": probing.CARRIED,

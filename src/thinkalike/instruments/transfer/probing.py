@@ -100,9 +100,6 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
     return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
 
 
-# ---- Probes
-
-
 NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
 REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
 SHUFFLED, UNTRAINED, UNTRAINED_CARRIED = "shuffled labels", "untrained target", "source to untrained"
@@ -184,9 +181,6 @@ class Probing:
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
-
-
-# ---- Table
 
 
 SHARES = ("share", "share_above_chance")

@@ -172,9 +172,6 @@ class Steering(OfMaps, kind="steering", reads=("model", "target", "layers", "dat
         show_text(LEGEND)
 
 
-# ---- Texts
-
-
 @dataclass(frozen=True)
 class Prompts:
     """Texts as a model reads them, padded on the right.
@@ -261,9 +258,6 @@ def _gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) ->
     return up - down
 
 
-# ---- Effects of vectors
-
-
 class Trial:
     """The contrasts as both models read them, to steer the target.
 
@@ -319,9 +313,6 @@ class Trial:
         model = (self.source, self.target)[side]
         before, after = (states_at_words(model, prompts, layer) for prompts in self.read[side])
         return held_out_differences(before, after, self.fold_of)
-
-
-# ---- Screen
 
 
 SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}

@@ -236,9 +236,6 @@ def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) ->
     return found.where((left != right) & (left >= 0) & (right >= 0), 0)
 
 
-# ---- Terms
-
-
 def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
     """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle."""
     if any(known) and interactions:

@@ -89,8 +89,6 @@ class SparseAutoencoder(nn.Module):
         return f"{stack}{self.d} to {self.f}, " + ("ReLU" if self.k is None else f"Top{self.k}")
 
 
-# ---- Losses
-
 REVIVAL = 1 / 32  # as Gao et al. have it
 
 
@@ -164,9 +162,6 @@ def loss_recovered(
 def dead_latents(latents: Float[Tensor, "*s n f"]) -> Bool[Tensor, "*s f"]:
     """Return which latents are active for none of these states."""
     return (latents <= 0).all(-2)
-
-
-# ---- Carried autoencoders
 
 
 @torch.no_grad()

@@ -105,8 +105,6 @@ def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: 
     return Probe(weight, bias, converged)
 
 
-# ---- Cross-fitting
-
 ROUGH = 1e-4  # tolerance of fits that only choose a penalty
 
 
@@ -202,9 +200,6 @@ def best_penalty(
     best = recalls[:, accuracy.argmax()]
     error = (best * (1 - best) / counts).sum().sqrt() / len(best)
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
-
-
-# ---- Balanced accuracy
 
 
 @dataclass(frozen=True, eq=False)

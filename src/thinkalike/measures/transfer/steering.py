@@ -89,9 +89,6 @@ def effects_of(
     return Effects(means[:-1], drawn_means[:-1], means[-1], drawn_means[-1])
 
 
-# ---- Random maps
-
-
 def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
     """Return Q W R x + b' with random rotations Q and R: the singular values of W, and the same image of the mean."""
     weight = mapping.weight.double()
