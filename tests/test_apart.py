@@ -16,7 +16,7 @@ import tiny
 from test_data import Letters
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import document_fingerprint, documents
+from thinkalike.data.documents import document_fingerprint
 from thinkalike.data.split import held_out_texts, near_duplicates, shingles, training_texts
 
 SHARE = 0.3
@@ -149,24 +149,6 @@ def test_shingles_are_the_same_in_every_process():
     assert len(shingles(" ".join(map(str, range(40))))) == 33
 
 
-SENTENCE = "the old doctor in the garden saw that the young poet slept"
-
-
-def test_short_documents_repeat_each_other_only_as_a_whole(source):
-    """Sentences of a grammar share most of their words."""
-    report, like = placed(SENTENCE, True), placed(SENTENCE, False)
-    assert list(held_out_texts(source([*OTHERS, like, report]))).count(report) == 1
-    twin = next(each for number in count() if not for_report(each := report.upper() + " " * number))
-    config = source([*OTHERS, like, report, twin])
-    assert report not in list(held_out_texts(config))
-    assert read(config).counts["near_duplicates"] == 1
-
-
-def test_the_grammar_keeps_its_report():
-    config = DataConfig(name="grammar", source="grammar", sentences=800, report_share=SHARE)
-    assert list(held_out_texts(config)) == [text for text in documents(config) if for_report(text)]
-
-
 @both
 def test_documents_that_differ_in_case_and_white_space_are_copies(kind, source):
     copies = [
@@ -262,16 +244,6 @@ def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_agai
     assert report in reported(late)
     assert source.read < len(FILLING)
     assert report not in reported(read(source([report, *FILLING, fit], "hub"), report_tokens=2048))
-
-
-def test_reading_goes_on_where_too_many_gave_way(source):
-    """A first batch of nothing but pairs, all of whose documents of the report give way."""
-    pairs = [placed("\n".join(lines(seed)), report) for seed in range(32) for report in (True, False)]
-    corpus = read(source([*pairs, *FILLING], "hub"), fit_tokens=16, report_tokens=2048)
-    assert corpus.report.tokens.numel() == 2048
-    assert corpus.counts["near_duplicates"] == 32
-    assert len(pairs) < source.read < len(FILLING)
-    assert torch.equal(corpus.report.tokens, read(source(FILLING, "hub"), report_tokens=2048).report.tokens)
 
 
 def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):

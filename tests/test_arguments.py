@@ -64,7 +64,6 @@ HEAD = nn.Linear(D, D, dtype=torch.float64)
 TABLE = torch.stack([GROUPS % 2, GROUPS % 3], 1).double()
 MEANT = X + 3 * torch.cat([TABLE, TABLE], 1)  # states in which these features show
 MODELS = normal(4, 4, N)
-AGAIN = normal(7, 3, N)
 
 # by function: its arguments, in which each tensor is given as every sort of array
 CALLS = {

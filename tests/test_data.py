@@ -369,13 +369,6 @@ def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     assert file.read_bytes() == whole
 
 
-def test_the_cache_is_where_the_environment_says_unless_configured(tmp_path, config, monkeypatch):
-    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "environment"))
-    read(config(cache=None))
-    assert list((tmp_path / "environment" / "tokens").glob("*.safetensors"))
-    assert not cache_files(tmp_path)
-
-
 def test_on_the_same_split_both_sides_read_the_reports_documents(config):
     apart, same = read(config()), read(config(same_split=True))
     assert torch.equal(same.report.tokens, apart.report.tokens)

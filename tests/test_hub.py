@@ -52,24 +52,6 @@ def test_no_hub_and_no_cache(stitch, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("fault", ["truncated", "missing repository", "no weights", "not a transformer"])
-def test_faults_of_a_repository(stitch, tmp_path, fault):
-    root = tmp_path / "hub"
-    tiny.tokenizer().save_pretrained(root / "NeelNanda" / "tokenizer")
-    if fault != "missing repository":
-        tiny.write_legacy(root / SOLU, "NeelNanda/tokenizer", n_layers=3)
-    weights, config = root / SOLU / "tiny_final.pth", root / SOLU / "config.json"
-    if fault == "truncated":
-        weights.write_bytes(weights.read_bytes()[:3000])
-    elif fault == "no weights":
-        weights.unlink()
-    elif fault == "not a transformer":
-        config.write_text(json.dumps({**json.loads(config.read_text()), "n_layers": 2}))
-    with hub.serve(root) as (endpoint, _):
-        assert "solu-3l" in stitch(endpoint).error
-    assert not (tmp_path / "results").exists()
-
-
 def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tmp_path):
     """The same weights through the legacy layout and directly give the same logits."""
     from transformer_lens.model_bridge.sources import tl_legacy
@@ -109,11 +91,3 @@ def test_sets_of_the_hub_are_streamed(door, tmp_path):
         results = [door.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
     losses = [result.table["loss"][0] for result in results]
     assert losses[0] == losses[1]  # the same documents, wherever they come from
-
-
-@pytest.mark.slow
-def test_a_set_without_a_hub(door, tmp_path):
-    tiny.write_mini(tmp_path / "mini")
-    line = door.process("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error
-    assert "cannot stream data=pile-10k" in line
-    assert "data=stdlib" in line

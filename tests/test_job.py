@@ -42,7 +42,7 @@ from thinkalike.config import (
 from thinkalike.config.schema import default_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
-from thinkalike.job import Instrument, Outcome, Work, key_of, perform
+from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.job.performing import contents_of
 from thinkalike.store import write_state
 
@@ -173,12 +173,6 @@ def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
         perform(Broken(table=half), config(tmp_path / "half"))
 
 
-def test_a_blank_cell_says_that_there_is_nothing_to_compute(tmp_path):
-    table = pd.DataFrame({**ROWS, "value": [0.5, np.nan]})
-    result = perform(Broken(table=table, blank=("value",)), config(tmp_path))
-    assert result.table["value"].isna().tolist() == [False, True]
-
-
 @pytest.mark.parametrize(
     ("error", "said"),
     [
@@ -290,11 +284,6 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     with pytest.raises(DataError):
         perform(Failing(), config(tmp_path))
     assert closed == [True]
-
-
-def test_the_key_does_not_depend_on_the_order_of_settings():
-    first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
-    assert key_of(Toy(), first, {"x": "1", "y": "2"}) == key_of(Toy(), second, {"y": "2", "x": "1"})
 
 
 NEUTRAL = {

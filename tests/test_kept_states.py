@@ -10,13 +10,10 @@ import pytest
 import torch
 
 from conftest import composed
-from thinkalike import papers
 from thinkalike.config import ModelConfig
 from thinkalike.data.cache import Entry, kept
 from thinkalike.data.from_config import read_stimuli
-from thinkalike.instruments import run_jobs
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.papers.experiment import job_of
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.stimuli import stimulus_states_of
 
@@ -160,18 +157,3 @@ def test_what_was_read_longest_ago_makes_room(tmp_path):
     for times in (1, 2):
         ask("large", 9, most=10)
         assert len(calls) == 4 + times, "what is larger than all may be is not kept"
-
-
-@pytest.mark.slow
-def test_the_jobs_of_a_figure_of_layers_run_each_model_once(passes, tmp_path):
-    words = ["experiment=salle2024/figure2", "scale=mini", f"store={tmp_path}/r", f"data.cache={tmp_path}/c"]
-    small = ["stimuli.sample=60", "measure.folds=2", "measure.permutations=1", "measure.ceilings=0"]
-    config = composed(*words, *small, door="analyze")
-    experiment = papers.experiment_named("salle2024/figure2")
-    case = experiment.case(config)
-    jobs = [job_of(config, part) for part in experiment.parts(case)]
-    assert len(jobs) == 6 + 15
-    run_jobs(jobs)
-    assert len(case.models) == len(set(passes)) == 6
-    assert len(passes) == 6 * (len(passes) // 6)
-    assert max(passes.count(name) for name in set(passes)) == min(passes.count(name) for name in set(passes)) == 1

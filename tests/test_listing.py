@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import sys
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,8 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.config import Made
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.listing import search, selected, show_sweep, shown
-from thinkalike.listing.found import Query, moment
+from thinkalike.listing import search, selected, show_sweep
+from thinkalike.listing.found import Query
 from thinkalike.store import Headline, Job
 from thinkalike.store.result import seal
 
@@ -87,16 +87,6 @@ def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_diffe
     assert shown.out.index("loss:") < shown.out.index("aa") < shown.out.index("bb"), "the newest comes last"
 
 
-@pytest.mark.parametrize("columns", [40, 200])
-def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed, columns):
-    names = ("gelu-3l-mini", "organisation/a-model-with-a-very-long-name-that-ends-in-mini")
-    planted(tmp_path, "cka", "aa", names, {"layers": [[0, 0]] * 40})
-    planted(tmp_path, "cka", "bb", names[:1])
-    shown = listed(tmp_path, columns=columns).out
-    assert all(name in shown for name in names)
-    assert max(map(len, shown.splitlines())) <= max(columns, len(names[1]) + 4)
-
-
 def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
     planted(tmp_path, "cka", "aa", value=1 / 3)
     (tmp_path / "cka" / "foreign").mkdir()
@@ -139,11 +129,6 @@ def test_results_are_chosen_and_sorted(store, listed, words, keys):
     assert [each["key"] for each in found] == keys.split()
 
 
-def test_times_ago_are_counted_back_from_now():
-    now = datetime(2026, 11, 20, tzinfo=timezone.utc)
-    assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
-
-
 @pytest.mark.parametrize(
     ("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}'), ("result.json", "[]")]
 )
@@ -174,20 +159,6 @@ def test_unfinished_jobs_are_mentioned(store, listed):
     shutil.rmtree(store / "stitching")
     shutil.rmtree(store / "loss")
     assert "holds no such finished results, and 1 unfinished;" in listed(store).err
-
-
-def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
-    """The checkpoints of two models differ; the dtype of one model is a setting that tells its results apart."""
-
-    def dotted():
-        return [name for name in thinkalike.results(tmp_path) if "." in name]
-
-    a = {"name": "a", "hub_id": "x/a"}
-    planted(tmp_path, "loss", "aa", ("a",), {"model": a | {"dtype": "bfloat16"}})
-    planted(tmp_path, "loss", "bb", ("b",), {"model": {"name": "b", "hub_id": "x/b"}})
-    assert dotted() == []
-    planted(tmp_path, "loss", "cc", ("a",), {"model": a})
-    assert dotted() == ["model.dtype"]
 
 
 @pytest.mark.parametrize(
@@ -227,26 +198,3 @@ def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):
         assert text in shown
     assert "seed" not in shown, "all jobs have the same"
     assert max(map(len, shown.splitlines())) <= 80
-
-
-def test_in_wandb_it_is_a_run_of_the_group_where_a_job_was_logged_there(made, monkeypatch):
-    published = []
-    monkeypatch.setattr(shown, "publish_table", lambda *given: published.append(given))
-    show_sweep(made)
-    assert not published
-    show_sweep([*made[:2], made[2]._replace(logger=made[2].logger | {"kind": "wandb"})])
-    ((config, about, table),) = published
-    assert (config.kind, config.project, about.kind) == ("wandb", "mine", "sweep")
-    assert about.store == Path(made[0].folder).parent.parent
-    assert table["stitch.steps"].tolist() == ["10", "10", "20"]
-    assert table["score"].tolist() == [0.25, 0.5, 0.75]
-    assert table["folder"].tolist() == [each.folder for each in made]
-
-
-def test_a_result_that_is_gone_is_left_out_with_a_word(made, capsys, caplog):
-    shutil.rmtree(made[1].folder)
-    show_sweep(made)
-    assert "jobs of the sweep: 2" in capsys.readouterr().out
-    assert f"left out of the sweep's table: {made[1].folder} is damaged" in caplog.text
-    show_sweep([made[1]])
-    assert capsys.readouterr().out == ""

@@ -13,15 +13,13 @@ import pytest_socket
 from PIL import Image
 
 import wandb_runs
-from stores import finish, layer_pairs
 from test_job import Toy, config
 from thinkalike import loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
 from thinkalike.job.performing import run_name
-from thinkalike.loggers import About, Tracker, publish_table
-from thinkalike.report.command import write_report
+from thinkalike.loggers import Tracker
 
 
 class Pictured(Toy):
@@ -89,28 +87,6 @@ def test_a_job_that_fails_is_a_failed_run(tmp_path):
     assert wandb_runs.Offline.only(tmp_path).exit_codes == [1]
 
 
-@pytest.mark.slow
-def test_a_result_that_is_there_is_logged_for_the_agent_of_a_sweep_alone(tmp_path, monkeypatch):
-    """An agent waits for the number that it makes small; anyone else has that run already."""
-    result = perform(Toy(), config(tmp_path))
-    perform(Toy(), on(tmp_path))
-    assert not (tmp_path / "wandb").exists()
-    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
-    perform(Toy(), on(tmp_path))
-    assert wandb_runs.Offline.only(tmp_path).summary["mean"] == result.scalars["mean"]
-
-
-@pytest.mark.slow
-def test_a_page_is_kept_as_an_artifact(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    finish(tmp_path / "results", "cka", "c1", {"table": layer_pairs("a", "b", 3, 2)})
-    write_report([str(tmp_path / "results"), "--out", str(tmp_path / "page.html"), "--wandb"])
-    run = wandb_runs.Offline.only(tmp_path)
-    (artifact,) = run.artifacts
-    assert (artifact.name, artifact.type, run.run.project) == ("page", "report", "thinkalike")
-    assert [entry.path for entry in artifact.manifest.contents] == ["page.html"]
-
-
 @pytest.mark.parametrize("listens", [False, True])
 def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch, listens):
     monkeypatch.setattr(loggers, "PATIENCE", 0.2)
@@ -146,19 +122,6 @@ def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, ca
     wandb.teardown()
     assert modes == ["online", "offline"]
     assert "W&B: the key is not known, so the run stays offline" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_table_of_several_jobs_is_a_run_of_its_own(tmp_path):
-    table = pd.DataFrame({"model": ["a", "b"], "mean_penalty": [0.25, 0.5]})
-    about = About("sweep of model", "sweep", tmp_path, tmp_path)
-    publish_table(LoggerConfig(kind="csv"), about, table)
-    assert not list(tmp_path.iterdir())
-    publish_table(LoggerConfig(kind="wandb"), about, table)
-    run = wandb_runs.Offline.only(tmp_path)
-    assert (run.run.display_name, run.run.job_type) == ("sweep of model", "sweep")
-    (kept,) = run.folder.glob("files/media/table/sweep_*.table.json")
-    assert json.loads(kept.read_text())["data"] == [["a", 0.25], ["b", 0.5]]
 
 
 class Recorder(Tracker):

@@ -50,35 +50,12 @@ def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given
             agree(alone, metric, number)
 
 
-@pytest.mark.parametrize(
-    "options", [{"estimator": "biased"}, {"kernel": "rbf"}, {"flatten": "mean", "permutations": 2}]
-)
-def test_options_keep_the_bits(options):
-    states, *_ = drawn(120)
-    states = [[x.view(30, 4, -1) for x in layers] for layers in states]
-    metrics = [CKAMeans(*depths(side), **options) for side in SIDES]
-    CKAMeans.update_pairs(metrics, SIDES, states)
-    for (source, target), metric in zip(SIDES, metrics, strict=True):
-        alone = CKAMeans(*depths((source, target)), **options)
-        alone.update(states[source], states[target])
-        agree(metric, alone)
-
-
 def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states, *_ = drawn(gram_products.CPU_TILE.step)
     CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, states)
     assert len(counts) == sum(map(len, WIDTHS))
-
-
-def test_what_was_computed_before_is_forgotten():
-    metric = CKAMeans(2, 3)
-    for _ in range(2):
-        states, *_ = drawn()
-        CKAMeans.update_pairs([metric], [(0, 1)], states, number=metric.update_called)
-        found = metric.compute()
-    assert found.batches == 2
 
 
 @pytest.mark.parametrize("given", ["none", "token"])

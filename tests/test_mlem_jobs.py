@@ -457,27 +457,6 @@ def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
     assert claims["numbers"][0] != "16 of 16 rows"
 
 
-@pytest.mark.slow
-def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpoints, tmp_path):
-    small, one, two = [*words, "stimuli.sample=120"], local(checkpoints["mamba"]), local(checkpoints["bert"], "target")
-    figure3 = "experiment=salle2024/figure3"
-    result = door("analyze.py", figure3, *small, *one).result
-    assert len(results_in(tmp_path / "results", "mlem")) == 1
-    assert list(result.provenance["parts"]) == ["mamba"]
-    assert set(result.table["model"]) == {"mamba"}
-    assert "PoS dominates only in the first and last layer of mamba" in set(result.tables["claims"]["claim"])
-    both = door("analyze.py", figure3, *small, *one, *two).result
-    assert list(both.provenance["parts"]) == ["mamba", "bert"]
-    assert "PoS is the dominant feature of bert" in set(both.tables["claims"]["claim"])
-    assert len(results_in(tmp_path / "results", "mlem")) == 2
-    claims = door("analyze.py", "experiment=salle2024/figure2", *small, *one, *two).result.tables["claims"]
-    assert list(claims["claim"])[1:] == ["low and high layers of mamba are two blocks"]
-    pairs = door("analyze.py", "experiment=salle2024/figure4", *small, *one, *two).result.table[["first", "second"]]
-    assert all({end.partition(" layer ")[0] for end in row} == {"mamba", "bert"} for row in pairs.to_numpy())
-    assert len(results_in(tmp_path / "results", "mlem")) == 2
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(both.provenance)
-
-
 @pytest.mark.parametrize(
     ("figure", "more", "message"),
     [

@@ -6,14 +6,12 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
 
-import hub
 from classifiers import of_the_hub
 from thinkalike.config import PairsConfig
 from thinkalike.data.from_config import _fitted, read_pairs
@@ -172,21 +170,6 @@ def loaded(endpoint: str, cache: Path) -> list[str]:
     return run.stdout.splitlines()
 
 
-@pytest.mark.slow
-def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_path):
-    mnli, hans = tmp_path / "hub/nyu-mll/multi_nli/data", tmp_path / "hub/jhu-cogsci/hans/plain_text"
-    for folder, split in ((mnli, "validation_matched-00000-of-00001"), (hans, "validation/0000")):
-        (folder / split).parent.mkdir(parents=True)
-    write(ROWS, mnli / "validation_matched-00000-of-00001.parquet")
-    write(HARD, hans / "validation/0000.parquet")
-    for path in (mnli / "train-00000-of-00001.parquet", hans / "train/0000.parquet"):
-        path.parent.mkdir(exist_ok=True)
-        write(HARD[:1], path)  # another split, which is not for us
-    with hub.serve(tmp_path / "hub") as (endpoint, asked):
-        assert loaded(endpoint, tmp_path / "cache") == [pairs_of(ROWS).fingerprint(), pairs_of(HARD).fingerprint()]
-    assert "/api/datasets/jhu-cogsci/hans/revision/refs%2Fconvert%2Fparquet" in asked
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     """Whole words, and pairs as BERT has them."""
@@ -295,21 +278,6 @@ def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, tmp_pa
     write(again, tmp_path / "report.jsonl")
     with pytest.raises(DataError, match=r"report\.jsonl: all 8 pairs are also in"):
         read_pairs(config, "report")
-
-
-def test_fewer_pairs_than_asked_for_are_those_that_are_left(tmp_path):
-    config = from_files(tmp_path, [*OWN, *FITTED], report_pairs=15)
-    assert len(read_pairs(config, "report")) == len(OWN)
-    assert len(read_pairs(replace(config, report_pairs=4), "report")) == 4
-    everything = replace(config, fit=None, report_pairs=None)  # as where published classifiers are measured
-    assert len(read_pairs(everything, "report")) == len(OWN) + len(FITTED)
-
-
-def test_a_file_to_fit_on_that_changed_is_read_again(tmp_path):
-    config = from_files(tmp_path, [*OWN, *FITTED[:2]])
-    assert read_pairs(config, "report").repeated == 2
-    write(OWN[:3], tmp_path / "fit.jsonl")
-    assert read_pairs(config, "report").repeated == 3
 
 
 def test_the_sides_of_the_hub_are_apart(monkeypatch):

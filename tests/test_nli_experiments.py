@@ -1,7 +1,5 @@
 """Figures 2, 7 and 8 of Brown et al. 2023: claims where they are planted, classifiers that are made and fetched."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,19 +7,14 @@ import torch
 
 import hub
 from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
-from conftest import composed, kill_and_resume, results_in
+from conftest import composed, results_in
 from thinkalike import papers
-from thinkalike.config import ModelConfig
-from thinkalike.data.from_config import read_pairs, reported_part
 from thinkalike.data.templates import nli_challenge, nli_training
-from thinkalike.instruments.finetuning import CHECKPOINT, accuracy_on
-from thinkalike.models.load import load_model
 from thinkalike.papers import experiment as frame
 from thinkalike.papers.brown2023_population import Population, null_flips_less
 from thinkalike.papers.claims import VERDICTS, claims_table
 from thinkalike.papers.experiment import Case, job_of
 from thinkalike.store import Job, Result
-from thinkalike.training.models import Finetuning
 
 BLOCKS, EACH, TEXTS = 6, 6, 1000
 GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
@@ -197,58 +190,6 @@ def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_trainin
     assert "member" not in refused.stderr
 
 
-@pytest.mark.slow
-def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_path, monkeypatch):
-    counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=480"]
-    size = [*counts, "population=bert-mini", "population.size=4", "population.per_group=2"]
-    size += ["measure.tokens_per_batch=128"]
-    store = tmp_path / "results"
-    step = Finetuning.training_step
-
-    def killed(self, places, number):
-        if self.seed == 1 and self.global_step == 55:
-            raise RuntimeError("killed")
-        return step(self, places, number)
-
-    def run(figure):
-        return door("analyze.py", f"experiment=brown2023/{figure}", "scale=mini", *size)
-
-    monkeypatch.setattr(Finetuning, "training_step", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        run("figure2")
-    monkeypatch.setattr(Finetuning, "training_step", step)
-    assert len(results_in(store, "nli")) == 1
-    first = run("figure2")
-    assert first.result.folder.parent == store / "brown2023-figure2"
-    assert first.stderr.count("already done") == 1
-    assert first.stderr.count("resuming from") == 1
-    made = {path: path.stat().st_mtime_ns for path in store.glob("*/*/result.json")}
-    assert len(made) == 4 + 1 + 1
-    (population,) = results_in(store, "population")
-    pairs = composed(*size[:3], "measure=population", door="analyze").pairs
-    even = reported_part(pairs, read_pairs(pairs, "challenge"))
-    even = even.take(range(0, len(even), 2))  # the other half judges
-    made_by = {result.table["model"][0]: result.folder / CHECKPOINT for result in results_in(store, "nli")}
-    accuracies = {
-        name: accuracy_on(load_model(ModelConfig(name=name, path=str(folder), context=64)), even, True)
-        for name, folder in sorted(made_by.items())
-    }
-    table = population.table
-    found = [accuracies[name] for name in dict.fromkeys(table["source"])]
-    ordered = sorted(accuracies.values())
-    assert found == [*ordered[:1:-1], *ordered[:2]]  # the best first, and then the worst
-    assert list(table.drop_duplicates("source")["group_of_source"]) == ["generalizing"] * 2 + ["heuristic"] * 2
-    for figure, new in (("figure2", 0), ("figure8", 1), ("figure7", 2)):  # only the challenge is stitched anew
-        before = len(results_in(store))
-        result = run(figure).result
-        assert len(results_in(store)) == before + new
-        assert any(path.suffix == ".svg" for path in result.figures)
-    assert all(path.stat().st_mtime_ns == when for path, when in made.items())
-    one = ["task=nli", "model=bert-mini", "nli.index=1", "logger=none", *counts, f"store={tmp_path}/alone"]
-    whole = door("train.py", *one).result.folder / CHECKPOINT / "model.safetensors"
-    assert whole.read_bytes() == Path(str(whole).replace("/alone/", "/results/")).read_bytes()
-
-
 def of_parents(folder, null, strategy, each) -> Population:
     """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
     groups = [group for group in ("G", "H", "H2") for _ in range(each)]
@@ -338,25 +279,3 @@ def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path)
     models = [list(dict.fromkeys(each.table["source"])) for each in results_in(tmp_path / "results", "population")]
     assert models == [[f"feather-bert-{n}" for n in range(4)]] * 2
     assert any("feather_berts_3" in path and path.endswith("pytorch_model.bin") for path in asked)
-
-
-@pytest.mark.slow
-def test_a_population_of_the_hub_in_bfloat16_is_killed_and_goes_on_and_says_what_was_not_published(published, door):
-    words = ["experiment=brown2023/figure2", "population=feather-berts", "measure=population", "model.dtype=bfloat16"]
-    words += ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "measure.tokens_per_batch=256"]
-    words += ["measure.batch=1", "measure.at_once=1"]
-    with hub.serve(published) as (endpoint, _):
-        resumed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches", endpoint=endpoint)
-        again = door("analyze.py", *words, f"store={door.folder}/whole", "force=true", endpoint=endpoint)
-    assert resumed.fingerprint() == whole.fingerprint()
-    parts = [results_in(door.folder / name, "population")[0] for name in ("killed", "whole")]
-    assert parts[0].fingerprint() == parts[1].fingerprint()
-    assert {each["dtype"] for each in parts[0].provenance["models"]} == {"bfloat16"}
-    table = parts[0].tables["published"]
-    assert list(table["published"]) == [0.8456, 0.8436, 0.8477, 0.8428]
-    own = parts[0].table.query("source == target and cut == -1")["accuracy"]
-    assert list(table["accuracy"]) == list(own)
-    assert (table["as_published"] == ((table["accuracy"] - table["published"]).abs() <= table["tolerance"])).all()
-    assert not table["as_published"].all()
-    assert f"is right on {own.iloc[0]:.4f} of" in again.stderr
-    assert "0.8456 was published" in again.stderr

@@ -136,19 +136,6 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
 
 
 @pytest.mark.slow
-def test_words_of_different_tokenizers_are_shared_too(door, words, checkpoints, minis, tmp_path, passes):
-    other = tiny.recut(checkpoints["gpt2"], tmp_path / "other", tiny.tokenizer(290))
-    models = [str(other), str(checkpoints["gpt_neox"]), str(checkpoints["mamba"])]
-    rest = [*words, "measure=mutual_knn", "measure.level=word"]
-    listed = ",".join(f"'{path}'" for path in models)
-    together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
-    assert 10 * 3 <= len(passes) < 10 * 6, "pieces are shared where all tokenizers cut them alike"
-    source, target = (f"model=local model.path={path}".split() for path in models[1:])
-    alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
-    same(next(each for each in results(together) if each.key == alone.key), alone)
-
-
-@pytest.mark.slow
 def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import ROOT, results_in
+from conftest import ROOT
 from thinkalike.config import TrainConfig, compose_job, entry_points, options
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.own_files import FOLDER, OWN, with_own
@@ -116,21 +116,10 @@ def test_a_configuration_may_rest_on_another_one(own):
     assert composed(*words[:-1]).stitch.steps == 30
 
 
-def test_a_choice_may_stand_among_the_settings_and_text_is_quoted(own):
-    words = words_of(own, "--config-name=plain")
-    assert words == ["model=solu-3l-mini", "model@target=gelu-3l-mini", "store='~/it\\'s 5 %'"]
-    assert composed(*words).store == "/home/me/it's 5 %"
-
-
 def test_a_configuration_may_be_a_sweep(own):
     assert words_of(own, "-m", "-cn", "grid") == ["-m", "seed=1,2", "stitch=affine"]
     with pytest.raises(ConfigError, match="seed=1,2 has several values; sweep over them with -m"):
         check_overrides(words_of(own, "-cn", "grid"), TrainConfig, sweeps=False)
-
-
-@pytest.mark.parametrize("name", ["empty", "train"])
-def test_an_empty_configuration_and_that_of_the_door_say_nothing_more(own, name):
-    assert words_of(own, f"-cn={name}", "seed=1") == ["seed=1"]
 
 
 REFUSED = {  # a line, and what the message names
@@ -160,14 +149,6 @@ def test_a_file_with_the_name_of_an_entry_point_is_refused(own):
     assert words_of(own, door="analyze") == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [(["-cn", "torn"], "torn.yaml"), (["model=broken"], "broken.yaml")],
-)
-def test_a_script_names_the_file_in_one_line(door, own, words, said):
-    assert said in door("train.py", "-cp", "own", *words).error
-
-
 def test_the_command_line_of_a_result_names_the_folders(monkeypatch):
     monkeypatch.setattr("sys.argv", ["train.py"])
     monkeypatch.setenv(entry_points.PROGRAM, "")
@@ -175,20 +156,6 @@ def test_the_command_line_of_a_result_names_the_folders(monkeypatch):
     entry_points.called("train", ["--config-dir=/my own"])
     entry_points.begin(["seed=1"])
     assert entry_points.command_line() == "python train.py '--config-dir=/my own' seed=1"
-
-
-@pytest.mark.slow
-def test_the_workers_of_a_sweep_have_the_users_configurations(door, own, small_stitching):
-    (own / "stitch" / "brief.yaml").write_text("defaults: [linear, _self_]\nkind: affine\n")
-    (own / "pair.yaml").write_text(yaml.safe_dump({"layers": [[0, 0]], "stitch": "brief", "logger": "none"}))
-    by_joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    swept = door.process("train.py", "-m", "-cp", "own", "-cn", "pair", "seed=1,2", *by_joblib, *small_stitching)
-    assert swept.status == 0, swept.stderr
-    made = results_in(door.folder / "results", "stitching")
-    assert sorted(result.config["seed"] for result in made) == [1, 2]
-    assert {result.config["stitch"]["kind"] for result in made} == {"affine"}
-    for said in (f"--config-dir={own}", "stitch=brief"):
-        assert all(said in result.provenance["command"] for result in made), made[0].provenance["command"]
 
 
 def test_the_example_of_the_documentation_runs(door):

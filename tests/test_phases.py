@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from test_job import Toy, config
-from thinkalike.config import command_line, relevant
+from thinkalike.config import command_line
 from thinkalike.config.entry_points import PROGRAM
 from thinkalike.errors import DataError
 from thinkalike.job import Phases, perform
@@ -56,12 +56,6 @@ def test_the_phases_of_an_interrupted_job_add_up(tmp_path, monkeypatch):
     assert again.seconds == {"fit": 7.0, "report": 1.0}
 
 
-@pytest.mark.parametrize("damage", ["[1]", '{"fit": 1'])
-def test_seconds_that_cannot_be_read_count_as_none(tmp_path, damage):
-    (tmp_path / "phases.json").write_text(damage)
-    assert Phases(tmp_path).seconds == {}
-
-
 def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["some script.py", "a=b c"])
     before = datetime.now(timezone.utc)
@@ -72,12 +66,6 @@ def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
     assert record["host"] == socket.gethostname()
     assert list(record["phases"]) == ["computing", "drawing"]
     assert sum(record["phases"].values()) <= record["wall_seconds"] + 0.1
-
-
-def test_nothing_of_it_is_in_the_key(tmp_path):
-    one, other = (perform(Toy(), config(tmp_path / name)) for name in "ab")
-    assert one.key == other.key
-    assert not {"date", "command", "host", "phases"} & set(relevant(config(tmp_path)))
 
 
 def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_forgets_them(tmp_path):
@@ -112,9 +100,3 @@ def test_the_command_line_can_be_pasted(monkeypatch, argv, start):
     called("train")
     begin(["layers=[[1,1]]", "model.path=my models/a"])  # one of the jobs of the sweep
     assert command_line() == f"{start} 'layers=[[1,1]]' 'model.path=my models/a'"
-
-
-@pytest.mark.usefixtures("_no_door")
-def test_without_a_door_it_is_that_of_the_process(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["/home/me/study.py", "--all of it"])
-    assert command_line() == "/home/me/study.py '--all of it'"

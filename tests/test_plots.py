@@ -14,7 +14,6 @@ import torch
 from conftest import ROOT
 from thinkalike import CKA, open_result
 from thinkalike.errors import ResultError
-from thinkalike.figures import layer_pairs
 
 pytestmark = pytest.mark.drawn
 
@@ -52,12 +51,6 @@ def test_a_value_is_drawn_into_axes_of_the_user():
     figure, axes = other.compute().plot(place)
     assert (figure, axes) == (own, place)
     assert np.array_equal(place.get_images()[0].get_array(), other.compute().value)
-
-
-def test_values_below_the_scale_are_told_by_the_colour_bar():
-    figure, _ = layer_pairs([[-0.5, 0.5]], "CKA", (0.0, 1.0))
-    assert figure.axes[1].get_ylabel() == "CKA"
-    assert len(figure.axes[1].patches) == 1, "its lower end is an arrow"
 
 
 @pytest.mark.slow

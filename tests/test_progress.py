@@ -17,14 +17,11 @@ import time
 from fcntl import ioctl
 
 import pytest
-from rich.console import Console
-from rich.spinner import Spinner
 
 from conftest import ROOT
 from thinkalike import progress
 from thinkalike.progress import Activity, counted, doing, under_way
 from thinkalike.screen import aside, watched
-from thinkalike.screen import progress as screen
 from thinkalike.screen.progress import PROGRESS
 
 HIDES, SHOWS = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
@@ -56,31 +53,6 @@ def test_items_are_counted_when_they_are_done_and_are_the_same_items():
     assert list(counted(iter("ab"), "letter", 5)) == ["a", "b"]
 
 
-def test_what_other_threads_do_goes_on():
-    there, ended = threading.Event(), threading.Event()
-
-    def other() -> None:
-        with doing("elsewhere"):
-            there.set()
-            ended.wait(10)
-
-    with doing("here"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        there.wait(10)
-    assert names() == ["elsewhere"]
-    ended.set()
-    thread.join()
-    assert names() == []
-
-
-def test_a_phase_that_steps_aside_is_shown_only_where_nothing_is_inside_it():
-    with doing("computing", steps_aside=True):
-        assert names() == ["computing"]
-        with doing("report"):
-            assert names() == ["report"]
-
-
 def test_rate_and_rest_are_of_this_run(monkeypatch):
     now = 100.0
     monkeypatch.setattr(progress.time, "monotonic", lambda: now)
@@ -96,19 +68,6 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
     assert Activity("batch", None, 3).left(now) is None
 
 
-@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
-def test_on_a_terminal_it_fits_at_any_width(width):
-    outer = Activity("job 3 of 12: stitches of gelu-3l-mini into organisation/solu-3l-mini")
-    step = Activity("training step", 2000, 1234, 10, note="loss 3.4548", since=0.0, reached=100.0)
-    console = Console(width=width, file=io.StringIO(), force_terminal=True)
-    with console.capture() as shown:
-        console.print(screen._drawn([outer, step], 100.0, 0.0, Spinner("dots"), width))
-    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.get()).splitlines()
-    assert max(map(len, lines)) <= width
-    assert "1,234 of 2,000" in " ".join(" ".join(lines).split())
-    assert ("━" in shown.get()) == (width >= 80)
-
-
 def lines_of(monkeypatch, every: str, seconds: float) -> list[str]:
     stream = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -122,13 +81,6 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     lines = lines_of(monkeypatch, "0.05", 0.4)
     assert 1 <= len(lines) <= 8
     assert set(lines) == {"0:00 loading"}
-
-
-def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    assert lines_of(monkeypatch, "0.05", 0.2) == []
-    monkeypatch.setenv("RANK", "0")
-    assert lines_of(monkeypatch, "0.05", 0.2) != []
 
 
 def test_a_stderr_that_is_closed_or_missing_stops_nothing(monkeypatch):

@@ -97,13 +97,6 @@ def test_rows_of_one_place_are_told_apart_by_the_column_that_differs():
     assert [grid["variant"] for grid in repeated] == ["repetition 1", "repetition 2"]
 
 
-def test_one_layer_of_two_models_is_a_layer_pair_and_a_population_is_a_table():
-    table = pd.DataFrame({"source": "a", "target": "b", "layer": [0, 1], "asymmetry": [0.1, -0.1], "low": 0, "high": 1})
-    (grid,) = grids_of(table)
-    assert (grid["cells"], grid["numbers"][0]["colours"]) == ([0, 3], "signed")
-    assert grids_of(pd.concat([table.assign(source=f"member {n}") for n in range(13)])) == []
-
-
 def test_features_and_scores_of_layers_are_grids_of_one_model():
     (grid,) = grids_of(profile("a", ["tense", "case"], 3))
     assert (grid["role"], grid["models"]) == ("profile", ["a"])
@@ -170,22 +163,6 @@ def test_places_are_stores_and_single_results_and_each_result_comes_once(store):
     assert [entry.key for entry in gather([store / "cka" / "c1"]).entries] == ["c1"]
     assert len(gather([store, store / "cka" / "c1", store]).entries) == 6
     assert {entry.key for entry in gather([store], Query(models=("b",), kinds=("cka", "mlem"))).entries} == {"c1", "m2"}
-
-
-def test_two_measures_with_the_same_numbers_are_both_shown(tmp_path):
-    for kind in ("cka", "rsa"):
-        finish(tmp_path, kind, "k", {"table": layer_pairs("a", "b", 2, 2)})
-    assert [grid["title"] for grid in report_of(gather([tmp_path]))["grids"]] == ["CKA", "RSA"]
-
-
-@pytest.mark.parametrize(
-    ("kept", "shows"),
-    [("python analyze.py measure=cka", True), ("thinkalike train", True), ("ipykernel_launcher.py -f x", False)],
-)
-def test_the_command_line_of_an_entry_point_is_shown(tmp_path, kept, shows):
-    finish(tmp_path, "cka", "k", {"table": CLAIMS}, command=kept)
-    (entry,) = report_of(gather([tmp_path]))["results"]
-    assert entry["command"] == (kept if shows else "")
 
 
 def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):

@@ -203,16 +203,6 @@ def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path)
     assert all("results: " in log for log in logs)
 
 
-@pytest.mark.slow
-def test_a_failed_slurm_job_is_listed(sweep, small_stitching, tmp_path):
-    process = sweep(THREE, "threads=1", *small_stitching)
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 1, err
-    assert re.search(r"1 of the sweep's jobs failed:\n  layers=\[\[9,9\]\].*: ConfigError: layers: \[9,9\]", err), err
-    assert len(results_in(tmp_path / "results")) == 2
-    assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
-
-
 # how a cluster takes its node from a job: at once (preemption, an administrator), or with a warning (the time limit)
 INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["scancel", "--signal=USR2"]}
 

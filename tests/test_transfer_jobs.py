@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from conftest import composed, results_in
+from conftest import composed
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_table
@@ -138,17 +138,6 @@ def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     assert "already done" not in door("analyze.py", *own, *words, *STEERING).stderr
 
 
-@pytest.mark.slow
-def test_an_effect_without_a_natural_one_has_no_share(door, words, pairs):
-    rows = [f"{word} c,{word} c,{word},{word}, a, b" for word in ("ab", "cd", "ef", "gh")]
-    pairs.write_text("\n".join(["text,counterpart,word,counterpart_word,up,down", *rows]) + "\n")
-    own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
-    done = door("analyze.py", *own, *words, *STEERING)
-    assert "move the gap by 0.00 nats in second" in done.stderr
-    assert done.result.table["share"].isna().all()
-    assert not {each["name"] for each in done.result.headlines} & {"native_share", "carried_share"}
-
-
 def test_maps_are_least_squares_of_all_states_of_the_text(text_files, tmp_path):
     both = [tiny.frozen(1), tiny.frozen(2)]
     text = ["data=text", f"data.files=[{text_files}/*.txt]", f"data.cache={tmp_path}", "data.report_tokens=1024"]
@@ -167,14 +156,3 @@ def test_maps_are_least_squares_of_all_states_of_the_text(text_files, tmp_path):
     a, b = states(corpus.report)
     unexplained = (b - found.phi(a)).square().sum() / (b - b.mean(0)).square().sum()
     assert found.unexplained.phi == pytest.approx(float(unexplained), abs=1e-4)
-
-
-@pytest.mark.slow
-def test_experiments_run_on_models_that_are_given(door, words, tmp_path):
-    small = [word for word in words if "fit_tokens" not in word]
-    shared = [*small, "measure.fit_tokens=4096", "measure.folds=2", "measure.draws=1", "measure.resamples=20"]
-    more = [word for word in PROBES if not word.startswith(("measure.draws", "measure.resamples", "measure.folds"))]
-    result = door("analyze.py", "experiment=chen2025/probes", *shared, *more).result
-    assert len(result.tables["claims"]) == 14
-    assert any(path.stem == "probes" for path in result.figures)
-    assert len(results_in(tmp_path / "results", "probes")) == 1

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from thinkalike.config import DataConfig, ModelConfig, compose_job
 from thinkalike.config.overrides import at_home, parse_overrides, quoted, values_of
-from thinkalike.errors import ConfigError
 
 
 @pytest.fixture
@@ -35,19 +32,6 @@ def test_a_tilde_is_the_home_folder_where_a_path_may_begin(home, word, read):
     assert (values_of(override)[0] if not isinstance(value, list) else value) == read
 
 
-def test_a_user_has_a_home_and_no_one_has_none():
-    assert at_home(["store=~root/x"]) == [f"store={os.path.expanduser('~root')}/x"]
-    with pytest.raises(ConfigError, match="nobodyatall"):
-        parse_overrides(at_home(["store=~nobodyatall/x"]))
-
-
-def test_a_tilde_of_a_file_or_of_python_is_the_home_folder_too(home):
-    assert ModelConfig(name="x", path="~/run").path == "/home/me/run"
-    data = DataConfig(name="x", files=["~/a", "b"], cache="~/c")
-    assert (data.files, data.cache) == (["/home/me/a", "b"], "/home/me/c")
-    assert compose_job("train", ["store=~/x"]).store == "/home/me/x"
-
-
 @pytest.mark.parametrize("word", ["model=./größe", "store=naïve path", "model.name=日本"])
 def test_a_plain_value_needs_no_quotes(word):
     (override,) = parse_overrides(at_home([word]))
@@ -65,17 +49,6 @@ REFUSED = {
     "stitch.steps": "stitch.steps=${stitch.warmup} stitch.warmup=${stitch.steps}",
     "submitit_slum": "-m hydra/launcher=submitit_slum",
 }
-
-
-@pytest.mark.parametrize("said", REFUSED)
-def test_a_refusal_of_a_script_is_one_line(door, said):
-    assert said in door("train.py", *REFUSED[said].split(" ")).error
-
-
-def test_options_may_stand_between_and_behind_overrides(door):
-    shown = door("train.py", "seed=3", "--cfg", "job", "--package", "stitch", "stitch.steps=7", "stitch.warmup=1")
-    assert shown.status == 0, shown.stderr
-    assert "steps: 7" in shown.stdout
 
 
 def test_hydras_own_record_of_a_job_is_kept_where_it_is_asked_for(door):

@@ -171,8 +171,7 @@ def _groups() -> Iterator[tuple[int, Path]]:
                 yield 1, CGROUPS / "memory" / path.strip("/")
 
 
-# ------------------------------------------------------------
-# The bytes of the tensors that a piece of code makes, and the most of them that exist at the same time.
+# ---- The bytes of the tensors that a piece of code makes, and the most of them that exist at the same time.
 
 
 class OverLimit(Exception):
@@ -268,8 +267,7 @@ class FirstBatch:
             raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
 
 
-# ------------------------------------------------------------
-# Whether an error says that there was no memory left: libraries have many ways to say so.
+# ---- Whether an error says that there was no memory left: libraries have many ways to say so.
 
 WORDS = re.compile(
     r"out ?of ?memory|not enough memory|bad_?alloc|alloc_failed"  # CUDA, HIP, MPS, Rust; C++; cuBLAS and cuDNN

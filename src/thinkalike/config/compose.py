@@ -165,9 +165,6 @@ def at_most_a_tenth(usual: int, steps: Any) -> int:
     return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
-# ---- what a command line asks for
-
-
 def with_default_target(entry_point: str, words: Sequence[str]) -> list[str]:
     """Return the overrides of a command line, with one for the target if they stitch and name neither model.
 
@@ -250,9 +247,6 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
         if name not in there and not more:
             hint = f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR" if group == "model" else ""
             raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint}")
-
-
-# ---- from Hydra's to the dataclass
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:

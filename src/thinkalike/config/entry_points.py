@@ -145,9 +145,6 @@ def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
     return []
 
 
-# ---- the command line, as one could paste it
-
-
 def called(name: str, options: Sequence[str] = ()) -> None:
     """Remember how a user called a script, as a file or as a command of the package, and its folders' `options`."""
     script = Path(sys.argv[0])
@@ -171,9 +168,6 @@ def command_line() -> str:
     if _overrides is None or PROGRAM not in os.environ:
         return shlex.join(sys.argv)
     return f"{os.environ[PROGRAM]} {shlex.join(_overrides)}".rstrip()
-
-
-# ---- how a script ends
 
 
 @contextlib.contextmanager

@@ -90,9 +90,6 @@ def quoted(value: Any) -> str:
     return f"'{escaped}'"
 
 
-# ---- models without a file in conf/model: repositories and folders
-
-
 def is_repository(name: str) -> bool:
     """Return whether this can be the name of a repository with its owner: ORG/NAME."""
     is_name = re.match(REPOSITORY, name, re.ASCII) and "--" not in name and ".." not in name

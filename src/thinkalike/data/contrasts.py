@@ -115,8 +115,6 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
     return after[-1]
 
 
-# ---- contrasts of the grammar
-
 # A verb of the third person ends in -s after a singular subject of a statement. It has none after a plural subject, and
 # none in a do-question: the girl sings, the girls sing, does the girl sing.
 

@@ -267,8 +267,6 @@ class FeatureCorrelation:
         return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
 
 
-# ---- stimuli of the grammar
-
 FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
 
 

@@ -121,9 +121,6 @@ def _losses(
     return losses, later
 
 
-# ---- Columns of means per token with the ends of their intervals over documents
-
-
 def with_ends(
     column: str, sums: Shaped[Tensor, "*b documents"], counts: Shaped[Tensor, " documents"]
 ) -> dict[str, Any]:

@@ -194,8 +194,6 @@ def _distance(state: Tensor, goal: Tensor) -> Tensor:
     return (state.float() - goal.float()).norm(dim=-1) / goal.float().norm(dim=-1)
 
 
-# ---- Bits per byte: the unit of losses that can be compared between tokenizers
-
 BITS = 1 / math.log(2)  # per nat
 
 

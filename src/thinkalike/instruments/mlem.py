@@ -236,9 +236,6 @@ def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
 
 
-# ---- weights of pairs of levels
-
-
 COLUMNS = ["model", "layer", "feature", "level", "other", "weight"]
 
 

@@ -38,9 +38,6 @@ def row_of(config: Any, shapes: Shapes) -> int:
     return config.data.context or min(shape.context for shape in shapes.values())  # type: ignore[no-any-return]
 
 
-# ---- measures of layer pairs
-
-
 def of_grams(n: int, source: Widths, target: Widths | None) -> float:
     """Return n (n + 64) (Σ d + l² + l m + m²): half of every Gram matrix, and products of every two of them.
 
@@ -103,9 +100,6 @@ def of_encoding(n: int, features: int, layers: int, folds: int, permutations: in
     pairs, held_out = n * (n - 1) / 2, (n / folds) * (n / folds - 1) / 2
     fits = (1 + folds) ** 2 * pairs * features * (features + 2 * layers)
     return (1 + null) * (fits + folds * (1 + features * permutations) * 2 * held_out * features * layers)
-
-
-# ---- classifiers and language models
 
 
 def of_training(tokens: float, parameters: int | float) -> float:

@@ -238,8 +238,6 @@ def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if rank(config) else job.running(wait=config.wait)
 
 
-# ---- the name of a run
-
 LONGEST = 128  # characters of a name, the most that W&B takes
 UNSAID = re.compile(  # words that the kind and the names of models say already, or that leave the numbers alone
     r"[+~]*((task|measure|experiment)(=|$)|(models?|target|store|force|wait|logger|trainer|threads|hydra)([=.@/]|$)"
@@ -262,8 +260,6 @@ def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str
             name = f"{name} {word}"
     return f"{name[: LONGEST - len(key) - 1]} {key}"
 
-
-# ---- the provenance of a result
 
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 

@@ -145,9 +145,6 @@ class PairMoments(Moments):
         return self.of((0, 0))
 
 
-# ---- Closed-form maps y ≈ W x + b
-
-
 @dataclass(frozen=True, eq=False)
 class AffineMap:
     """The map x ↦ W x + b for states of any dtype, on any device."""
@@ -261,9 +258,6 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     shifted = values.clamp(min=0) + ridge
     inverse = torch.where(shifted > CUTOFF * shifted[-1] + statistics.noise, 1 / shifted, 0)
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
-
-
-# ---- Maps in both directions, and the variance that they leave unexplained
 
 
 class Unexplained(NamedTuple):

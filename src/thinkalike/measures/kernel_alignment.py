@@ -155,9 +155,6 @@ def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tenso
     return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
 
 
-# ---- within groups of rows, such as those of one token
-
-
 @torch.no_grad()
 def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
     """Shift the rows of every group about its typical point, and scale all of them; see `centre`.

@@ -142,9 +142,6 @@ def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
     return float(-(shares * shares.log()).sum())
 
 
-# ---- Comparison of a stitched model's output with its target's
-
-
 class OutputMatch(NamedTuple):
     """The comparison of k outputs with a reference at each of n tokens."""
 
@@ -178,9 +175,6 @@ def _distribution(states: Float[Tensor, "m d"], finish: Finish) -> tuple[Int[Ten
     """Return the most likely token after each state, and the logarithms of all tokens' probabilities."""
     logits = logits_of(states, finish)
     return logits.argmax(-1), logits.log_softmax(-1)
-
-
-# ---- The part of the next token that a model did not foresee, as a few numbers
 
 
 def token_codes(vocabulary: int, numbers: int = 64, seed: int = 0) -> Float[Tensor, "v c"]:

@@ -140,9 +140,6 @@ def _share_in_common(
     return {(a, b): shares[list(blocks.models[a])][:, list(blocks.models[b])] for a, b in blocks.pairs}
 
 
-# ---- sets of neighbours, row by row
-
-
 class Neighbours(NamedTuple):
     """The k nearest neighbours of each of n rows, by cosine similarity."""
 

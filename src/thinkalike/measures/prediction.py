@@ -126,9 +126,6 @@ class LinearPrediction:
         return torch.cholesky_solve(moments.xy, self._factors[key])
 
 
-# ---- all layers of two models, batch by batch
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
     """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.

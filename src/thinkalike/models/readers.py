@@ -150,9 +150,6 @@ def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: to
     return module.to(device=device, dtype=dtype)
 
 
-# ---- sides of an encoder-decoder
-
-
 def one_side(module: Any, config: ModelConfig) -> nn.Module:
     """Return the encoder or the decoder of an encoder-decoder, by `model.side`."""
     if config.side == "encoder":

@@ -145,8 +145,7 @@ class SteppedModule(pl.LightningModule):
         self.check_losses()
 
 
-# ------------------------------------------------------------
-# Learning rates by step, and the optimisers of stitches.
+# ---- Learning rates by step, and the optimisers of stitches.
 
 
 def scheduled(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> dict[str, Any]:

@@ -160,9 +160,6 @@ def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"
     return correlation, condition
 
 
-# ---- Weights of pairs of levels
-
-
 def level_path(
     moments: Float[Tensor, "s r v"],
     used: Bool[Tensor, "s r"],
