@@ -116,7 +116,7 @@ def test_a_job_runs_is_drawn_shown_closed_and_appears(tmp_path, capsys):
 def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, monkeypatch):
     toy = Toy()
     first = perform(toy, config(tmp_path))
-    monkeypatch.setattr("thinkalike.job.performing.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
+    monkeypatch.setattr("thinkalike.job.performing.versions_of", lambda _: {"torch": "99.0", "numpy": np.__version__})
     with caplog.at_level("INFO", logger="thinkalike"):
         assert perform(toy, config(tmp_path)).folder == first.folder
     assert "already done; force=true does it again" in caplog.text

@@ -101,9 +101,9 @@ def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, mon
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 7)
         keys.append(stimuli_states._key(config().model, fingerprint, False))
-    for place in (*(f"{stimuli_states.__name__}.{name}" for name in ("_versions", "_code")), CPU):
+    for place in (*(f"{stimuli_states.__name__}.{name}" for name in ("versions_of", "_code")), CPU):
         with monkeypatch.context() as patch:
-            patch.setattr(place, lambda: "another")
+            patch.setattr(place, lambda *_: "another")
             keys.append(stimuli_states._key(config().model, fingerprint, False))
     assert len(set(keys)) == len(keys)
     assert stimuli_states._key(config().model, fingerprint, False) == keys[0]

@@ -1,4 +1,4 @@
-"""Digests of files, and the folder of all caches.
+"""Digests of files, versions of packages, and the folder of all caches.
 
 Digests of large files are remembered, so that gigabytes of weights are not read for each job.
 """
@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
@@ -21,6 +23,15 @@ _known: dict[str, str] = {}  # digests by what identifies the state of a file, i
 def cache_home() -> Path:
     """Return the folder of all caches: $THINKALIKE_CACHE, or one in the home folder."""
     return Path(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+
+
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def digest_of(path: Path) -> str:

@@ -117,11 +117,7 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
 def _bench(
     config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
 ) -> Bench:
-    """Return what all sources are judged against.
-
-    Raises:
-        DataError: there is too little text.
-    """
+    """Return what all sources are judged against."""
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
@@ -154,12 +150,7 @@ def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
-    """Return a row for each source; each is kept as soon as it is there, and those of an earlier run are not repeated.
-
-    Raises:
-        ConfigError: no source has a name that was chosen.
-        DataError: a measure does not exist for a source.
-    """
+    """Return a row for each source; rows are kept one by one, and those of an earlier run are not repeated."""
     table = entries(bench.setting)
     for name in chosen or []:
         one_of("measure.sources", name, [entry.name for entry in table])

@@ -95,11 +95,7 @@ class MiniPretraining(
 
 @torch.no_grad()
 def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
-    """Build the mini and run it on one row, so that sizes that do not go together are refused before any training.
-
-    Raises:
-        ConfigError: a size is wrong, or its libraries know no such size.
-    """
+    """Build the mini and run it on one row, so that sizes that do not go together are refused before any training."""
     if unknown := unknown_sizes(model.architecture, model.family):
         raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
     try:

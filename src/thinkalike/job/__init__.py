@@ -5,22 +5,6 @@ from thinkalike.job.operations import Estimate, Phase, Shapes, estimate, forward
 from thinkalike.job.performing import is_stored, key_of, perform, perform_all
 from thinkalike.job.phases import Phases, phase_of_all
 
-__all__ = [
-    "Estimate",
-    "Instrument",
-    "Outcome",
-    "Phase",
-    "Phases",
-    "Shapes",
-    "Work",
-    "estimate",
-    "fingerprints",
-    "forward_passes",
-    "is_stored",
-    "key_of",
-    "perform",
-    "perform_all",
-    "phase_of_all",
-    "together",
-    "total",
-]
+__all__ = ["Estimate", "Instrument", "Outcome", "Phase", "Phases", "Shapes", "Work", "estimate", "fingerprints",
+           "forward_passes", "is_stored", "key_of", "perform", "perform_all", "phase_of_all", "together",
+           "total"]  # fmt: skip

@@ -15,11 +15,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
+from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
@@ -166,7 +166,7 @@ class _Planned:
     def _again(self, result: Result) -> None:
         """Say that the job is already done, name package versions that differ, and print the result."""
         log.info("already done; force=true does it again")
-        before, there = result.provenance["versions"], versions().items()
+        before, there = result.provenance["versions"], versions_of(PACKAGES).items()
         others = [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]
         if others:
             log.warning("it was computed with %s", ", ".join(others))
@@ -273,21 +273,12 @@ def environment() -> dict[str, Any]:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "command": command_line(),
         "host": socket.gethostname(),
-        "versions": versions(),
+        "versions": versions_of(PACKAGES),
         "git_commit": _commit(),
         "threads": torch.get_num_threads(),
         "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         **gpu,
     }
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of the packages that can change numbers."""
-    found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _commit() -> str:

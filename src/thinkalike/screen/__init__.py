@@ -12,15 +12,5 @@ from thinkalike.screen.tables import (
     text_column,
 )
 
-__all__ = [
-    "Column",
-    "Table",
-    "aside",
-    "number_column",
-    "number_of_documents",
-    "screen_width",
-    "show_table",
-    "show_text",
-    "text_column",
-    "watched",
-]
+__all__ = ["Column", "Table", "aside", "number_column", "number_of_documents", "screen_width", "show_table",
+           "show_text", "text_column", "watched"]  # fmt: skip

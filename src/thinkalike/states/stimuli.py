@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +19,7 @@ from thinkalike.data.cache import Entry, cache_folder, kept
 from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import names_of
@@ -94,16 +93,8 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
-    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, _versions(), _code()]
+    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, versions_of(PACKAGES), _code()]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
 
 
 def _code() -> str:

@@ -39,11 +39,7 @@ def write_stitches(
 
 
 def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any], str]:
-    """Return the pairs, the kind and the norm of a result's stitches, and the prefix of one seed and direction.
-
-    Raises:
-        StitchError: The result has no stitches, or none of that seed and direction.
-    """
+    """Return the pairs, the kind and the norm of a result's stitches, and the prefix of one seed and direction."""
     path, prefix = result.folder / NAME, ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
     if not path.exists():
         raise StitchError(

@@ -142,11 +142,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
 
 
 def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
-    """Return the callbacks that the user's plugins add.
-
-    Raises:
-        PluginError: one makes something else.
-    """
+    """Return the callbacks that the user's plugins add."""
     made = {name: plugins.load(name)() for name in trainer.callbacks}
     if wrong := [name for name, each in made.items() if not isinstance(each, Callback)]:
         raise PluginError(f"callback {wrong[0]} makes no Callback of pytorch_lightning")

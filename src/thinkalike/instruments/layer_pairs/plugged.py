@@ -36,11 +36,7 @@ def schema_of(kind: str) -> type[MeasureConfig]:
 
 @cache
 def _made(kind: str, digest: str) -> tuple[type[Instrument], type[MeasureConfig]]:
-    """Return the instrument and the schema of a user's measure.
-
-    Raises:
-        PluginError: it has the name of a measure of the package, whose results look otherwise.
-    """
+    """Return the instrument and the schema of a user's measure."""
     name = kind.rpartition(":")[2]
     if name in MEASURES:
         raise PluginError(f"{kind} has the name of a measure of the package; choose another name")
@@ -64,11 +60,7 @@ def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
 
 
 def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:
-    """Return the settings of a measure as fields of a dataclass.
-
-    Raises:
-        PluginError: one is a setting of all measures, or has no default of a plain type.
-    """
+    """Return the settings of a measure as fields of a dataclass."""
     common = {item.name for item in dataclasses.fields(WithNull)}
     found = []
     for name, given in plugin.settings.items():
