@@ -145,6 +145,14 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
+def test_a_forged_configuration_leaves_a_cell_blank(store, listed):
+    folder = store / "stitching" / "aa"
+    (folder / "config.yaml").write_text("stitch: [&a [x], *a, *a]")
+    seal(folder)
+    shown = listed(store)
+    assert (shown.status, "aa" in shown.out, "bb" in shown.out) == (0, True, True)
+
+
 def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, listed):
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)

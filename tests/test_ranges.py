@@ -140,7 +140,7 @@ REFUSED = {  # by the key that the message names
     "stitch.rates": ["train stitch.rates=[0]", "train stitch.rates=[a]"],
     "seed": ["train seed=abc", "train seed=null"],
     "force": ["train force=perhaps"],
-    "store": ["train store="],
+    "store": ["train store=", "train store=s3://a/b"],
     "model.revision": ["train model.revision=''"],
     "data.files": ["train data.files=a.txt"],
     "target.context": ["train target.context=1"],

@@ -34,7 +34,16 @@ THREADS = 1024
 
 Number = int | float
 Schema = TypeVar("Schema")
-FilePath = Annotated[str, StringConstraints(pattern=r"\S"), AfterValidator(os.path.expanduser)]  # ~ is the home folder
+
+
+def _on_this_machine(path: str) -> str:
+    """Return a path with the home folder for ~; an address would become the name of a folder."""
+    if "://" in path:
+        raise ValueError("must be a path, and not an address")
+    return os.path.expanduser(path)
+
+
+FilePath = Annotated[str, StringConstraints(pattern=r"\S"), AfterValidator(_on_this_machine)]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -257,5 +258,9 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
 
 
 def _value(entry: Entry, name: str) -> Any:
-    """Return a setting of a result; a default is read from its configuration."""
-    return entry.settings[name] if name in entry.settings else flat(entry.result.config).get(name)
+    """Return a setting of a result; a default is read from its configuration, and None if that is damaged."""
+    if name in entry.settings:
+        return entry.settings[name]
+    with contextlib.suppress(StoreError):
+        return flat(entry.result.config).get(name)
+    return None
