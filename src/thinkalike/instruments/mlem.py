@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 import numpy as np
 import pandas as pd
@@ -44,13 +44,13 @@ class MLEMConfig(DistanceConfig):
     """The settings of a metric-learning encoding model of every layer, and of the importance of the features in it."""
 
     kind: str = "mlem"
-    weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
+    weights: Literal["diagonal", "full"] = "diagonal"  # full: with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
     difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
-    missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
-    scale: str = "auto"  # of weights: mean, the mean squared distance | minmax, also recipe=paper's | none
+    missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"  # NaN is a value of its own
+    scale: Literal["auto", "mean", "minmax", "none"] = "auto"  # of weights, by squared distances; recipe=paper: minmax
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
-    together: str = "sentence"  # what a fold keeps together: sentence | stimulus
+    together: Literal["sentence", "stimulus"] = "sentence"  # what a fold keeps together
     permutations: int = ranged(5, least=1, most=10**6)  # of each feature, on each fold
     given: Optional[str] = None  # a feature within whose levels the others are permuted
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
@@ -59,11 +59,7 @@ class MLEMConfig(DistanceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.weights", self.weights, ("diagonal", "full"))
         one_of("measure.difference", self.difference, DIFFERENCES)
-        one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
-        one_of("measure.scale", self.scale, ("auto", "mean", "minmax", "none"))
-        one_of("measure.together", self.together, ("sentence", "stimulus"))
         for pair in self.interactions:
             if len(set(pair)) != 2 or len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")

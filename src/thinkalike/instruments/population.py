@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Literal, Optional
 
 import pandas as pd
 import torch
@@ -18,7 +18,7 @@ from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, r
 from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.data.from_config import read_pairs
 from thinkalike.data.pairs import MNLI, EncodedPairs, Pairs, batches, encode
-from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.classifiers import IdentityStitches, check_alike, check_labels
 from thinkalike.instruments import operations
 from thinkalike.instruments.members import (
@@ -51,9 +51,9 @@ class PopulationMeasureConfig(MeasureConfig):
     """The settings of the comparison of a population."""
 
     kind: str = "population"
-    side: str = "report"  # of the pairs: report | challenge
-    site: str = "resid_post"  # of CKA: resid_post | update, what a block adds last, as brown2023 had it
-    tokens: str = "all"  # that CKA compares: all | cls, of each pair the first, which the classifier reads
+    side: Literal["report", "challenge"] = "report"  # of the pairs
+    site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
+    tokens: Literal["all", "cls"] = "all"  # that CKA compares; cls: of each pair the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
     padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
     # brown2023 512; null: those of the longest pair of `batch`
@@ -63,12 +63,6 @@ class PopulationMeasureConfig(MeasureConfig):
     # what it reads, so that there are four batches
     batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
     at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.side", self.side, ("report", "challenge"))
-        one_of("measure.site", self.site, ("resid_post", "update"))
-        one_of("measure.tokens", self.tokens, ("all", "cls"))
 
     @property
     def unused(self) -> Collection[str]:

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
-from thinkalike.errors import ConfigError, ThinkalikeError, one_of
+from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
 from thinkalike.instruments.operations import Widths, bytes_of_states, layer_pairs
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
@@ -42,17 +42,12 @@ class LayerPairsConfig(MeasureConfig):
 
     batches: int = ranged(64, least=2, most=10**9)  # whose mean is the value; intervals are over them
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
-    level: str = "auto"  # token | word; auto: words where the tokenizers differ
+    level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
     skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
-    given: str = "none"  # none | token: rows are compared with those of the same token, or form of a word, alone
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.level", self.level, ("auto", "token", "word"))
-        one_of("measure.given", self.given, ("none", "token"))
+    given: Literal["none", "token"] = "none"  # token: rows are compared with those of the same token or word alone
 
 
 @dataclass
@@ -61,7 +56,7 @@ class WithNull(LayerPairsConfig):
 
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
     permutations: int = ranged(99, least=1, most=10**6)  # of each batch; p is at least 1 / (permutations + 1)
-    permute: str = "document"  # what null moves: document (of stimuli: the group, such as a sentence) | token
+    permute: Literal["document", "token"] = "document"  # what null moves; of stimuli the group, such as a sentence
 
     @property
     def unused(self) -> Collection[str]:
@@ -69,7 +64,6 @@ class WithNull(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.permute", self.permute, ("document", "token"))
         if self.given != "none" and self.kind not in ("", "cka", "mutual_knn"):
             raise ConfigError(
                 f"measure={self.kind} compares all rows: leave measure.given={self.given} out, or take cka"
