@@ -303,7 +303,9 @@ def _rows(table: pd.DataFrame) -> list[dict[str, float]]:
     for row in table.to_dict("records"):
         seen = {column: row[judge] for column, judge in COLUMNS.items()}
         ends = {f"{column}_{end}": value for column, value in seen.items() for end in ("low", "high")}
-        losses = dict.fromkeys(("stitching_loss", "target_loss", "source_loss"), math.nan)  # a source has no unembedding
+        losses = dict.fromkeys(
+            ("stitching_loss", "target_loss", "source_loss"), math.nan
+        )  # a source has no unembedding
         cost = alone[tuple(row[name] for name in COURT)]
         rows.append({**ends, **losses, "kl": row["KL"], "token_mean_penalty": cost})
     return rows

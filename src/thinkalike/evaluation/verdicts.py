@@ -23,8 +23,9 @@ class Thresholds(NamedTuple):
     """Where the rules of `verdict` part what is alike from what is not.
 
     Attributes:
-        leak: of `future`; above it the source knows what only later text decides. Of the penalty: as far below 0, with
-            a loss below the source's own, the source knows what neither model foresees.
+        leak: of `future`; above it the source knows what only later text decides.
+        gain: nats per token; where the stitched model's loss is that far below the target's, and below the source's,
+            the source knows what neither model foresees.
         same: of R², as the states are and given the token; above it in both directions, two models hold the same up to
             an affine map.
         related: of the smaller R² given the token times CKA given the token.
@@ -37,6 +38,7 @@ class Thresholds(NamedTuple):
     related: float = 0.3
     token: float = 0.05
     answers: float = 0.6
+    gain: float = 0.05
 
 
 STATED = Thresholds()
@@ -85,7 +87,7 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     least = _Ends(min(forth.low, back.low), min(forth.high, back.high))
     product = _Ends(max(least.low, 0) * max(cka.low, 0), max(least.high, 0) * max(cka.high, 0))
     foresees, is_better = _Ends.of(row, "future").above(thresholds.leak), row["source_loss"] < row["target_loss"]
-    below_both = row["penalty_high"] < -thresholds.leak and not row["stitching_loss"] >= row["source_loss"]
+    below_both = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
     rules = (
         (LEAK, below_both or (not is_better and foresees)),
         (SAME, _all(onward, backward)),
