@@ -298,7 +298,7 @@ def test_thresholds_of_one_target_are_tested_on_another():
     assert right.loc["KL", ["alike", "decoys"]].min() < 1
 
 
-SEEN_OF_KIND = {  # the columns of COLUMNS, and KL
+SEEN_OF_KIND = {  # R² given the token both ways, which is R² of the whole states here, CKA given it, future, KL
     "same": (1.0, 1.0, 0.4, 0.0, 0.03),
     "answers": (0.7, 0.6, 0.37, 0.0, 0.1),
     "part": (0.8, 1.0, 0.9, 0.0, 0.1),
@@ -313,8 +313,8 @@ SEEN_OF_KIND = {  # the columns of COLUMNS, and KL
 def seen_of_kinds(target="x"):
     names = [*COLUMNS.values(), "KL"]
     rows = [
-        {"target": target, "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind, "penalty": 1.1}
-        | dict(zip(names, seen, strict=True))
+        {"target": target, "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind}
+        | dict(zip(names, (*seen[:2], *seen[:4], 1.1, seen[4]), strict=True))
         for kind, seen in SEEN_OF_KIND.items()
     ]
     return [*rows, {**rows[4], "source": "token mean"}]
@@ -323,7 +323,7 @@ def seen_of_kinds(target="x"):
 def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
     table = pd.DataFrame(seen_of_kinds())
     ends = (0.3, 0), (1, 0.8), (0.4, 0.222), (0, 0.2), (0.1 / 1.1, 1.5 / 1.1)
-    assert fitted_thresholds(table) == pytest.approx(tuple(sum(pair) / 2 for pair in ends))
+    assert fitted_thresholds(table)[:5] == pytest.approx(tuple(sum(pair) / 2 for pair in ends))
     assert fitted_thresholds(table.query("kind != 'leak'")).leak == Thresholds().leak
 
 

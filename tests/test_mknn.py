@@ -60,3 +60,11 @@ def test_autocast_changes_nothing(measure):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         cast = measure().of(x + 3, y), mutual_knn(x + 3, y)
     assert plain == cast
+
+
+def test_equally_near_rows_are_chosen_by_chance():
+    """Unrelated codes of the token share the token alone: of the 19 other copies each chooses 10 by chance."""
+    tokens = torch.arange(400) % 20
+    X, Y = (torch.randn(20, 8, dtype=torch.float64)[tokens] for _ in range(2))
+    assert float(mutual_knn(X, Y)) == pytest.approx(10 / 19, abs=0.03)
+    assert float(mutual_knn(X, X.clone())) == 1

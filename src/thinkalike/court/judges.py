@@ -6,6 +6,7 @@ sources of one target, layer and seed are compared with each other.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import fmean
@@ -219,10 +220,13 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
 
 
 COLUMNS = {  # of a stitching table, by the judge that says the same
+    "r2": "R² to the target",
+    "r2_back": "R² to the source",
     "r2_given_token": "R² given the token, to the target",
     "r2_given_token_back": "R² given the token, to the source",
     "cka_given_token": "CKA given the token",
     "future": "future",
+    "penalty": "penalty",
 }
 ALONE = "token mean"  # the source that says what the current token alone costs
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
@@ -299,5 +303,9 @@ def _rows(table: pd.DataFrame) -> list[dict[str, float]]:
     for row in table.to_dict("records"):
         seen = {column: row[judge] for column, judge in COLUMNS.items()}
         ends = {f"{column}_{end}": value for column, value in seen.items() for end in ("low", "high")}
-        rows.append({**ends, "kl": row["KL"], "token_mean_penalty": alone[tuple(row[name] for name in COURT)]})
+        losses = dict.fromkeys(
+            ("stitching_loss", "target_loss", "source_loss"), math.nan
+        )  # a source has no unembedding
+        cost = alone[tuple(row[name] for name in COURT)]
+        rows.append({**ends, **losses, "kl": row["KL"], "token_mean_penalty": cost})
     return rows

@@ -1,9 +1,11 @@
-"""What a stitching result says of two models, by stated rules; never from the penalty alone.
+"""What a stitching result says of two models, by stated rules that have to agree with each other.
 
 A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
-holds the token that comes next; and it can cost much because training stopped early. So a verdict rests on what the two
-models' states share *given the current token*, in both directions. The experiment validity/court fits the thresholds
-on sources whose answer is known and tries them on other targets; the stated ones are its, rounded.
+holds the token that comes next; and it can cost much because training stopped early. So a verdict never rests on the
+penalty alone. It rests on what the two models' states share *given the current token*, in both directions, and on
+whether the states as they are bear that out: with the states of other tokens put in place of their own, all is shared
+given the token, and the stitched model loses nats. The experiment validity/court fits the thresholds on sources whose
+answer is known and tries them on other targets; the stated ones are its, rounded.
 """
 
 from __future__ import annotations
@@ -12,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 LEAK, SAME, PART, SUPERSET = "leak", "same up to an affine map", "part of", "superset of"
-RELATED, ANSWERS, TOKEN = "related", "same answers", "token only"
-DIFFERENT, UNDECIDED = "different", "undecided"
-VERDICTS = (LEAK, SAME, PART, SUPERSET, RELATED, ANSWERS, TOKEN, DIFFERENT, UNDECIDED)
+BEYOND, RELATED, BETTER = "alike beyond the token", "related", "better model"
+ANSWERS, TOKEN, DIFFERENT, UNDECIDED = "same answers", "token only", "different", "undecided"
+VERDICTS = (LEAK, SAME, PART, SUPERSET, BEYOND, RELATED, BETTER, TOKEN, ANSWERS, DIFFERENT, UNDECIDED)
 
 
 class Thresholds(NamedTuple):
@@ -22,7 +24,10 @@ class Thresholds(NamedTuple):
 
     Attributes:
         leak: of `future`; above it the source knows what only later text decides.
-        same: of R² given the token; above it in both directions, two models hold the same up to an affine map.
+        gain: nats per token; where the stitched model's loss is that far below the target's, and below the source's,
+            the source knows what neither model foresees.
+        same: of R², as the states are and given the token; above it in both directions, two models hold the same up to
+            an affine map.
         related: of the smaller R² given the token times CKA given the token.
         token: of R² and CKA given the token; below it in all three, nothing is left beside the token.
         answers: of the KL divergence as a share of what the current token alone costs.
@@ -33,6 +38,7 @@ class Thresholds(NamedTuple):
     related: float = 0.3
     token: float = 0.05
     answers: float = 0.6
+    gain: float = 0.05
 
 
 STATED = Thresholds()
@@ -59,26 +65,37 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     The first rule that holds decides, and a rule holds if it does at both ends of the interval; where the two ends
     disagree, nothing is decided.
 
-    1. leak: `future` is above the threshold.
-    2. same, part of (the target knows the source, and not the other way round) or superset of: R² given the token.
-    3. related: the smaller R² given the token, times CKA given the token.
-    4. token only: all three are about 0.
-    5. same answers: KL to the target's output is small beside what the current token alone costs.
-    6. different.
+    1. leak: `future` is above the threshold, and the source is not simply the better model; or the stitched model loses
+       less than either model does.
+    2. same, part of (the target knows the source, and not the other way round) or superset of: R², as the states are
+       and given the token.
+    3. alike beyond the token: so given the token, but not as the states are, so the tokens' own states differ.
+    4. related: the smaller R² given the token, times CKA given the token.
+    5. better model: `future` is above the threshold, and the source has the lower loss.
+    6. token only: all three are about 0.
+    7. same answers: KL to the target's output is small beside what the current token alone costs.
+    8. different.
 
     Args:
-        row: `future`, `r2_given_token`, `r2_given_token_back` and `cka_given_token`, each with its `_low` and `_high`,
-            and `kl` and `token_mean_penalty`.
+        row: `future`, `r2`, `r2_back`, `r2_given_token`, `r2_given_token_back`, `cka_given_token` and `penalty`, each
+            with its `_low` and `_high`; `kl` and `token_mean_penalty`; `stitching_loss`, `target_loss` and
+            `source_loss`, which is NaN for a source without an unembedding.
     """
+    same = thresholds.same
     forth, back, cka = (_Ends.of(row, name) for name in ("r2_given_token", "r2_given_token_back", "cka_given_token"))
+    onward, backward = (_both(_Ends.of(row, f"r2{way}"), given, same) for way, given in (("", forth), ("_back", back)))
     least = _Ends(min(forth.low, back.low), min(forth.high, back.high))
     product = _Ends(max(least.low, 0) * max(cka.low, 0), max(least.high, 0) * max(cka.high, 0))
+    foresees, is_better = _Ends.of(row, "future").above(thresholds.leak), row["source_loss"] < row["target_loss"]
+    below_both = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
     rules = (
-        (LEAK, _Ends.of(row, "future").above(thresholds.leak)),
-        (SAME, least.above(thresholds.same)),
-        (SUPERSET, forth.above(thresholds.same)),
-        (PART, back.above(thresholds.same)),
+        (LEAK, below_both or (not is_better and foresees)),
+        (SAME, _all(onward, backward)),
+        (SUPERSET, onward),
+        (PART, backward),
+        (BEYOND, max(forth.low, back.low) >= same),
         (RELATED, product.above(thresholds.related)),
+        (BETTER, is_better and foresees),
         (TOKEN, max(forth.high, back.high, cka.high) <= thresholds.token),
         (ANSWERS, row["kl"] <= thresholds.answers * row["token_mean_penalty"]),
     )
@@ -88,3 +105,13 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
         if holds:
             return name
     return DIFFERENT
+
+
+def _both(whole: _Ends, given: _Ends, threshold: float) -> bool | None:
+    """Return whether R² is above a threshold as the states are and given the token; None: that is not decided."""
+    return _all(whole.above(threshold), given.above(threshold))
+
+
+def _all(*holds: bool | None) -> bool | None:
+    """Return whether all rules hold; None: none fails, and one is not decided."""
+    return False if False in holds else None if None in holds else True

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
 from thinkalike.measures.rows import RowGroups
 
@@ -84,18 +85,27 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
 def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
 
-    Some rows at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
+    Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
+    depends on the states alone: by number, two models would choose the same copies and look alike. Some rows are
+    compared at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
     """
     count, size, _ = x.shape
     groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
     found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
+    order = torch.randperm(size, generator=seeded(_number_of(x))).to(x.device)
     for first in range(0, count, groups_at_once):
         part = x[first : first + groups_at_once]
         for top in range(0, size, rows_at_once):
             similarity = part[:, top : top + rows_at_once] @ part.mT
             similarity.diagonal(top, 1, 2).fill_(-torch.inf)
-            found[first : first + len(part), top : top + rows_at_once] = similarity.topk(k, dim=2).indices
+            places = order[similarity[..., order].topk(k, dim=2).indices]
+            found[first : first + len(part), top : top + rows_at_once] = places
     return found
+
+
+def _number_of(x: Float[Tensor, "g s d"]) -> int:
+    """Return a number that states give, and other states do not."""
+    return abs(int(x.flatten()[:: max(x.numel() // 1024, 1)].double().sum().cpu().view(torch.int64)))
 
 
 def _in_order(numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
