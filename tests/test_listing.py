@@ -145,9 +145,10 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
-def test_a_forged_configuration_leaves_a_cell_blank(store, listed):
+@pytest.mark.parametrize("text", ["stitch: [&a [x], *a, *a]", "stitch: {steps: !!binary aGVsbG8=}", "3"])
+def test_a_forged_configuration_leaves_a_cell_blank(store, listed, text):
     folder = store / "stitching" / "aa"
-    (folder / "config.yaml").write_text("stitch: [&a [x], *a, *a]")
+    (folder / "config.yaml").write_text(text)
     seal(folder)
     shown = listed(store)
     assert (shown.status, "aa" in shown.out, "bb" in shown.out) == (0, True, True)

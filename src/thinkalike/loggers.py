@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# ---- The interface of a logger.
-
-
 @dataclass(frozen=True)
 class About:
     """A job as a logger sees it.
@@ -74,9 +71,6 @@ def summary_of(result: Result) -> dict[str, float]:
 def pictures_of(result: Result) -> dict[str, Path]:
     """Return the figures that loggers can show, by name."""
     return {path.stem: path for path in result.figures if path.suffix == ".png"}
-
-
-# ---- logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
 
 
 class TensorBoardTracker(Tracker):
@@ -208,8 +202,6 @@ def _away(address: str) -> str | None:
     except (OSError, ValueError) as error:
         return f"{address} does not answer ({first_line(error)})"
 
-
-# ---- Opening and closing the configured logger.
 
 TRACKERS = {"none": Tracker, "csv": Tracker, "wandb": WandbTracker, "tensorboard": TensorBoardTracker}
 

@@ -1,11 +1,10 @@
 """What a stitching result says of two models, by stated rules that have to agree with each other.
 
 A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
-holds the token that comes next; and it can cost much because training stopped early. So a verdict never rests on the
-penalty alone. It rests on what the two models' states share *given the current token*, in both directions, and on
-whether the states as they are bear that out: with the states of other tokens put in place of their own, all is shared
-given the token, and the stitched model loses nats. The experiment validity/court fits the thresholds on sources whose
-answer is known and tries them on other targets; the stated ones are its, rounded.
+holds the next token; and it can cost much because training stopped early. So a verdict never rests on the penalty
+alone, but on what the states share *given the current token*, both ways, and on whether the states as they are bear
+that out. The experiment validity/court fits the thresholds on sources of known similarity; the stated ones are its,
+rounded.
 """
 
 from __future__ import annotations
@@ -83,7 +82,9 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     """
     same = thresholds.same
     forth, back, cka = (_Ends.of(row, name) for name in ("r2_given_token", "r2_given_token_back", "cka_given_token"))
-    onward, backward = (_both(_Ends.of(row, f"r2{way}"), given, same) for way, given in (("", forth), ("_back", back)))
+    onward, backward = (
+        _all(_Ends.of(row, name).above(same), given.above(same)) for name, given in (("r2", forth), ("r2_back", back))
+    )
     least = _Ends(min(forth.low, back.low), min(forth.high, back.high))
     product = _Ends(max(least.low, 0) * max(cka.low, 0), max(least.high, 0) * max(cka.high, 0))
     foresees, is_better = _Ends.of(row, "future").above(thresholds.leak), row["source_loss"] < row["target_loss"]
@@ -105,11 +106,6 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
         if holds:
             return name
     return DIFFERENT
-
-
-def _both(whole: _Ends, given: _Ends, threshold: float) -> bool | None:
-    """Return whether R² is above a threshold as the states are and given the token; None: that is not decided."""
-    return _all(whole.above(threshold), given.above(threshold))
 
 
 def _all(*holds: bool | None) -> bool | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -261,6 +260,8 @@ def _value(entry: Entry, name: str) -> Any:
     """Return a setting of a result; a default is read from its configuration, and None if that is damaged."""
     if name in entry.settings:
         return entry.settings[name]
-    with contextlib.suppress(StoreError):
-        return flat(entry.result.config).get(name)
-    return None
+    try:
+        json.dumps(value := flat(entry.result.config).get(name))
+    except (StoreError, TypeError):  # a file that no job wrote
+        return None
+    return value

@@ -58,9 +58,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-# Lists of results for other programs: a DataFrame, CSV, JSON; numbers in full precision.
-
-
 def results(
     store: str | os.PathLike[str],
     kind: str | Sequence[str] = (),
@@ -126,9 +123,6 @@ def _numbers(entry: Entry) -> dict[str, float]:
     return {name: value for each in entry.headlines for name, value in each.numbers.items()}
 
 
-# The joint table of a sweep: what was swept, and the headline numbers of each job.
-
-
 def show_sweep(made: Sequence[Made]) -> None:
     """Print one table of the results of a sweep; if one of its jobs was logged to W&B, it becomes a run there."""
     jobs = [(each, entry) for each in made if (entry := _read(each))]
@@ -171,8 +165,6 @@ def _read(made: Made) -> Entry | None:
         log.warning("left out of the sweep's table: %s", error)
         return None
 
-
-# The command `thinkalike results`.
 
 USAGE = """\
 usage: thinkalike results [STORE] [key=value ...] [--csv | --json]

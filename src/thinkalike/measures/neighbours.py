@@ -92,7 +92,8 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     count, size, _ = x.shape
     groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
     found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
-    order = torch.randperm(size, generator=seeded(_number_of(x))).to(x.device)
+    own = x.flatten()[:: max(x.numel() // 1024, 1)].double().sum().cpu()  # whose bits are a seed
+    order = torch.randperm(size, generator=seeded(abs(int(own.view(torch.int64))))).to(x.device)
     for first in range(0, count, groups_at_once):
         part = x[first : first + groups_at_once]
         for top in range(0, size, rows_at_once):
@@ -101,11 +102,6 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
             places = order[similarity[..., order].topk(k, dim=2).indices]
             found[first : first + len(part), top : top + rows_at_once] = places
     return found
-
-
-def _number_of(x: Float[Tensor, "g s d"]) -> int:
-    """Return a number that states give, and other states do not."""
-    return abs(int(x.flatten()[:: max(x.numel() // 1024, 1)].double().sum().cpu().view(torch.int64)))
 
 
 def _in_order(numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:

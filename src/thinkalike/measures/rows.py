@@ -50,7 +50,7 @@ def rows_of(
     return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
 
 
-def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " n"]:
+def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
     """Return the numbers of the tokens that count; a boolean index would let the host wait for a GPU at every layer."""
     if mask.dtype != torch.bool:
         raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")

@@ -158,7 +158,7 @@ def _figure3(case: Case) -> Conclusion:
         _early(case, pairs[:3]),
         _blocks(case, itself[0]),
     ]
-    if case.config.scale == "mini":  # which the paper could not do: 5l and 5l-odd differ in head dimension alone
+    if case.scale == "mini":  # which the paper could not do: 5l and 5l-odd differ in head dimension alone
         controlled = "controlled: a smaller head dimension alone makes it so"
         claims.append(_odd_one_out(controlled, case, others[1:], [odd]))
     return _concluded(case, claims, pairs)
@@ -212,7 +212,7 @@ def _tilt(case: Case) -> Claim:
 def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
     """Head and rotary dimensions of the Pythia models, from their configurations."""
     table = pd.DataFrame([{"model": model.name, **head_dimensions(model.config)} for model in case.models])
-    name = odd_models["mini" if case.config.scale == "mini" else "paper"]
+    name = odd_models[case.scale]
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]
     claim = counted(

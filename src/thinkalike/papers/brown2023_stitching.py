@@ -59,17 +59,13 @@ MODELS = {
 }
 
 
-def _directions(case: Case) -> list[Direction]:
-    return DIRECTIONS["mini" if case.config.scale == "mini" else "paper"]
-
-
 def _parts(case: Case) -> list[Part]:
     recipe: tuple[str, ...] = ("stitch.floor=false",)  # the directions of a model into itself say it
     recipe += ("stitch=affine",) if case.config.recipe == "paper" else ()
-    recipe += MINI_RECIPE if case.config.scale == "mini" else ()
+    recipe += MINI_RECIPE if case.scale == "mini" else ()
     return [
         Part(each.label, (f"model={each.source}", f"model@target={each.target}", *recipe), "train")
-        for each in _directions(case)
+        for each in DIRECTIONS[case.scale]
     ]
 
 
@@ -80,7 +76,7 @@ def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
 
 def _figure1(case: Case) -> Conclusion:
     """Penalties of all four directions between SoLU and GeLU; at mini scale also between other seeds."""
-    directions = _directions(case)
+    directions = DIRECTIONS[case.scale]
     claims = [claim for group in dict.fromkeys(each.group for each in directions) for claim in _claims(case, group)]
     by_ends = {(each.source, each.target): each for each in directions}
     both = [(each, by_ends.get((each.target, each.source))) for each in directions if each.activations[0] == "solu"]
@@ -95,7 +91,7 @@ def _figure1(case: Case) -> Conclusion:
 
 def _figure6(case: Case) -> Conclusion:
     """The learning curves of the stitches of figure 1."""
-    directions = [each for each in _directions(case) if each not in OTHER_SEED]
+    directions = [each for each in DIRECTIONS[case.scale] if each not in OTHER_SEED]
     curves = {each: case.results[each.label].arrays["curve"] for each in directions}
     claims = [_learn({each: curve for each, curve in curves.items() if each.source != each.target})]
     draw = partial(figures.learning_curves, {(each.group, each.label): curve for each, curve in curves.items()})
@@ -104,7 +100,7 @@ def _figure6(case: Case) -> Conclusion:
 
 def _claims(case: Case, group: str) -> list[Claim]:
     """Return what section 3 says of SoLU and GeLU, checked on one group of directions."""
-    by_activation = {each.activations: each for each in _directions(case) if each.group == group}
+    by_activation = {each.activations: each for each in DIRECTIONS[case.scale] if each.group == group}
     to_gelu, to_solu = by_activation["solu", "gelu"], by_activation["gelu", "solu"]
     selves = [by_activation["solu", "solu"], by_activation["gelu", "gelu"]]
     same = f"{group}: stitching into the same activation costs least"

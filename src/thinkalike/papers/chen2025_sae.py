@@ -65,16 +65,12 @@ MODELS = {
 }
 
 
-def _transfers(case: Case) -> list[Transfer]:
-    return TRANSFERS["mini" if case.config.scale == "mini" else "paper"]
-
-
 def _parts(case: Case) -> list[Part]:
     """Return a job for each transfer, with all starts in it; the autoencoders of its source are made on the way."""
     shared = ["task=sae", "sae.start=transferred", "sae.beside=[random,least_squares]", RATES, f"sae.seeds={SEEDS}"]
-    shared += [LITTLE_TEXT] if case.config.scale == "mini" else []
+    shared += [LITTLE_TEXT] if case.scale == "mini" else []
     parts = []
-    for each in _transfers(case):
+    for each in TRANSFERS[case.scale]:
         words = [f"model={each.target}", f"sae.layer={each.layer}"]
         words += [f"sae.source={each.source}", f"sae.source_layer={each.source_layer}", *each.settings, *shared]
         parts.append(Part(each.label, tuple(words), "train"))
@@ -83,7 +79,7 @@ def _parts(case: Case) -> list[Part]:
 
 def _sae(case: Case) -> Conclusion:
     """Say what transferred starts save against random ones, and against those with a fitted decoder."""
-    transfers = _transfers(case)
+    transfers = TRANSFERS[case.scale]
     tables = {
         name: pd.concat(
             [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers], ignore_index=True

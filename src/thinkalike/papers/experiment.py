@@ -67,6 +67,11 @@ class Case:
     models: Sequence[Model]
     results: Mapping[str, Result] = field(default_factory=dict)
 
+    @property
+    def scale(self) -> str:
+        """The scale of its models: mini or paper."""
+        return "mini" if self.config.scale == "mini" else "paper"
+
     def fingerprint(self) -> str:
         """Return the models, and the keys of the results, which say what is in them."""
         return repr([*(model.name for model in self.models), *(result.key for result in self.results.values())])
@@ -90,7 +95,7 @@ class Conclusion:
 class Experiment(
     Instrument,
     kind="experiment",
-    version=2,
+    version=3,
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.

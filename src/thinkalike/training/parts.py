@@ -86,9 +86,6 @@ def _gradients(
         return total.detach(), len(values[0]), torch.autograd.grad(total, flat, torch.ones_like(total))
 
 
-# ---- The largest part that fits: the whole step is tried, then half of it, and so on.
-
-
 def largest_part(
     limits: TrainerConfig,
     losses: Losses,

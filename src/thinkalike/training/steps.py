@@ -145,9 +145,6 @@ class SteppedModule(pl.LightningModule):
         self.check_losses()
 
 
-# ---- Learning rates by step, and the optimisers of stitches.
-
-
 def scheduled(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> dict[str, Any]:
     """Return what Lightning takes for an optimiser whose rate at each step is a share of its peak."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)

@@ -200,8 +200,6 @@ def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:
     return [weight for part in parts if (inside := getattr(phi, part)) for weight in inside.parameters()]
 
 
-# ---- The losses of a stitch, by token of the target.
-
 Mapped = Sequence[Float[Tensor, "b t d"]]  # states that φ has brought to the target
 Own = Mapping[int, Float[Tensor, "b t d"]]  # the target's own states of these tokens, by layer
 
@@ -262,8 +260,6 @@ STITCH_LOSSES = {
     "alignment": StitchLoss(_alignment, lambda depths, count: range(min(depths), count)),
 }
 
-
-# ---- The optimisers of stitches: those of the package, and those of plugins.
 
 EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), far below others (1e-3)
 

@@ -129,6 +129,7 @@ class Declared(NamedTuple):
     settings: type[WithNull] = WithNull
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
+    version: int = 1
 
 
 OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
@@ -141,7 +142,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithGivenNeighbours, bases=(OfNeighbours,),
+        settings=WithGivenNeighbours, bases=(OfNeighbours,), version=2,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
@@ -150,11 +151,11 @@ DECLARED = {
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
         "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours,
+        settings=WithNeighbours, version=2,
     ),
     "second_order_cosine": Declared(
         "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
-        settings=WithNeighbours,
+        settings=WithNeighbours, version=2,
     ),
 }  # fmt: skip
 
@@ -177,7 +178,7 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type]:
             "is_distance": each.is_distance,
             "measure_of": staticmethod(each.measure),
         }
-        type(kind, each.bases, content, kind=kind, reads=each.reads)
+        type(kind, each.bases, content, kind=kind, reads=each.reads, version=each.version)
     return schemas
 
 
