@@ -74,8 +74,12 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, 
 
 
 @pytest.mark.slow
-def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching):
+def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching, monkeypatch):
     small_stitching += ["layers=[[0,0],[2,2]]"]
+    little = door("train.py", *small_stitching, "seed=1")
+    assert set(little.result.table["verdict"]) == {"undecided"}
+    assert "tried with more text" in little.stderr
+    monkeypatch.setattr("thinkalike.evaluation.verdicts.TRIED", {})
     done = door("train.py", *small_stitching)
     table = done.result.table
     for name in ("r2", "r2_back", "r2_given_token", "r2_given_token_back", "cka_given_token", "future"):

@@ -142,7 +142,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     import pandas as pd
 
     from thinkalike.evaluation.stitches import document_bytes
-    from thinkalike.evaluation.verdicts import verdict
+    from thinkalike.evaluation.verdicts import TRIED, UNDECIDED, verdict
     from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
     from thinkalike.models.controls import randomised
 
@@ -163,7 +163,10 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
-    table["verdict"] = [verdict(row) for row in table.to_dict("records")]
+    little = [f"{setting.corpus.counts[name]:,} {name}" for name in TRIED if setting.corpus.counts[name] < TRIED[name]]
+    table["verdict"] = [UNDECIDED if little else verdict(row) for row in table.to_dict("records")]
+    if little:
+        log.warning("verdicts are undecided, as their rules were tried with more text than %s", " and ".join(little))
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
