@@ -59,8 +59,8 @@ which training can amplify. Instead of a path, the key has the content of the fi
 **Default**: the value without an override; where minis and other models differ (`scale`), both values. The options of
 a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. The command line
 overrides all of them. In an option, `${{at_scale:A,B}}` is A with `scale=mini` and B with `scale=paper`,
-`${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and `${{at_most_a_tenth:A,B}}` is A, but at most
-a tenth of B. Square brackets include the end of an interval, round ones exclude it.
+`${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and `${{at_most_a_tenth:A,B}}` is A, but at
+most a tenth of B. Square brackets include the end of an interval, round ones exclude it.
 
 {sections}
 """
