@@ -165,11 +165,10 @@ def _close(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
 PAGE = """# Architectures
 
 Made by `python docs/make_models.py`. Each architecture was made tiny and random, saved by transformers {version}, and
-loaded as any checkpoint is (`model=local`, `model=hub`, or a named model): blocks where the module itself shows them.
-Then every residual stream was compared with a plain transformers model that was loaded by itself,
-by hooks and by `output_hidden_states` (layer l is the stream after
-block l, `hidden_states[l + 1]`; the last hidden state has the final norm in it and is compared by a hook); at every cut
-the tail of the head with the full pass, on rows longer than any sliding window; and gradients went through every tail.
+loaded like any checkpoint (`model=local`, `model=hub`, or a named model), with the blocks found from the module itself.
+Every residual stream was compared with a plain transformers model, by hooks and by `output_hidden_states`
+([Layer numbering](../concepts/layer-numbering.md)), and at every cut the tail of the head with the full pass, on rows
+longer than any sliding window; and gradients went through every tail.
 All differences are below {close} of the largest entry, or the line says what is refused.
 
 {loaded} load, {refused} are refused.

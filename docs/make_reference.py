@@ -49,20 +49,18 @@ UNCHECKED = "?"  # a value that no setting has, so that its check lists those th
 
 SETTINGS = """# Settings
 
-Made by `python docs/make_reference.py` from the schemas. A setting is given on the command line as `key=value`; lists
-and dictionaries are quoted, `'stitch.rates=[0.5,2]'`. `null` is no value. `--help` of either entry point
-lists those that matter, and `--cfg job` shows all of them with their values.
+Made by `python docs/make_reference.py` from the schemas. [Commands](commands.md#settings) has the syntax. `--help` of
+either entry point lists the settings that matter, and `--cfg job` all of them with their values.
 
-**†**: not in the key. Results are kept by a hash (the key) of all other settings that differ from the defaults of their
-schemas. Settings outside the key are not meant to change a number; device and threads change the rounding of sums,
+**†**: not in the key, the hash of all other settings that differ from the defaults of their schemas, by which results
+are stored. Settings outside the key are not meant to change a number; device and threads change the rounding of sums,
 which training can amplify. Instead of a path, the key has the content of the file.
 
-**Default**: what a command has that does not mention the setting; where minis and other models differ (`scale`), both
-values. The options of a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of
-`stitch=linear`. What the command line says wins over all of them. In an option, `${{at_scale:A,B}}` is A with
-`scale=mini` and B with `scale=paper`, `${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and
-`${{at_most_a_tenth:A,B}}` is A, but at most a tenth of B. The ends of an interval belong to it at square brackets, and
-do not at round ones.
+**Default**: the value without an override; where minis and other models differ (`scale`), both values. The options of
+a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. The command line
+overrides all of them. In an option, `${{at_scale:A,B}}` is A with `scale=mini` and B with `scale=paper`,
+`${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and `${{at_most_a_tenth:A,B}}` is A, but at
+most a tenth of B. Square brackets include the end of an interval, round ones exclude it.
 
 {sections}
 """
@@ -70,7 +68,7 @@ do not at round ones.
 NAMES = """# Names
 
 Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the command line chooses an option of a group, and
-`model@target=NAME` one of the second model. What it sets is beside it; the rest has the defaults of
+`model@target=NAME` one of the second model. The table lists what it sets; the rest has the defaults of
 [Settings](settings.md).
 
 {sections}
@@ -78,8 +76,8 @@ Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the comman
 
 API = """# Python API
 
-Made by `python docs/make_reference.py`. `import thinkalike` is quick: a name is loaded when it is first used. Measures
-take torch tensors, NumPy arrays, DataFrames and lists, and give tensors; `n` counts tokens or stimuli, `d` width, `l`
+Made by `python docs/make_reference.py`. `import thinkalike` is quick: a name is loaded at its first use. Measures
+take torch tensors, NumPy arrays, DataFrames and lists, and return tensors; `n` counts tokens or stimuli, `d` width, `l`
 layers, `f` features.
 
 {sections}

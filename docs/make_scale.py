@@ -20,8 +20,8 @@ FASTER = ("model.dtype=bfloat16",)
 
 PAGE = """# What a run takes
 
-Made by `python docs/make_scale.py`, from the functions that `dry_run=true` prints for any job before it starts: nothing
-is loaded, no weights are read, and nothing is downloaded. Models' sizes are those of their published `config.json`.
+Made by `python docs/make_scale.py`, from the same formulas as `dry_run=true`: nothing is loaded or downloaded. Models'
+sizes are those of their published `config.json`.
 
     python analyze.py experiment=brown2023/figure3 dry_run=true
     python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
@@ -29,12 +29,12 @@ is loaded, no weights are read, and nothing is downloaded. Models' sizes are tho
 
 **FLOPs** are multiplications and additions, two for each product: 2 · weights of the linear maps for each token of a
 pass, attention 4 · width · tokens of the row; frozen weights get no gradient, so a backward pass costs as much as a
-forward one. Comparing is counted for what the algorithm multiplies; sorting, norms, activations and scans are left out.
-What jobs of one pass share, each model's run over the text, is counted once. **Bytes** are those that are known before
-anything is loaded: weights in the dtype of the job, and states of a batch, or maps with gradients and momenta.
+forward one. Comparisons count the products of the algorithm; sorting, norms, activations and scans are left out. Runs
+that several jobs of one pass share are counted once. **Bytes** are the weights in the dtype of the job, and states of a
+batch, or maps with gradients and momenta.
 **Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Training is in the
-precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. What a job
-then reached stands in its result: `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
+precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. A
+result has the achieved `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
 models, whose kernels are short, reach less than {share}.
 
 ## Experiments, scale=paper, as they stand
@@ -43,19 +43,19 @@ models, whose kernels are short, reach less than {share}.
 |---|---|---|---|---|{dashes}|
 {experiments}
 
-An experiment with no jobs is about stimuli alone. Populations are of pairs of about 40 tokens. A court is counted for
-its target's passes alone.
+An experiment without jobs concerns stimuli alone. Populations have pairs of about 40 tokens. For the court, the test of
+all measures on sources of known similarity, only the target's passes are counted.
 
 ## All pairs of eight Pythias
 
-CKA of {pairs} pairs of models and of each with itself, 1000 batches of 1024 tokens, by what the models' dtype is:
+CKA of {pairs} pairs of models and of each with itself, 1000 batches of 1024 tokens, by the models' dtype:
 
 | | FLOPs | bytes | {gpus} |
 |---|---|---|{dashes}|
 {pythias}
 
-Pair by pair every model runs once for each of its pairs; in one pass it runs once. All of them at once need more than
-80 GB in float32, and go on pair by pair there; in bfloat16 they fit.
+Pair by pair every model runs once for each of its pairs; in one pass it runs once. In float32 all models together need
+more than 80 GB, and run pair by pair; in bfloat16 they fit.
 """
 
 

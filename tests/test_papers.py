@@ -52,7 +52,7 @@ def claims(monkeypatch, tmp_path):
         for _, source, target, values in directions:
             made[source, target] = stitched(tmp_path, source, target, values)
         known = [Direction("g", ends, source, target) for ends, source, target, _ in directions]
-        monkeypatch.setattr(brown2023_stitching, "_directions", lambda _: known)
+        monkeypatch.setitem(brown2023_stitching.DIRECTIONS, "paper", known)
         return brown2023_stitching._claims(case(made), "g")
 
     return run
