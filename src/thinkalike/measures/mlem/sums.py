@@ -169,13 +169,6 @@ def _members(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
 
 
-def _products_of(
-    left: Float[Tensor, "n c"], right: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
-) -> Float[Tensor, "s c m"]:
-    """Return left' right over the stimuli of each set."""
-    return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
-
-
 class _Forms(NamedTuple):
     """The terms of one feature as forms in some columns of each stimulus."""
 
@@ -232,10 +225,11 @@ def add_forms(
         for term, places in grouped(terms)
         if len(term) == 1 or _is_scaled(features, term)
     ]
-    columns = torch.cat([each.columns for each in formed], 1)
+    columns, members = torch.cat([each.columns for each in formed], 1), _members(cells)
 
     def shared_with(right: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
-        return _products_of(columns, right, cells).split([each.columns.shape[1] for each in formed], 1)
+        products = of_sets(torch.stack([columns[rows].T @ right[rows] for rows in members]))
+        return products.split([each.columns.shape[1] for each in formed], 1)
 
     def write(place: int, products: Iterable[Float[Tensor, "s c c"]]) -> None:
         for each, product in zip(formed, products, strict=True):
