@@ -157,12 +157,9 @@ def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Ten
 
     A feature with one weight has no levels to count: (s, 0).
     """
-    number, found = int(cells.max()) + 1, []
-    for feature, known in enumerate(features.known):
-        key = cells * (known + 1) + features.levels[:, feature].clamp(-1, known - 1).long() + 1
-        counts = torch.bincount(key, minlength=number * (known + 1)).view(number, -1)
-        found.append(of_sets(counts.double())[:, 1:])
-    return found
+    ones = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
+    columns = zip(features.levels.T, features.known, strict=True)
+    return [_by_level(levels.clamp(max=known - 1), known, ones, cells)[..., 0] for levels, known in columns]
 
 
 def _members(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
@@ -241,7 +238,8 @@ def add_forms(
     write(0, (each @ each.mT for each in total))
     for place, term in enumerate(terms):
         if len(term) == 2 and not _is_scaled(features, term):
-            held = _by_level(features.levels[:, term[0]], columns, cells).split([len(x[0]) for x in total], 2)
+            levels = features.levels[:, term[0]]
+            held = _by_level(levels, int(levels.max()) + 1, columns, cells).split([len(x[0]) for x in total], 2)
             write(place, (each.sum(1)[:, :, None] * each.sum(1)[:, None] - each.mT @ each for each in held))
     for place, layer in enumerate(layers, len(terms)):
         parts = total, shared_with(layer.states.square().sum(1, keepdim=True)), shared_with(layer.states)
@@ -252,10 +250,10 @@ def add_forms(
 
 
 def _by_level(
-    levels: Int[Tensor, " n"], columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
+    levels: Int[Tensor, " n"], known: int, columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s c m"]:
-    """Return the sums of the columns over the stimuli of each level from 0; a negative level is left out."""
-    number, size = int(cells.max()) + 1, int(levels.max().clamp(min=0)) + 2
+    """Return the sums of the columns over the stimuli of each known level; a negative level is left out."""
+    number, size = int(cells.max()) + 1, known + 1
     keys = cells * size + levels.clamp(min=-1) + 1
     found = columns.new_zeros(number * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(found.view(number, size, -1))[:, 1:]
