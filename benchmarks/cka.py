@@ -143,7 +143,7 @@ def whole_job(device: str, rounds: int) -> dict[str, Times]:
     models = [FrozenModel(module, FAMILIES["gpt2"], tokenizer, name="random", context=N) for module in modules]
     tokens, metric = torch.randint(50257, (1, N), device=device), CKA(12, 12).to(device)
     work = {
-        "with CKA": lambda: metric.update(*token_states(models, tokens)),
+        "with CKA": lambda: metric.update(*(token_states(model, tokens) for model in models)),
         "the two bodies alone": lambda: [model.module.transformer(tokens) for model in models],
     }
     with torch.no_grad():

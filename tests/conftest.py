@@ -160,6 +160,22 @@ def float64():
 
 
 @pytest.fixture
+def forwards(monkeypatch):
+    """The forward passes through the blocks, those of the proof at load apart: the model, and its tokens."""
+    from thinkalike.models.frozen import FrozenModel
+
+    counted, residuals = [], FrozenModel.residuals
+
+    def run(self, tokens, *rest):
+        if tokens.shape != (2, 16):
+            counted.append((id(self.module), tuple(tokens.shape), tokens.cpu().numpy().tobytes()))
+        return residuals(self, tokens, *rest)
+
+    monkeypatch.setattr(FrozenModel, "residuals", run)
+    return counted
+
+
+@pytest.fixture
 def served(root, monkeypatch, tmp_path):
     """Serve the repositories of the test's own `root`, also with faults, to this process alone.
 

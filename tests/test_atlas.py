@@ -14,7 +14,6 @@ from test_one_pass import interrupted_at, list_of, results
 from thinkalike.atlas.tables import PLACE, agreement, by_pair, disagreements, mean_agreement, over_models
 from thinkalike.errors import DataError
 from thinkalike.instruments import asked_for, passes
-from thinkalike.models.frozen import FrozenModel
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
 SIX = [f"m{number}" for number in range(6)]
@@ -46,21 +45,6 @@ def _quick(request, monkeypatch):
             monkeypatch.setattr(f"thinkalike.figures.{name}", lambda *_: None, raising=False)
 
 
-@pytest.fixture
-def forwards(monkeypatch):
-    """Counts the forward passes through the blocks, those of the proof at load apart."""
-    counted = []
-    residuals = FrozenModel.residuals
-
-    def run(self, tokens, *rest):
-        if tokens.shape != (2, 16):
-            counted.append((id(self.module), tokens.cpu().numpy().tobytes()))
-        return residuals(self, tokens, *rest)
-
-    monkeypatch.setattr(FrozenModel, "residuals", run)
-    return counted
-
-
 @pytest.mark.slow
 def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
@@ -68,7 +52,7 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
     (result,) = results(door("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
-    assert len({module for module, _ in forwards}) == 6
+    assert len({module for module, *_ in forwards}) == 6
     assert len(forwards) == 6 * (12 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others the first 4 of them"
     assert [len(results_in(tmp_path / "store", kind)) for kind in kinds] == [15] * 4
     assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]

@@ -13,24 +13,8 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.data.cache import Entry, kept
 from thinkalike.data.from_config import read_stimuli
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.stimuli import stimulus_states_of
-
-
-@pytest.fixture
-def passes(monkeypatch):
-    """Counts how often models read texts, without the proof at load."""
-    counted = []
-    residuals = FrozenModel.residuals
-
-    def run(self, tokens, *rest):
-        if tokens.shape != (2, 16):
-            counted.append(self.name)
-        return residuals(self, tokens, *rest)
-
-    monkeypatch.setattr(FrozenModel, "residuals", run)
-    return counted
 
 
 @pytest.fixture
@@ -68,26 +52,26 @@ def same(one, other):
     )
 
 
-def test_states_come_from_the_cache_with_the_same_bits_and_the_names_of_the_job(config, passes, tmp_path):
+def test_states_come_from_the_cache_with_the_same_bits_and_the_names_of_the_job(config, forwards, tmp_path):
     first = states_of(config())
-    once = len(passes)
+    once = len(forwards)
     assert same(first, states_of(config()))
     (other,) = states_of(config("model.name=another"))
-    assert len(passes) == once > 0
+    assert len(forwards) == once > 0
     assert (first[0].name, other.name, other.origin["name"]) == ("gpt2", "another", "another")
     (entry,) = (tmp_path / "cache" / "states").iterdir()
     assert entry.suffix == ".safetensors"
     entry.unlink()
     assert same(first, states_of(config()))
-    assert len(passes) == 2 * once
+    assert len(forwards) == 2 * once
 
 
-def test_what_can_change_a_bit_is_another_entry(config, passes, tmp_path):
+def test_what_can_change_a_bit_is_another_entry(config, forwards, tmp_path):
     changes = ["measure.embed=true", "model.dtype=bfloat16", "stimuli.sample=30", "model.context=48", "model.bos=true"]
     for number, change in enumerate([None, *changes], 1):
-        once = len(passes)
+        once = len(forwards)
         states_of(config(change) if change else config())
-        assert len(passes) > once, change
+        assert len(forwards) > once, change
         assert len(list((tmp_path / "cache" / "states").iterdir())) == number
 
 

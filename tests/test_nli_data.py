@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pandas as pd
@@ -15,14 +12,7 @@ import torch
 from classifiers import of_the_hub
 from thinkalike.config import PairsConfig
 from thinkalike.data.from_config import _fitted, read_pairs
-from thinkalike.data.pairs import (
-    HANS,
-    MNLI,
-    Pairs,
-    batches,
-    encode,
-    pairs_in,
-)
+from thinkalike.data.pairs import HANS, MNLI, Pairs, batches, encode, pairs_in
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label
@@ -148,26 +138,6 @@ def test_the_fingerprint_is_of_every_field():
         found.add(pairs_of(rows).fingerprint())
     assert len(found) == 6
     assert {len(each) for each in found} == {16}
-
-
-LOADING = """
-from thinkalike.data.pairs import hub_pairs
-from thinkalike.errors import DataError
-for name in ("mnli", "hans"):
-    try:
-        print(hub_pairs(name).fingerprint())
-    except DataError as error:
-        print(error)
-"""
-
-
-def loaded(endpoint: str, cache: Path) -> list[str]:
-    """What a new process, which reads its hub's address at import, prints of both sets."""
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", LOADING]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **settings})
-    assert run.returncode == 0, run.stderr
-    return run.stdout.splitlines()
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,6 @@ class Logic:
         keys = [(key, (key[0], "is", opposites[key[2]], key[3])) for key in list(self.atoms) if key[2] in opposites]
         return reduce(and_, (self.no(self.atom(*key) & self.atom(*other)) for key, other in keys), self.everywhere)
 
-    # ---------------------------------------------------------------------------------------------------- of sentences
-
     def sentence(self, words: list[str], world: str = "") -> int:
         if words[0] in ("maybe", "perhaps"):
             return self.sentence(words[1:], world + "possibly ")
@@ -153,8 +151,6 @@ class Logic:
         worlds = [self.atom(world, base, person, other) for other in objects]
         places = [self.atom(world, base, person, other, *where) for other in objects] if where else []
         return reduce(and_, [said, *worlds, *places])
-
-    # ------------------------------------------------------------------------------------------------- of noun phrases
 
     def phrase(self, words: list[str], world: str) -> tuple[list[str], int, list[str]]:
         """The people of a noun phrase, what is said of them, and the words after it."""

@@ -15,7 +15,6 @@ from conftest import composed, results_in
 from thinkalike.config import as_target
 from thinkalike.errors import ConfigError, ResourceError
 from thinkalike.instruments import asked_for
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.store import Result, open_result
 
 
@@ -53,21 +52,6 @@ def same(one, other):
     assert all(np.array_equal(other.arrays[key], values) for key, values in one.arrays.items())
 
 
-@pytest.fixture
-def passes(monkeypatch):
-    """Counts the forward passes through the blocks: how many rows and tokens, by number of weights of the model."""
-    counted = []
-    residuals = FrozenModel.residuals
-
-    def run(self, tokens, *rest):
-        if tokens.shape != (2, 16):  # of the proof at load
-            counted.append((id(self.module), tuple(tokens.shape)))
-        return residuals(self, tokens, *rest)
-
-    monkeypatch.setattr(FrozenModel, "residuals", run)
-    return counted
-
-
 MEASURES = {
     "cka": ["measure=cka", "measure.null=true", "measure.permutations=1"],
     "mutual_knn": ["measure=mutual_knn"],
@@ -79,16 +63,16 @@ MEASURES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
-    name, door, words, chosen, minis, passes, tmp_path
+    name, door, words, chosen, minis, forwards, tmp_path
 ):
     words = [*words, *MEASURES[name]]
     together = door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/together")
     batches = {"given": 5, "r2": 12 + 8}.get(name, 10)
-    assert len(passes) == batches * len(chosen), "each model once for each batch"
-    assert len({module for module, _ in passes}) == len(chosen)
+    assert len(forwards) == batches * len(chosen), "each model once for each batch"
+    assert len({module for module, *_ in forwards}) == len(chosen)
     for source, target in itertools.combinations(chosen.values(), 2):
         door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
-    assert len(passes) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
+    assert len(forwards) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
     done = {result.key: result for result in results(together)}
     alone = results_in(tmp_path / "alone")
     assert len(alone) == len(done) == 3
@@ -100,32 +84,32 @@ def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
 
 
 @pytest.mark.slow
-def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, passes, tmp_path):
+def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, forwards, tmp_path):
     words = [*words, "measure=cka", f"store={tmp_path}/results"]
     first, _, third = chosen.values()
     before = door("analyze.py", *words, *first, *as_target(third)).result
     stamp = (before.folder / "result.json").stat().st_mtime_ns
-    passes.clear()
+    forwards.clear()
     done = door("analyze.py", *words, list_of(minis, chosen))
     assert done.stderr.count("already done") == 1
     assert results(done)[1].folder == before.folder
     assert (before.folder / "result.json").stat().st_mtime_ns == stamp
-    assert len(passes) == 10 * 3
+    assert len(forwards) == 10 * 3
     assert door("analyze.py", *words, list_of(minis, chosen)).stderr.count("already done") == 3
-    assert len(passes) == 10 * 3
+    assert len(forwards) == 10 * 3
     forced = door("analyze.py", *words, list_of(minis, list(chosen)[:2]), "force=true")
     assert len(results(forced)) == 1
-    assert len(passes) == 10 * 3 + 10 * 2
+    assert len(forwards) == 10 * 3 + 10 * 2
 
 
 @pytest.mark.slow
-def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, checkpoints, minis, tmp_path, passes):
+def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, checkpoints, minis, tmp_path, forwards):
     """A pair reads rows of the shorter context: the third model makes no pair read other rows than alone."""
     rest = [*(word for word in words if "context" not in word), "measure=cka"]
     entries = [("gpt_neox", 64), ("gpt2", 64), ("mamba", 16)]
     listed = ",".join(f"{{model:'{checkpoints[name]}',context:{context}}}" for name, context in entries)
     together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
-    shapes = [shape for _, shape in passes if shape[0] > 1 and shape[0] * shape[1] == 128]
+    shapes = [shape for _, shape, _ in forwards if shape[0] > 1 and shape[0] * shape[1] == 128]
     assert sorted(shapes) == sorted([(2, 64)] * 20 + [(8, 16)] * 30), "two models at 64, and all three at 16"
     apart = [
         [f"model=local model.path={checkpoints[name]} model.context={context}".split() for name, context in pair]

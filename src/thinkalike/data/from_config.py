@@ -92,11 +92,6 @@ def _from_templates(config: PairsConfig, side: str) -> Pairs:
     return drawn.take(range(fit) if side == "fit" else range(fit, fit + report))
 
 
-def reported_part(config: PairsConfig, challenge: Pairs) -> Pairs:
-    """Return the part of the challenge that is reported on; a part that does not exist is a DataError."""
-    return challenge.select(config.label, config.heuristic)
-
-
 def parts_of(challenge: Pairs) -> dict[str, list[int]]:
     """Return the rows of each heuristic, label, and both, of a challenge, and of all of it."""
     rows: dict[str, list[int]] = {WHOLE: list(range(len(challenge)))}

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
-from thinkalike.data.from_config import read_pairs, reported_part
+from thinkalike.data.from_config import read_pairs
 from thinkalike.data.pairs import EncodedPairs, PairBatch, Pairs, batches
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.evaluation.classifiers import IdentityStitches, identity_stitches
@@ -98,7 +98,8 @@ def _composed(setting: str, name: str, *words: str) -> ModelConfig:
 def _forked(config: AnalyzeConfig) -> list[Member]:
     """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
     chosen = config.population
-    reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
+    challenge = read_pairs(config.pairs, "challenge")
+    challenge.select(config.pairs.label, config.pairs.heuristic)  # an empty part is refused now, not at the end
     members = []
     for group, words in (chosen.parents or {}).items():
         with doing(f"parent of {group}"):
@@ -178,7 +179,7 @@ def published_accuracies(
 
 def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
     """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
-    part = reported_part(config.pairs, challenge)
+    part = challenge.select(config.pairs.label, config.pairs.heuristic)
     if config.population.base is None or config.population.parents:
         return part, part
     return part.take(range(0, len(part), 2)), part.take(range(1, len(part), 2))

@@ -91,15 +91,11 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         for part, owners in zip(rows[number::step], documents[number::step], strict=True):
             content = (tuple(part.shape), part.numpy().tobytes())
-            key, run = (content, measure.embed), partial(_token_states, part, measure.embed)
+            key, run = (content, measure.embed), partial(token_states, rows=part, embed=measure.embed)
             states = [runs.once(model, key, run) for model in models]
             yield StateBatch(states, counted(part, measure.skip_first_tokens, special), part, owners, content)
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
-
-
-def _token_states(rows: Int[Tensor, "b t"], embed: bool, model: FrozenModel) -> list[Float[Tensor, "b t _"]]:
-    return token_states([model], rows, embed)[0]
 
 
 def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
@@ -136,7 +132,7 @@ def pair_batches(
             chosen[:, 1:] = False
 
         def rows_of(model: FrozenModel) -> list[Float[Tensor, "n _"]]:
-            (layers,) = token_states([model], batch.tokens, mask=mask, types=batch.types, site=measure.site)
+            layers = token_states(model, batch.tokens, mask=mask, types=batch.types, site=measure.site)
             return [layer[chosen.to(layer.device)].cpu() for layer in layers]
 
         found = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time

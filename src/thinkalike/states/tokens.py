@@ -1,4 +1,4 @@
-"""States of several models at the tokens of shared rows."""
+"""States of models at the tokens of shared rows."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ def site_numbers(model: FrozenModel, embed: bool) -> list[int]:
 
 @torch.no_grad()
 def token_states(
-    models: Sequence[FrozenModel],
+    model: FrozenModel,
     rows: Int[Tensor, "b t"],
     embed: bool = False,
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
     site: str = "resid_post",
-) -> list[list[Float[Tensor, "b t _"]]]:
-    """Return for each model its residuals at all layers; a model that is named twice runs once. No unembedding runs.
+) -> list[Float[Tensor, "b t _"]]:
+    """Return the residuals of a model at all layers, without running its unembedding.
 
     Args:
         mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
         site: "update" for what each block of a BERT adds last.
     """
-    different = dict.fromkeys(models)
-    states = {id(model): model.residuals(rows.long(), sites(model, embed), mask, types, site) for model in different}
-    return [states[id(model)] for model in models]
+    return model.residuals(rows.long(), sites(model, embed), mask, types, site)
 
 
 def counted(

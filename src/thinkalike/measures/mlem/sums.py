@@ -157,23 +157,13 @@ def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Ten
 
     A feature with one weight has no levels to count: (s, 0).
     """
-    number, found = int(cells.max()) + 1, []
-    for feature, known in enumerate(features.known):
-        key = cells * (known + 1) + features.levels[:, feature].clamp(-1, known - 1).long() + 1
-        counts = torch.bincount(key, minlength=number * (known + 1)).view(number, -1)
-        found.append(of_sets(counts.double())[:, 1:])
-    return found
+    ones = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
+    columns = zip(features.levels.T, features.known, strict=True)
+    return [_by_level(levels.clamp(max=known - 1), known, ones, cells)[..., 0] for levels, known in columns]
 
 
 def _members(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
-
-
-def _products_of(
-    left: Float[Tensor, "n c"], right: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
-) -> Float[Tensor, "s c m"]:
-    """Return left' right over the stimuli of each set."""
-    return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
 
 
 class _Forms(NamedTuple):
@@ -232,10 +222,11 @@ def add_forms(
         for term, places in grouped(terms)
         if len(term) == 1 or _is_scaled(features, term)
     ]
-    columns = torch.cat([each.columns for each in formed], 1)
+    columns, members = torch.cat([each.columns for each in formed], 1), _members(cells)
 
     def shared_with(right: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
-        return _products_of(columns, right, cells).split([each.columns.shape[1] for each in formed], 1)
+        products = of_sets(torch.stack([columns[rows].T @ right[rows] for rows in members]))
+        return products.split([each.columns.shape[1] for each in formed], 1)
 
     def write(place: int, products: Iterable[Float[Tensor, "s c c"]]) -> None:
         for each, product in zip(formed, products, strict=True):
@@ -247,7 +238,8 @@ def add_forms(
     write(0, (each @ each.mT for each in total))
     for place, term in enumerate(terms):
         if len(term) == 2 and not _is_scaled(features, term):
-            held = _by_level(features.levels[:, term[0]], columns, cells).split([len(x[0]) for x in total], 2)
+            levels = features.levels[:, term[0]]
+            held = _by_level(levels, int(levels.max()) + 1, columns, cells).split([len(x[0]) for x in total], 2)
             write(place, (each.sum(1)[:, :, None] * each.sum(1)[:, None] - each.mT @ each for each in held))
     for place, layer in enumerate(layers, len(terms)):
         parts = total, shared_with(layer.states.square().sum(1, keepdim=True)), shared_with(layer.states)
@@ -258,10 +250,10 @@ def add_forms(
 
 
 def _by_level(
-    levels: Int[Tensor, " n"], columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
+    levels: Int[Tensor, " n"], known: int, columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s c m"]:
-    """Return the sums of the columns over the stimuli of each level from 0; a negative level is left out."""
-    number, size = int(cells.max()) + 1, int(levels.max().clamp(min=0)) + 2
+    """Return the sums of the columns over the stimuli of each known level; a negative level is left out."""
+    number, size = int(cells.max()) + 1, known + 1
     keys = cells * size + levels.clamp(min=-1) + 1
     found = columns.new_zeros(number * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(found.view(number, size, -1))[:, 1:]
