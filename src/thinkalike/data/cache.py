@@ -79,13 +79,15 @@ def _read(path: Path) -> Entry | None:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)
+        for left in (".lock", ".aside"):  # by a process that died
+            path.with_suffix(left).unlink(missing_ok=True)
     return entry
 
 
 def _write(path: Path, entry: Entry, most: int | None) -> None:
     """Write an entry in one step; warn where that is impossible."""
     size = sum(part.numel() * part.element_size() for part in entry.tensors.values())
-    aside = path.with_suffix(f".{os.getpid()}.aside")
+    aside = path.with_suffix(".aside")
     written = {"about": entry.about, "digest": _digest(entry)}
     try:
         if most is not None and not _make_room(path.parent, size, most):
