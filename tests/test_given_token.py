@@ -86,6 +86,19 @@ def test_states_without_their_tokens_mean_are_those_of_numpy():
     assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
 
 
+def test_states_without_means_of_token_and_position_are_residuals_of_least_squares():
+    tokens, positions = drawn(), torch.arange(N) % 8
+    by_both = 9 * torch.randn(VOCABULARY + 1, 5)[tokens] + 9 * torch.randn(8, 5)[positions]
+    x, groups = by_both + torch.randn(N, 5), RowGroups.of(tokens, 4)
+    found = groups.without_means(x, positions)
+    design = np.concatenate([np.eye(VOCABULARY + 1)[tokens], np.eye(8)[positions]], 1)[groups.order]
+    rows = x[groups.order].double().numpy()
+    rows -= design @ np.linalg.lstsq(design, rows, rcond=None)[0]
+    np.testing.assert_allclose(found.numpy(), rows, atol=1e-6)
+    assert (groups.without_means(by_both, positions) == 0).all(), "what both decide is nothing"
+    assert groups.without_means(by_both).abs().max() > 1, "the position is left of it without positions"
+
+
 def by_numpy(x, y, tokens, unbiased=True):
     """From explicit Gram matrices of each token's rows, in float64."""
 

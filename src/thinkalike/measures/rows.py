@@ -147,6 +147,7 @@ def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: t
 
 # ---- rows by their token: within such groups everything that the token alone decides is constant
 
+ALTERNATIONS = 10  # of token and position; each leaves a fifth or less of what is there of the other
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -197,16 +198,25 @@ class RowGroups:
             parts.append(block.gather(1, order).flatten())
         return torch.cat(parts).to(self.order.device)
 
-    def without_means(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return the rows in `order`, in float64, less the mean of their group.
+    def without_means(
+        self, rows: Float[Tensor, "n d"], positions: Int[Tensor, " n"] | None = None
+    ) -> Float[Tensor, "kept d"]:
+        """Return the rows in `order`, in float64, less the mean of their group, and of their position if given.
 
+        With positions these are the residuals of least squares on both, found by taking out one and the other in turn.
         What is left of a row may be nothing but rounding, as where the token decides the state; then it is set to 0.
         """
-        kept = rows[self.order].double()
-        for block in self.blocks(kept):
-            mean = block.mean(1, keepdim=True)
-            block -= mean
-            apart = block.square().sum(2, keepdim=True)
-            offset = mean.square().sum(2, keepdim=True).expand_as(apart)
-            block.masked_fill_(all_alike(apart, offset, common_dtype([rows])), 0)
-        return kept
+        whole = rows[self.order].double()
+        kept = self._centred(whole)
+        if positions is not None:
+            _, places, counts = positions[self.order].unique(return_inverse=True, return_counts=True)
+            for _ in range(ALTERNATIONS):
+                sums = kept.new_zeros(len(counts), kept.shape[1]).index_add_(0, places, kept)
+                kept = self._centred(kept.sub_((sums / counts[:, None])[places]))
+        apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole - kept))
+        dtype = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
+        return kept.masked_fill_(all_alike(apart, offset, dtype), 0)
+
+    def _centred(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
+        """Return rows in `order` less the mean of their group."""
+        return torch.cat([(block - block.mean(1, keepdim=True)).flatten(0, 1) for block in self.blocks(kept)])
