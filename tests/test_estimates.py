@@ -13,6 +13,7 @@ import torch
 from thinkalike import measures
 from thinkalike.measures import Estimate, fold_interval, student_t
 from thinkalike.measures.bootstrapping import percentile_interval
+from thinkalike.measures.estimates import PARTS, numbered_by_part
 
 F64 = torch.float64
 
@@ -54,6 +55,17 @@ def test_the_interval_over_folds_is_nadeau_and_bengios():
     half = scipy.stats.t.ppf(0.95, 4) * ((1 / 5 + 1 / 4) * values.var(1)).sqrt()
     expected = values.mean(1), values.mean(1) - half, values.mean(1) + half
     torch.testing.assert_close(tuple(fold_interval(values, 0.9)), expected)
+
+
+@pytest.mark.parametrize("count", [1, 7, 10, 60])
+def test_groups_are_drawn_whole_into_parts_of_about_equal_size(count):
+    groups = torch.randint(count, (4000,), generator=torch.Generator().manual_seed(0)).square() + 5
+    numbers = numbered_by_part(groups)
+    pairs = torch.stack([groups, numbers]).unique(dim=1)
+    assert pairs.shape[1] == len(groups.unique()) == len(numbers.unique()), "a number is a group"
+    sizes = (numbers % PARTS).bincount()
+    assert len(sizes) == min(PARTS, count)
+    assert int(sizes.max() - sizes.min()) <= int(groups.unique(return_counts=True)[1].max())
 
 
 def test_whole_numbers_have_whole_ends_that_hold_the_share():

@@ -61,6 +61,8 @@ def student_p(t: float, freedom: int) -> float:
 
 
 ROUNDING = 1e-12  # of scores in [-1, 1]
+PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
+FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
 
 
 def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
@@ -146,6 +148,19 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
         fold_of[unit] = fold
         filled[fold] += int(sizes[unit])
     return fold_of[inverse]
+
+
+def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return other numbers for groups of rows, so that `number % PARTS` draws whole groups into parts of equal size.
+
+    Fewer groups than `PARTS` are a part each. No part differs from another by more than the largest group.
+    """
+    units, inverse = torch.unique(groups.cpu(), return_inverse=True)
+    count = min(PARTS, len(units))
+    part_of = inverse if count < PARTS else stimulus_folds(len(groups), count, groups=groups)
+    of_unit = torch.zeros(len(units), dtype=torch.long).scatter_(0, inverse, part_of)
+    within = (of_unit[:, None] == torch.arange(PARTS)).cumsum(0).gather(1, of_unit[:, None])[:, 0] - 1
+    return (within * PARTS + of_unit)[inverse].to(groups.device)
 
 
 def check_groups(groups: Tensor, n: int) -> None:
