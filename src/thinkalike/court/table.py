@@ -1,4 +1,4 @@
-"""Sources that are the target itself in other coordinates, or as good as itself."""
+"""The sources of the court: what makes the states of each, and the table of them all."""
 
 from __future__ import annotations
 
@@ -11,21 +11,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.config import PretrainConfig
 from thinkalike.court.source import Remembered, Setting, Source, States, Tokens, mixed, normals, prefixes, stage
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
-from thinkalike.measures.losses import CHUNK
+from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.controls import fresh, perturbed, randomised, variant
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.survey import embedding_of
 from thinkalike.training.models import Pretraining
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
-WEIGHT_NOISE, STATE_NOISE = 0.02, 0.1  # of a tensor's root mean square, of a dimension's standard deviation
+WEIGHT_NOISE, REVERTED = 0.02, 0.1  # of a tensor's root mean square; the share of weights that are untrained
 TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
+TUNED = PretrainConfig(tokens=200 * 2048, tokens_per_step=2048, lr=5e-4, warmup=10)
 SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
 LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
+SMALL = 0.01  # a share of the variance
 SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
 
 
@@ -44,12 +48,20 @@ def rescaled(setting: Setting) -> States:
     return lambda rows: setting.own(rows)[..., order] * SCALES**exponents
 
 
-def through_affine(setting: Setting) -> States:
-    """Return the target's states through an affine map whose singular values lie log-evenly between 1 and 30."""
+def through_affine(setting: Setting, condition: float) -> States:
+    """Return the target's states through an affine map whose singular values lie log-evenly from 1 to `condition`."""
     left, right = _orthogonal(setting, "affine, left"), _orthogonal(setting, "affine, right")
-    values = torch.logspace(0, math.log10(CONDITION), setting.itself.d_model, dtype=left.dtype, device=left.device)
+    values = torch.logspace(0, math.log10(condition), setting.itself.d_model, dtype=left.dtype, device=left.device)
     weight, shift = left * values @ right, setting.spread * setting.drawn("affine, shift", setting.itself.d_model)
     return lambda rows: setting.own(rows) @ weight + shift
+
+
+def whitened(setting: Setting) -> States:
+    """Return the target's principal components on the fit rows, each with variance 1."""
+    mean, covariance = setting.moments
+    sizes, vectors = torch.linalg.eigh(covariance)
+    weight = (vectors / sizes.sqrt()).to(setting.itself.dtype)
+    return lambda rows: (setting.own(rows) - mean.to(weight)) @ weight
 
 
 def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setting], States]:
@@ -57,9 +69,26 @@ def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setti
     return lambda setting: at_layer(setting, change(setting.target, seed=setting.number(purpose)))
 
 
-def trained_on(setting: Setting) -> States:
+def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return the architecture with weights that lie this share of the way back to untrained ones."""
+    found = fresh(model, seed)
+    with torch.no_grad():
+        for weight, own in zip(found.module.parameters(), model.module.parameters(), strict=True):
+            weight.lerp_(own, 1 - share)
+    return found
+
+
+def fresh_but_for_the_embedding(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights and the model's own embedding of tokens."""
+    found = fresh(model, seed)
+    with torch.no_grad():
+        embedding_of(found.module).copy_(embedding_of(model.module))
+    return found
+
+
+def trained_on(setting: Setting, config: Callable[[], PretrainConfig], name: str) -> States:
     """Return the states of the target after some more steps of training on other documents."""
-    return at_layer(setting, _trained(setting, setting.other, TRAINED, "trained on"))
+    return at_layer(setting, _trained(setting, setting.other, config(), name))
 
 
 def at_layer(setting: Setting, model: FrozenModel) -> States:
@@ -74,9 +103,9 @@ def _trained(setting: Setting, rows: Tokens, config: PretrainConfig, name: str) 
     return variant(setting.target, module.to(setting.target.device), f"{setting.target.name} ({name})")
 
 
-def with_noisy_states(setting: Setting) -> States:
-    """Return the target's states with noise that is a function of all tokens up to there."""
-    seed, spread = setting.number("noisy states"), STATE_NOISE * setting.spread
+def with_noisy_states(setting: Setting, share: float) -> States:
+    """Return the target's states with noise of this share of each dimension's spread, by all tokens up to there."""
+    seed, spread = setting.number("noisy states"), share * setting.spread
 
     def states(rows: Tensor) -> Tensor:
         own = setting.own(rows)
@@ -91,18 +120,48 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
     return torch.linalg.qr(setting.drawn(purpose, width, width).double()).Q.to(setting.itself.dtype)
 
 
-def top_components(setting: Setting) -> States:
-    """Return the target's states in their first principal components on the fit rows, half as many as dimensions."""
+def components(setting: Setting, first: float, last: float) -> States:
+    """Return some of the target's principal components on the fit rows: between two shares of them, largest first."""
     mean, covariance = setting.moments
-    half = setting.itself.d_model // 2
-    top = torch.linalg.eigh(covariance).eigenvectors[:, -half:].to(setting.itself.dtype)
-    return lambda rows: (setting.own(rows) - mean.to(top)) @ top
+    start, stop = (round(share * setting.itself.d_model) for share in (first, last))
+    chosen = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, start:stop].to(setting.itself.dtype)
+    return lambda rows: (setting.own(rows) - mean.to(chosen)) @ chosen
+
+
+def without_small_direction(setting: Setting) -> States:
+    """Return the target's states less one direction, among those of little variance the one that decides most.
+
+    The principal components that together hold less than 1 % of the variance are scaled to variance 1. The direction
+    is the top eigenvector of the second moment there of the gradient of the next tokens' loss, so it changes the loss
+    most to first order. It is uncorrelated with what stays, so that no linear map brings it back.
+    """
+    sizes, vectors = torch.linalg.eigh(setting.moments[1])
+    small = vectors[:, sizes.cumsum(0) < SMALL * sizes.sum()]
+    scales = sizes[: small.shape[1]].sqrt()
+    gradients = _gradients(setting).double() @ (small * scales)
+    chosen = torch.linalg.eigh(gradients.T @ gradients).eigenvectors[:, -1]
+    removed = torch.outer(small / scales @ chosen, small * scales @ chosen).to(setting.itself.dtype)
+    return lambda rows: setting.own(rows) - (setting.own(rows) - setting.mean) @ removed
+
+
+def _gradients(setting: Setting) -> Tensor:
+    """Return the gradients (n, d) of the loss of all next tokens by the target's states at a batch of other tokens."""
+    target, rows = setting.target, setting.other[: max(BATCH_TOKENS // setting.other.shape[1], 1)].long()
+    with torch.enable_grad():
+        state = setting.own(rows).to(target.dtype).requires_grad_()
+        last = target.advance(state, setting.layer + 1, target.n_layers)[:, :-1].flatten(0, 1)
+        loss = token_loss(last, target.finish, rows[:, 1:].flatten().to(last.device)).sum()
+        return torch.autograd.grad(loss, state)[0].flatten(0, 1)
 
 
 def other_layer(setting: Setting, steps: int) -> States:
-    """Return the target's states some blocks later, or earlier; before the first block stands the embedding."""
-    layer = setting.layer + steps
-    return lambda rows: stage(setting.target, EMBED if layer < 0 else layer, rows)
+    """Return the target's states some blocks later, or earlier."""
+    return lambda rows: stage(setting.target, setting.layer + steps, rows)
+
+
+def embedding(setting: Setting) -> States:
+    """Return the target's states before its first block, which know the token and, in some models, its place."""
+    return lambda rows: stage(setting.target, EMBED, rows)
 
 
 def superset(setting: Setting) -> States:
@@ -115,6 +174,33 @@ def superset(setting: Setting) -> States:
         return torch.cat([own, size * normals(prefixes(rows), width, seed).to(own)], -1)
 
     return states
+
+
+def stranger(setting: Setting) -> States:
+    """Return the states of an untrained model, scaled to the total variance of the target's."""
+    states = at_layer(setting, fresh(setting.target, setting.number("stranger")))
+    size = setting.spread.norm() / torch.cat([states(part).flatten(0, 1) for part in setting.fit.split(32)]).std(0).norm()
+    return lambda rows: states(rows) * size
+
+
+def beside_stranger(setting: Setting, share: float) -> States:
+    """Return this share of the dimensions of the target's states, rotated first, beside as many of a stranger's."""
+    width = round(share * setting.itself.d_model)
+    turns = [_orthogonal(setting, f"{whose}, beside")[:, :width] for whose in ("own", "stranger")]
+    other = stranger(setting)
+    return lambda rows: torch.cat([setting.own(rows) @ turns[0], other(rows) @ turns[1]], -1)
+
+
+def distorted(setting: Setting, function: Callable[[Tensor], Tensor]) -> States:
+    """Return a function of each dimension of the target's states, whose mean is 0 and standard deviation 1 before."""
+    return lambda rows: function((setting.own(rows) - setting.mean) / setting.spread)
+
+
+def rounded(setting: Setting, bits: int) -> States:
+    """Return the target's states on 2^bits levels of each dimension from its 1st to its 99th percentile."""
+    own, levels = setting.own(setting.fit).flatten(0, 1).sort(0).values, 2**bits - 1
+    low, high = own[len(own) // 100], own[-1 - len(own) // 100]
+    return lambda rows: ((setting.own(rows) - low) / (high - low)).clamp(0, 1).mul(levels).round()
 
 
 def log_probabilities(setting: Setting) -> States:
@@ -132,18 +218,117 @@ def log_probabilities(setting: Setting) -> States:
 
 def means(setting: Setting, kind: type[TokenMeans], source: Source | None = None) -> States:
     """Return the mean of the target's states, or of a source's, at each token or pair of tokens in other documents."""
-    asked = torch.cat([setting.fit, setting.report])
+    asked = torch.cat([setting.fit, setting.report, setting.other])
     found = kind(source or setting.itself, [0], setting.other, asked)
     return lambda rows: found.residuals(rows, [0])[0]
 
 
+def trigrams(rows: Tokens, vocabulary: int) -> Tokens:
+    """Return a number for the last two tokens and the current one: see `bigrams`."""
+    before = torch.cat([torch.full_like(rows[:, :2], vocabulary), rows[:, :-2]], 1)[:, : rows.shape[1]]
+    return bigrams(rows, vocabulary) + vocabulary * (vocabulary + 1) * before
+
+
+class TrigramMeans(TokenMeans):
+    """The mean state of each last two tokens and the current one, or of the bigram where no fit row has these."""
+
+    contexts = (*BigramMeans.contexts, trigrams)
+
+
+NGRAMS: dict[str, Callable[[Tokens, int], Tokens]] = {
+    "token": lambda rows, _: rows, "bigram": bigrams, "trigram": trigrams
+}  # fmt: skip
+
+
 def code(setting: Setting, of: str) -> States:
-    """Return a random vector for each token, or for each bigram: the pair of the last token and the current one."""
+    """Return a random vector for each token, or for each bigram or trigram: the last tokens and the current one."""
     seed, itself = setting.number(f"code of the {of}"), setting.itself
+    return lambda rows: normals(NGRAMS[of](rows, itself.vocabulary), itself.d_model, seed).to(
+        itself.device, itself.dtype
+    )
+
+
+def position_mean(setting: Setting) -> States:
+    """Return the mean of the target's states at each place of a row in other documents, whatever the tokens are."""
+    mean = setting.own(setting.other).mean(0)
+    return lambda rows: mean[: rows.shape[1]].expand(len(rows), -1, -1)
+
+
+def token_and_position(setting: Setting, noise: float = 0.0) -> States:
+    """Return the token's mean in other documents, plus the place's mean of what is left there.
+
+    Args:
+        noise: of what is left of each dimension after both, in its standard deviations.
+    """
+    token, seed = means(setting, TokenMeans), setting.number("token and position")
+    left = setting.own(setting.other) - token(setting.other)
+    place = left.mean(0)
+    size = noise * (left - place).flatten(0, 1).std(0)
 
     def states(rows: Tensor) -> Tensor:
-        codes = rows if of == "token" else bigrams(rows, itself.vocabulary)
-        return normals(codes, itself.d_model, seed).to(itself.device, itself.dtype)
+        found = token(rows) + place[: rows.shape[1]]
+        return found + size * normals(prefixes(rows), len(size), seed).to(found)
+
+    return states
+
+
+def reweighted(setting: Setting, token: float, rest: float) -> States:
+    """Return the mean of the token and the target's own departure from it, each with a weight of its own."""
+    mean = means(setting, TokenMeans)
+    return lambda rows: token * mean(rows) + rest * (setting.own(rows) - mean(rows))
+
+
+def with_means_of_other_tokens(setting: Setting) -> States:
+    """Return the target's states with the mean of another token for that of their own, one for each token."""
+    mean, order = means(setting, TokenMeans), torch.arange(setting.target.vocabulary)
+    occurring = setting.other.long().unique()
+    occurring = occurring[torch.randperm(len(occurring), generator=seeded(setting.number("other tokens")))]
+    order[occurring] = occurring.roll(1)
+    return lambda rows: setting.own(rows) - mean(rows) + mean(order[rows.long().cpu()])
+
+
+def vectors(setting: Setting, of: str) -> Tensor:
+    """Return a vector for each token, and zeros for none after them, (v + 1, d): its embedding or a random "code".
+
+    The mean of each dimension is 0 and its standard deviation 1 over the fit tokens.
+    """
+    itself, tokens = setting.itself, torch.arange(setting.itself.vocabulary)
+    if of == "code":
+        found = normals(tokens, itself.d_model, setting.number("vectors")).to(itself.device, itself.dtype)
+    else:
+        found = torch.cat([stage(setting.target, EMBED, part[:, None])[:, 0] for part in tokens.split(BATCH_TOKENS)])
+    seen = found[setting.fit.long().flatten().to(found.device)]
+    return torch.cat([(found - seen.mean(0)) / seen.std(0), torch.zeros_like(found[:1])])
+
+
+def bag(setting: Setting, last: float, of: str = "embedding") -> States:
+    """Return a vector of the current token, plus a random map of a sum of those of the last tokens and of itself.
+
+    The weights fall from 1 to exp(-2) over the last tokens, in no other order than that; with infinitely many of them
+    they are equal. They are scaled so that independent vectors have a sum as large as one of them.
+    """
+    table, turn = vectors(setting, of), _orthogonal(setting, "bag")
+
+    def states(rows: Tensor) -> Tensor:
+        places = torch.arange(rows.shape[1], device=table.device)
+        lag = places[:, None] - places
+        weights = torch.where((lag >= 0) & (lag < last), torch.exp(-2 * lag / last), 0).to(table)
+        vector = table[rows.long().to(table.device)]
+        return vector + weights / weights.norm(dim=1, keepdim=True) @ vector @ turn
+
+    return states
+
+
+def shifted(setting: Setting, steps: int) -> States:
+    """Return the target's state at the last token or at the next one; the mean for one outside, or the row's first.
+
+    The first has no context, and its state is often massive.
+    """
+
+    def states(rows: Tensor) -> Tensor:
+        own, none = setting.own(rows), setting.mean.expand(len(rows), 1, -1)
+        parts = [none, none, own[:, 1:-1]] if steps < 0 else [own[:, 1:], none]
+        return torch.cat(parts, 1)[:, : rows.shape[1]]
 
     return states
 
@@ -218,6 +403,17 @@ def half_of_the_variance(setting: Setting) -> States:
     return lambda rows: setting.mean + half * (setting.own(rows) - setting.mean) + size * leak(rows)
 
 
+def with_next_token(setting: Setting, share: float, of: str = "embedding") -> States:
+    """Return the target's own states plus a vector of the next token, of this share of each dimension's spread."""
+    size = share * setting.spread * vectors(setting, of)
+
+    def states(rows: Tensor) -> Tensor:
+        following = torch.cat([rows[:, 1:], torch.full_like(rows[:, :1], setting.itself.vocabulary)], 1)
+        return setting.own(rows) + size[following.long().to(size.device)]
+
+    return states
+
+
 def token_alone(setting: Setting) -> States:
     """Return the states of a twin of the target that was trained on to predict from the current token alone.
 
@@ -253,31 +449,65 @@ class Entry(NamedTuple):
 SOURCES = (
     Entry("rotated", "same", rotated),
     Entry("rescaled and permuted", "same", rescaled),
-    Entry("affine", "same", through_affine),
-    Entry("noisy weights", "same", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")),
-    Entry("trained on", "same", trained_on),
-    Entry("noisy states", "same", with_noisy_states),
+    Entry("affine", "same", partial(through_affine, condition=CONDITION)),
+    Entry("affine, condition 1000", "same", partial(through_affine, condition=1000.0)),
+    Entry("whitened", "same", whitened),
+    Entry("noisy weights", "near", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")),
+    Entry("partly untrained weights", "near", changed(partial(reverted, share=REVERTED), "reverted")),
+    Entry("trained on", "near", partial(trained_on, config=lambda: TRAINED, name="trained on")),
+    Entry("tuned", "near", partial(trained_on, config=lambda: TUNED, name="tuned")),
+    Entry("noisy states", "near", partial(with_noisy_states, share=0.1)),
+    Entry("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
+    Entry("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
+    Entry("6 bits", "near", partial(rounded, bits=6)),
+    Entry("3 bits", "distorted", partial(rounded, bits=3)),
+    Entry("2 bits", "distorted", partial(rounded, bits=2)),
+    Entry("power 1.5", "distorted", partial(distorted, function=lambda x: x * x.abs().sqrt())),
+    Entry("tanh", "distorted", partial(distorted, function=torch.tanh)),
     Entry("log-probabilities", "answers", log_probabilities),
-    Entry("top components", "part", top_components),
-    Entry("layer before", "part", partial(other_layer, steps=-1)),
-    Entry("layer after", "part", partial(other_layer, steps=1)),
+    Entry("top components", "part", partial(components, first=0, last=1 / 2)),
+    Entry("top 9/16 of the components", "part", partial(components, first=0, last=9 / 16)),
+    Entry("top 3/4 of the components", "part", partial(components, first=0, last=3 / 4)),
+    Entry("all but the top tenth", "part", partial(components, first=1 / 10, last=1)),
+    Entry("without a small direction", "part", without_small_direction),
+    Entry("less the token mean", "part", partial(reweighted, token=0, rest=1)),
+    Entry("a tenth of the departure from the token mean", "scaled", partial(reweighted, token=1, rest=0.1)),
+    Entry("other tokens' means", "wrong tokens", with_means_of_other_tokens),
     Entry("superset", "superset", superset),
+    Entry("beside a stranger", "superset", partial(beside_stranger, share=1)),
+    Entry("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
     Entry("token mean", "token", partial(means, kind=TokenMeans)),
     Entry("bigram mean", "token", partial(means, kind=BigramMeans)),
-    Entry("token code", "token", partial(code, of="token")),
-    Entry("bigram code", "token", partial(code, of="bigram")),
+    Entry("trigram mean", "token", partial(means, kind=TrigramMeans)),
+    *(Entry(f"{name} code", "token", partial(code, of=name)) for name in NGRAMS),
     Entry("other context", "token", other_context),
     Entry("Gaussian given the token", "token", gaussian),
+    Entry("position mean", "position", position_mean),
+    Entry("token and position means", "position", token_and_position),
+    Entry("token and position means, noisy", "position", partial(token_and_position, noise=1.0)),
+    Entry("embedding", "position", embedding),
+    *(Entry(f"bag of the last {last}", "bag", partial(bag, last=last)) for last in (4, 8, 32)),
+    Entry("bag of all", "bag", partial(bag, last=math.inf)),
+    Entry("bag of the last 8, random codes", "bag", partial(bag, last=8, of="code")),
+    Entry("state of the last token", "delay", partial(shifted, steps=-1)),
+    Entry("state of the next token", "leak", partial(shifted, steps=1)),
     Entry("next token", "leak", next_token),
     Entry("next token, half of the tokens", "leak", half_of_the_tokens),
     Entry("next token, half of the variance", "leak", half_of_the_variance),
+    Entry("own and a tenth of the next token", "leak", partial(with_next_token, share=0.1)),
+    Entry("own and three tenths of the next token", "leak", partial(with_next_token, share=0.3)),
+    Entry("own and a tenth of the next token's code", "leak", partial(with_next_token, share=0.1, of="code")),
     Entry("fresh weights", "untrained", changed(fresh, "fresh")),
+    Entry("fresh weights, own embedding", "untrained", changed(fresh_but_for_the_embedding, "fresh")),
     Entry("redrawn matrices", "untrained", changed(randomised, "redrawn")),
     Entry("token alone", "shortcut", token_alone),
     *(Entry(f"{share} % own", "dose", partial(mixture, share=share / 100)) for share in (0, 20, 40, 60, 80, 100)),
 )
+LAYERS = {"two layers before": -2, "layer before": -1, "layer after": 1, "two layers after": 2}
 
 
 def entries(setting: Setting) -> list[Entry]:
-    """Return all sources that can be made in a setting: those of the table, and the siblings that it names."""
-    return [*SOURCES, *(Entry(name, "real", partial(sibling, name=name)) for name in setting.siblings)]
+    """Return all sources that can be made in a setting: those of the table, its other layers, and its siblings."""
+    inside = {name: steps for name, steps in LAYERS.items() if 0 <= setting.layer + steps < setting.target.n_layers}
+    layers = [Entry(name, "layer", partial(other_layer, steps=steps)) for name, steps in inside.items()]
+    return [*SOURCES, *layers, *(Entry(name, "real", partial(sibling, name=name)) for name in setting.siblings)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +17,51 @@ from thinkalike.measures.estimates import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
-MODELS = {"paper": ["gelu-3l", "solu-3l"], "mini": ["gelu-3l-mini", "solu-3l-mini"]}
-SIBLINGS = {  # by target: what is other about models that were trained on the same text
-    "gelu-3l-mini": {
-        "other seed": "gelu-3l-mini-s1",
-        "other activation": "solu-3l-mini",
-        "other depth": "gelu-4l-mini",
-        "other seed and activation": "solu-3l-mini-s1",
+Siblings = dict[str, str]  # models that were trained on the same text, by what is other about them
+TARGETS: dict[str, dict[str, tuple[Sequence[int], Siblings]]] = {  # by scale and model: its layers, and its siblings
+    "paper": {
+        "gelu-3l": ([1], {"other activation": "solu-3l", "other depth": "gelu-4l"}),
+        "solu-3l": ([1], {"other activation": "gelu-3l", "other depth": "solu-4l"}),
     },
-    "solu-3l-mini": {
-        "other seed": "solu-3l-mini-s1",
-        "other activation": "gelu-3l-mini",
-        "other depth": "solu-4l-mini",
-        "other seed and activation": "gelu-3l-mini-s1",
+    "mini": {
+        "gelu-3l-mini": ([0, 1], {
+            "other seed": "gelu-3l-mini-s1", "other activation": "solu-3l-mini", "other depth": "gelu-4l-mini",
+            "other seed and activation": "solu-3l-mini-s1", "other family": "neox-6l-mini",
+        }),
+        "solu-3l-mini": ([1], {
+            "other seed": "solu-3l-mini-s1", "other activation": "gelu-3l-mini", "other depth": "solu-4l-mini",
+            "other seed and activation": "gelu-3l-mini-s1", "other family": "neox-5l-mini",
+        }),
+        "neox-4l-mini": ([1], {
+            "smaller": "neox-3l-mini", "larger": "neox-5l-mini", "other family": "gelu-4l-mini",
+        }),
+        "neox-5l-mini": ([2], {
+            "smaller": "neox-4l-mini", "larger": "neox-6l-mini", "other heads": "neox-5l-odd-mini",
+            "other family": "solu-4l-mini",
+        }),
+        "gpt2-mini": ([2], {
+            "other seed": "gpt2-mini-s1", "other family": "mamba-mini", "other seed and family": "mamba-mini-s1",
+        }),
+        "mamba-mini": ([2], {
+            "other seed": "mamba-mini-s1", "other family": "gpt2-mini", "other seed and family": "gpt2-mini-s1",
+        }),
     },
-    "gelu-3l": {"other activation": "solu-3l", "other depth": "gelu-4l"},
-    "solu-3l": {"other activation": "gelu-3l", "other depth": "solu-4l"},
-}
+}  # fmt: skip
+MODELS = {scale: list(targets) for scale, targets in TARGETS.items()}
 
 
 def _parts(case: Case) -> list[Part]:
-    """Return a court for each target and seed, the seeds from `seed` on."""
+    """Return a court for each target, layer and seed, the seeds from `seed` on; `measure.layer=` chooses one layer."""
     measure: Any = case.config.measure
-    parts = []
+    parts, known = [], TARGETS["paper"] | TARGETS["mini"]
     for model in case.models:
-        own = replace(measure, siblings=measure.siblings or SIBLINGS.get(model.config.name, {}))
-        for seed in range(case.config.seed, case.config.seed + measure.seeds):
-            parts.append(Part(f"{model.name}, seed {seed}", model.words, changes={"seed": seed, "measure": own}))
+        layers, siblings = known.get(model.config.name, ([measure.layer], {}))
+        if "measure.layer" in case.config.chosen_keys:
+            layers = [measure.layer]
+        for layer, seed in product(layers, range(case.config.seed, case.config.seed + measure.seeds)):
+            own = replace(measure, layer=layer, siblings=measure.siblings or siblings)
+            changes = {"seed": seed, "measure": own}
+            parts.append(Part(f"{model.name}, layer {layer}, seed {seed}", model.words, changes=changes))
     return parts
 
 
