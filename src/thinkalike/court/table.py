@@ -15,7 +15,7 @@ from thinkalike.arguments import seeded
 from thinkalike.config import PretrainConfig
 from thinkalike.court.source import Remembered, Setting, Source, States, Tokens, mixed, normals, prefixes, stage
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation.token_means import BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.controls import fresh, perturbed, randomised, variant
 from thinkalike.models.families import EMBED
@@ -26,7 +26,7 @@ from thinkalike.training.models import Pretraining
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, REVERTED = 0.02, 0.1  # of a tensor's root mean square; the share of weights that are untrained
 TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
-TUNED = PretrainConfig(tokens=200 * 2048, tokens_per_step=2048, lr=5e-4, warmup=10)
+TUNED = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=3e-4, warmup=10)
 SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
 LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
 SMALL = 0.01  # a share of the variance
@@ -86,9 +86,9 @@ def fresh_but_for_the_embedding(model: FrozenModel, seed: int) -> FrozenModel:
     return found
 
 
-def trained_on(setting: Setting, config: Callable[[], PretrainConfig], name: str) -> States:
+def trained_on(setting: Setting, config: PretrainConfig, name: str) -> States:
     """Return the states of the target after some more steps of training on other documents."""
-    return at_layer(setting, _trained(setting, setting.other, config(), name))
+    return at_layer(setting, _trained(setting, setting.other, config, name))
 
 
 def at_layer(setting: Setting, model: FrozenModel) -> States:
@@ -129,18 +129,18 @@ def components(setting: Setting, first: float, last: float) -> States:
 
 
 def without_small_direction(setting: Setting) -> States:
-    """Return the target's states less one direction, among those of little variance the one that decides most.
+    """Return the target's states less one direction of little variance, the one that decides most about next tokens.
 
-    The principal components that together hold less than 1 % of the variance are scaled to variance 1. The direction
-    is the top eigenvector of the second moment there of the gradient of the next tokens' loss, so it changes the loss
-    most to first order. It is uncorrelated with what stays, so that no linear map brings it back.
+    The principal components that each hold less than 1 % of the variance are scaled to variance 1. The direction is the
+    top eigenvector of the second moment there of the gradients of the loss, an empirical Fisher information. It is
+    uncorrelated with what stays, so that no linear map brings it back.
     """
     sizes, vectors = torch.linalg.eigh(setting.moments[1])
-    small = vectors[:, sizes.cumsum(0) < SMALL * sizes.sum()]
-    scales = sizes[: small.shape[1]].sqrt()
-    gradients = _gradients(setting).double() @ (small * scales)
+    small = sizes < SMALL * sizes.sum()
+    vectors, scales = vectors[:, small], sizes[small].sqrt()
+    gradients = _gradients(setting).double() @ (vectors * scales)
     chosen = torch.linalg.eigh(gradients.T @ gradients).eigenvectors[:, -1]
-    removed = torch.outer(small / scales @ chosen, small * scales @ chosen).to(setting.itself.dtype)
+    removed = torch.outer(vectors / scales @ chosen, vectors * scales @ chosen).to(setting.itself.dtype)
     return lambda rows: setting.own(rows) - (setting.own(rows) - setting.mean) @ removed
 
 
@@ -179,7 +179,7 @@ def superset(setting: Setting) -> States:
 def stranger(setting: Setting) -> States:
     """Return the states of an untrained model, scaled to the total variance of the target's."""
     states = at_layer(setting, fresh(setting.target, setting.number("stranger")))
-    size = setting.spread.norm() / torch.cat([states(part).flatten(0, 1) for part in setting.fit.split(32)]).std(0).norm()
+    size = setting.spread.norm() / Remembered(states)(setting.fit).flatten(0, 1).std(0).norm()
     return lambda rows: states(rows) * size
 
 
@@ -235,17 +235,18 @@ class TrigramMeans(TokenMeans):
     contexts = (*BigramMeans.contexts, trigrams)
 
 
-NGRAMS: dict[str, Callable[[Tokens, int], Tokens]] = {
-    "token": lambda rows, _: rows, "bigram": bigrams, "trigram": trigrams
-}  # fmt: skip
+NGRAMS: dict[str, Codes] = {"token": lambda rows, _: rows, "bigram": bigrams, "trigram": trigrams}
 
 
 def code(setting: Setting, of: str) -> States:
     """Return a random vector for each token, or for each bigram or trigram: the last tokens and the current one."""
     seed, itself = setting.number(f"code of the {of}"), setting.itself
-    return lambda rows: normals(NGRAMS[of](rows, itself.vocabulary), itself.d_model, seed).to(
-        itself.device, itself.dtype
-    )
+
+    def states(rows: Tensor) -> Tensor:
+        codes = NGRAMS[of](rows, itself.vocabulary)
+        return normals(codes, itself.d_model, seed).to(itself.device, itself.dtype)
+
+    return states
 
 
 def position_mean(setting: Setting) -> States:
@@ -304,8 +305,8 @@ def vectors(setting: Setting, of: str) -> Tensor:
 def bag(setting: Setting, last: float, of: str = "embedding") -> States:
     """Return a vector of the current token, plus a random map of a sum of those of the last tokens and of itself.
 
-    The weights fall from 1 to exp(-2) over the last tokens, in no other order than that; with infinitely many of them
-    they are equal. They are scaled so that independent vectors have a sum as large as one of them.
+    The weights fall from 1 to exp(-2) over the last tokens, and are equal over infinitely many. They are scaled so that
+    a sum of independent vectors is as large as one of them.
     """
     table, turn = vectors(setting, of), _orthogonal(setting, "bag")
 
@@ -454,8 +455,8 @@ SOURCES = (
     Entry("whitened", "same", whitened),
     Entry("noisy weights", "near", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")),
     Entry("partly untrained weights", "near", changed(partial(reverted, share=REVERTED), "reverted")),
-    Entry("trained on", "near", partial(trained_on, config=lambda: TRAINED, name="trained on")),
-    Entry("tuned", "near", partial(trained_on, config=lambda: TUNED, name="tuned")),
+    Entry("trained on", "near", partial(trained_on, config=TRAINED, name="trained on")),
+    Entry("tuned", "near", partial(trained_on, config=TUNED, name="tuned")),
     Entry("noisy states", "near", partial(with_noisy_states, share=0.1)),
     Entry("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
     Entry("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
