@@ -11,7 +11,7 @@ from sklearn.linear_model import LinearRegression
 
 import tiny
 from conftest import composed
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig, TrainerConfig, compose_job
 from thinkalike.court import job
 from thinkalike.court.evidence import KINDS, Bench, Evidence, profile_likeness, token_features
 from thinkalike.court.judges import (
@@ -35,9 +35,11 @@ from thinkalike.evaluation.stitches import document_sums
 from thinkalike.evaluation.verdicts import Thresholds
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours import chance_share
+from thinkalike.models.load import load_model
+from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.papers import experiment_named
 from thinkalike.papers.experiment import job_of
-from thinkalike.papers.validity_court import SIBLINGS, _sentence_claims
+from thinkalike.papers.validity_court import TARGETS, _sentence_claims
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 
@@ -366,19 +368,37 @@ def test_sentences_are_right_where_rules_were_followed_and_only_there():
 
 
 @pytest.mark.slow
-def test_the_experiment_has_a_court_for_each_target_and_seed():
+def test_the_experiment_has_a_court_for_each_target_layer_and_seed():
     words, experiment = (
         ["experiment=validity/court", "scale=mini", "measure.seeds=2"],
         experiment_named("validity/court"),
     )
-    config = composed(*words, door="analyze")
-    jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
-    names = [("gelu-3l-mini", 0), ("gelu-3l-mini", 1), ("solu-3l-mini", 0), ("solu-3l-mini", 1)]
-    assert [(each.model.name, each.seed) for each in jobs] == names
-    assert jobs[0].measure.siblings == SIBLINGS["gelu-3l-mini"]
-    one = composed(*words, "model=gelu-3l-mini", "measure.siblings={mine: gelu-4l-mini}", door="analyze")
-    (first, _) = (job_of(one, part) for part in experiment.parts(experiment.case(one)))
-    assert first.measure.siblings == {"mine": "gelu-4l-mini"}
+
+    def jobs(*more):
+        config = composed(*words, *more, door="analyze")
+        return [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+
+    found = jobs()
+    places = [(name, layer) for name, (layers, _) in TARGETS["mini"].items() for layer in layers]
+    assert len(places) >= 6
+    assert [(each.model.name, each.measure.layer, each.seed) for each in found] == [
+        (*place, seed) for place in places for seed in (0, 1)
+    ]
+    assert all(each.measure.siblings == TARGETS["mini"][each.model.name][1] for each in found)
+    (first, _) = jobs("model=gelu-3l-mini", "measure.siblings={mine: gelu-4l-mini}", "measure.layer=1")
+    assert (first.measure.layer, first.measure.siblings) == (1, {"mine": "gelu-4l-mini"})
+
+
+@pytest.mark.parametrize("name", TARGETS["mini"])
+def test_siblings_of_a_target_have_its_tokenizer_and_its_layers_have_a_block_after_them(name):
+    layers, siblings = TARGETS["mini"][name]
+    target, *others = (
+        load_model(compose_job("analyze", [f"model={each}"]).model) for each in (name, *siblings.values())
+    )
+    assert max(layers) < target.n_layers - 1
+    for other in others:
+        same_vocabulary(target, other)
+        assert other.fingerprint() != target.fingerprint()
 
 
 def test_the_experiment_says_who_is_fooled(experiment, tmp_path):

@@ -69,20 +69,20 @@ def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setti
     return lambda setting: at_layer(setting, change(setting.target, seed=setting.number(purpose)))
 
 
+@torch.no_grad()
 def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     """Return the architecture with weights that lie this share of the way back to untrained ones."""
     found = fresh(model, seed)
-    with torch.no_grad():
-        for weight, own in zip(found.module.parameters(), model.module.parameters(), strict=True):
-            weight.lerp_(own, 1 - share)
+    for weight, own in zip(found.module.parameters(), model.module.parameters(), strict=True):
+        weight.lerp_(own, 1 - share)
     return found
 
 
+@torch.no_grad()
 def fresh_but_for_the_embedding(model: FrozenModel, seed: int) -> FrozenModel:
     """Return the architecture with new initial weights and the model's own embedding of tokens."""
     found = fresh(model, seed)
-    with torch.no_grad():
-        embedding_of(found.module).copy_(embedding_of(model.module))
+    embedding_of(found.module).copy_(embedding_of(model.module))
     return found
 
 
@@ -155,13 +155,9 @@ def _gradients(setting: Setting) -> Tensor:
 
 
 def other_layer(setting: Setting, steps: int) -> States:
-    """Return the target's states some blocks later, or earlier."""
-    return lambda rows: stage(setting.target, setting.layer + steps, rows)
-
-
-def embedding(setting: Setting) -> States:
-    """Return the target's states before its first block, which know the token and, in some models, its place."""
-    return lambda rows: stage(setting.target, EMBED, rows)
+    """Return the target's states some blocks later, or earlier; before the first block stands the embedding."""
+    layer = setting.layer + steps
+    return lambda rows: stage(setting.target, EMBED if layer < 0 else layer, rows)
 
 
 def superset(setting: Setting) -> States:
@@ -249,25 +245,20 @@ def code(setting: Setting, of: str) -> States:
     return states
 
 
-def position_mean(setting: Setting) -> States:
-    """Return the mean of the target's states at each place of a row in other documents, whatever the tokens are."""
-    mean = setting.own(setting.other).mean(0)
-    return lambda rows: mean[: rows.shape[1]].expand(len(rows), -1, -1)
-
-
-def token_and_position(setting: Setting, noise: float = 0.0) -> States:
-    """Return the token's mean in other documents, plus the place's mean of what is left there.
+def at_position(setting: Setting, token: float, noise: float = 0.0) -> States:
+    """Return the mean of the target's states at each place of a row in other documents, whatever the tokens are.
 
     Args:
-        noise: of what is left of each dimension after both, in its standard deviations.
+        token: 1 takes the token's own mean off before, and adds it at the end.
+        noise: of what is left of each dimension after all that, in its standard deviations.
     """
-    token, seed = means(setting, TokenMeans), setting.number("token and position")
-    left = setting.own(setting.other) - token(setting.other)
+    mean, seed = means(setting, TokenMeans), setting.number("at position")
+    left = setting.own(setting.other) - token * mean(setting.other)
     place = left.mean(0)
     size = noise * (left - place).flatten(0, 1).std(0)
 
     def states(rows: Tensor) -> Tensor:
-        found = token(rows) + place[: rows.shape[1]]
+        found = token * mean(rows) + place[: rows.shape[1]]
         return found + size * normals(prefixes(rows), len(size), seed).to(found)
 
     return states
@@ -282,9 +273,9 @@ def reweighted(setting: Setting, token: float, rest: float) -> States:
 def with_means_of_other_tokens(setting: Setting) -> States:
     """Return the target's states with the mean of another token for that of their own, one for each token."""
     mean, order = means(setting, TokenMeans), torch.arange(setting.target.vocabulary)
-    occurring = setting.other.long().unique()
-    occurring = occurring[torch.randperm(len(occurring), generator=seeded(setting.number("other tokens")))]
-    order[occurring] = occurring.roll(1)
+    tokens = setting.other.long().unique()
+    tokens = tokens[torch.randperm(len(tokens), generator=seeded(setting.number("other tokens")))]
+    order[tokens] = tokens.roll(1)
     return lambda rows: setting.own(rows) - mean(rows) + mean(order[rows.long().cpu()])
 
 
@@ -321,15 +312,11 @@ def bag(setting: Setting, last: float, of: str = "embedding") -> States:
 
 
 def shifted(setting: Setting, steps: int) -> States:
-    """Return the target's state at the last token or at the next one; the mean for one outside, or the row's first.
-
-    The first has no context, and its state is often massive.
-    """
+    """Return the target's state at the last token or at the next one, and the mean where a row has none."""
 
     def states(rows: Tensor) -> Tensor:
-        own, none = setting.own(rows), setting.mean.expand(len(rows), 1, -1)
-        parts = [none, none, own[:, 1:-1]] if steps < 0 else [own[:, 1:], none]
-        return torch.cat(parts, 1)[:, : rows.shape[1]]
+        none = setting.mean.expand(len(rows), 1, -1)
+        return torch.cat([none, setting.own(rows), none], 1)[:, 1 + steps :][:, : rows.shape[1]]
 
     return states
 
@@ -466,16 +453,16 @@ SOURCES = (
     Entry("power 1.5", "distorted", partial(distorted, function=lambda x: x * x.abs().sqrt())),
     Entry("tanh", "distorted", partial(distorted, function=torch.tanh)),
     Entry("log-probabilities", "answers", log_probabilities),
-    Entry("top components", "part", partial(components, first=0, last=1 / 2)),
-    Entry("top 9/16 of the components", "part", partial(components, first=0, last=9 / 16)),
-    Entry("top 3/4 of the components", "part", partial(components, first=0, last=3 / 4)),
-    Entry("all but the top tenth", "part", partial(components, first=1 / 10, last=1)),
+    Entry("top components", "part", partial(components, first=0.0, last=1 / 2)),
+    Entry("top 9/16 of the components", "part", partial(components, first=0.0, last=9 / 16)),
+    Entry("top 3/4 of the components", "part", partial(components, first=0.0, last=3 / 4)),
+    Entry("all but the top tenth", "part", partial(components, first=1 / 10, last=1.0)),
     Entry("without a small direction", "part", without_small_direction),
-    Entry("less the token mean", "part", partial(reweighted, token=0, rest=1)),
-    Entry("a tenth of the departure from the token mean", "scaled", partial(reweighted, token=1, rest=0.1)),
+    Entry("less the token mean", "part", partial(reweighted, token=0.0, rest=1.0)),
+    Entry("a tenth of the departure from the token mean", "scaled", partial(reweighted, token=1.0, rest=0.1)),
     Entry("other tokens' means", "wrong tokens", with_means_of_other_tokens),
     Entry("superset", "superset", superset),
-    Entry("beside a stranger", "superset", partial(beside_stranger, share=1)),
+    Entry("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
     Entry("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
     Entry("token mean", "token", partial(means, kind=TokenMeans)),
     Entry("bigram mean", "token", partial(means, kind=BigramMeans)),
@@ -483,13 +470,13 @@ SOURCES = (
     *(Entry(f"{name} code", "token", partial(code, of=name)) for name in NGRAMS),
     Entry("other context", "token", other_context),
     Entry("Gaussian given the token", "token", gaussian),
-    Entry("position mean", "position", position_mean),
-    Entry("token and position means", "position", token_and_position),
-    Entry("token and position means, noisy", "position", partial(token_and_position, noise=1.0)),
-    Entry("embedding", "position", embedding),
-    *(Entry(f"bag of the last {last}", "bag", partial(bag, last=last)) for last in (4, 8, 32)),
+    Entry("position mean", "position", partial(at_position, token=0.0)),
+    Entry("token and position means", "position", partial(at_position, token=1.0)),
+    Entry("token and position means, noisy", "position", partial(at_position, token=1.0, noise=1.0)),
+    Entry("embedding", "position", lambda setting: other_layer(setting, -1 - setting.layer)),
+    *(Entry(f"bag of the last {last}", "bag", partial(bag, last=float(last))) for last in (4, 8, 32)),
     Entry("bag of all", "bag", partial(bag, last=math.inf)),
-    Entry("bag of the last 8, random codes", "bag", partial(bag, last=8, of="code")),
+    Entry("bag of the last 8, random codes", "bag", partial(bag, last=8.0, of="code")),
     Entry("state of the last token", "delay", partial(shifted, steps=-1)),
     Entry("state of the next token", "leak", partial(shifted, steps=1)),
     Entry("next token", "leak", next_token),
