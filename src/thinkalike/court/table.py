@@ -135,23 +135,18 @@ def without_small_direction(setting: Setting) -> States:
     top eigenvector of the second moment there of the gradients of the loss, an empirical Fisher information. It is
     uncorrelated with what stays, so that no linear map brings it back.
     """
-    sizes, vectors = torch.linalg.eigh(setting.moments[1])
-    small = sizes < SMALL * sizes.sum()
-    vectors, scales = vectors[:, small], sizes[small].sqrt()
-    gradients = _gradients(setting).double() @ (vectors * scales)
-    chosen = torch.linalg.eigh(gradients.T @ gradients).eigenvectors[:, -1]
-    removed = torch.outer(vectors / scales @ chosen, vectors * scales @ chosen).to(setting.itself.dtype)
-    return lambda rows: setting.own(rows) - (setting.own(rows) - setting.mean) @ removed
-
-
-def _gradients(setting: Setting) -> Tensor:
-    """Return the gradients (n, d) of the loss of all next tokens by the target's states at a batch of other tokens."""
     target, rows = setting.target, setting.other[: max(BATCH_TOKENS // setting.other.shape[1], 1)].long()
     with torch.enable_grad():
         state = setting.own(rows).to(target.dtype).requires_grad_()
         last = target.advance(state, setting.layer + 1, target.n_layers)[:, :-1].flatten(0, 1)
         loss = token_loss(last, target.finish, rows[:, 1:].flatten().to(last.device)).sum()
-        return torch.autograd.grad(loss, state)[0].flatten(0, 1)
+        gradients = torch.autograd.grad(loss, state)[0].flatten(0, 1).double()
+    sizes, axes = torch.linalg.eigh(setting.moments[1])
+    small = sizes < SMALL * sizes.sum()
+    axes, scales = axes[:, small], sizes[small].sqrt()
+    chosen = torch.linalg.svd(gradients @ (axes * scales), full_matrices=False).Vh[0]
+    removed = torch.outer(axes / scales @ chosen, axes * scales @ chosen).to(setting.itself.dtype)
+    return lambda rows: setting.own(rows) - (setting.own(rows) - setting.mean) @ removed
 
 
 def other_layer(setting: Setting, steps: int) -> States:
@@ -172,19 +167,16 @@ def superset(setting: Setting) -> States:
     return states
 
 
-def stranger(setting: Setting) -> States:
-    """Return the states of an untrained model, scaled to the total variance of the target's."""
-    states = at_layer(setting, fresh(setting.target, setting.number("stranger")))
-    size = setting.spread.norm() / Remembered(states)(setting.fit).flatten(0, 1).std(0).norm()
-    return lambda rows: states(rows) * size
-
-
 def beside_stranger(setting: Setting, share: float) -> States:
-    """Return this share of the dimensions of the target's states, rotated first, beside as many of a stranger's."""
+    """Return this share of the dimensions of the target's states beside as many of an untrained model's, both rotated.
+
+    The untrained model's are scaled to the total variance of the target's.
+    """
     width = round(share * setting.itself.d_model)
-    turns = [_orthogonal(setting, f"{whose}, beside")[:, :width] for whose in ("own", "stranger")]
-    other = stranger(setting)
-    return lambda rows: torch.cat([setting.own(rows) @ turns[0], other(rows) @ turns[1]], -1)
+    own, strange = (_orthogonal(setting, f"{whose}, beside")[:, :width] for whose in ("own", "stranger"))
+    other = Remembered(at_layer(setting, fresh(setting.target, setting.number("stranger"))))
+    size = setting.spread.norm() / other(setting.fit).flatten(0, 1).std(0).norm()
+    return lambda rows: torch.cat([setting.own(rows) @ own, size * other(rows) @ strange], -1)
 
 
 def distorted(setting: Setting, function: Callable[[Tensor], Tensor]) -> States:
@@ -302,8 +294,7 @@ def bag(setting: Setting, last: float, of: str = "embedding") -> States:
     table, turn = vectors(setting, of), _orthogonal(setting, "bag")
 
     def states(rows: Tensor) -> Tensor:
-        places = torch.arange(rows.shape[1], device=table.device)
-        lag = places[:, None] - places
+        lag = torch.arange(rows.shape[1])[:, None] - torch.arange(rows.shape[1])
         weights = torch.where((lag >= 0) & (lag < last), torch.exp(-2 * lag / last), 0).to(table)
         vector = table[rows.long().to(table.device)]
         return vector + weights / weights.norm(dim=1, keepdim=True) @ vector @ turn
@@ -448,8 +439,7 @@ SOURCES = (
     Entry("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
     Entry("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
     Entry("6 bits", "near", partial(rounded, bits=6)),
-    Entry("3 bits", "distorted", partial(rounded, bits=3)),
-    Entry("2 bits", "distorted", partial(rounded, bits=2)),
+    *(Entry(f"{bits} bits", "distorted", partial(rounded, bits=bits)) for bits in (3, 2)),
     Entry("power 1.5", "distorted", partial(distorted, function=lambda x: x * x.abs().sqrt())),
     Entry("tanh", "distorted", partial(distorted, function=torch.tanh)),
     Entry("log-probabilities", "answers", log_probabilities),
