@@ -1,14 +1,16 @@
-"""How similar the states of two models are at each layer pair, in both directions and given the current token.
+"""How similar the states of two models are at each layer pair: in canonical directions, and beyond the tokens.
 
 A stitch is cheap wherever the tail can read off what it needs, whatever else differs. So these measures compare the
-states themselves: without the part that the current token explains, and with R² both ways, as the states of a source
-that knows more, or less, predict the target's well in one direction only.
+states themselves, held out, in both directions, and in ways that no change of basis moves: as they are, and *beyond
+the tokens*, which is what is left of the states less all that the current token, its position, and any bag of the
+tokens before (a linear function of their embeddings) explain. Untrained networks share nothing beyond the tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -17,42 +19,41 @@ from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.stitches import states_of_both
-from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
+from thinkalike.evaluation.language import BATCH_TOKENS, ends_of
+from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening
+from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, least_squares
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.kernel_alignment import alignment, group_hsics
-from thinkalike.measures.losses import surprises, token_codes
-from thinkalike.measures.prediction import LinearPrediction
+from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.measures.rows import RowGroups
-from thinkalike.memory import Budget, LiveBytes
+from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 
-FIT_TOKENS = 2**17  # at most, that linear maps are fitted on
-GROUPED_TOKENS = 2**14  # at most, of a batch: rows of one token are compared within it
-LEAST_TOKENS = 1024  # of a batch, if the report has two of them
-BATCHES = 8  # of the report at least, if it has as many rows: intervals leave out one at a time
-COPIES = 5  # of all states in float64 that exist at the same time
+TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
+GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
+OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
+COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
+LAGS, DECAYS = (1, 2, 3, 4), (0.6, 0.85, 0.95)  # of tokens before: single ones, running means; beside the mean of all
+ROWS_PER_COVARIATE = 8  # at least
+RIDGE = 1e-6  # of the covariates' mean variance
 
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """How similar the states of each layer pair are, with 95 % jackknife intervals over batches of the report.
+    """How similar the states of each layer pair are, with 95 % intervals over documents of the report.
 
-    Each measure is an `Estimate` of shape (pairs,); it is 0 where states do not vary:
-    `r2`, `r2_back`: held-out R² of the linear map into the target's states, and of that back, see `LinearPrediction`;
-        at most 1.
-    `r2_given_token`, `r2_given_token_back`: the same of states less the mean of their token.
-    `cka_given_token`: unbiased CKA within the rows of one token, in [-1, 1].
-    `future`: held-out R² of the linear map from the source's state to the part of the next token that the target did
-        not foresee, see `surprises`; at most 1, and about 0 or below for a source that knows no later text.
+    Each measure is an `Estimate` of shape (pairs,): those of `DirectionSums.compute`, as states are, and with the
+    suffix `_beyond` of what is left beyond the tokens; further
+    `context`, `context_back`: the mean share of the variance of the target's and the source's directions that is left
+        beyond the tokens, in [0, 1];
+    `future`: the correlation of the part of the next token that the target did not foresee (see `surprises`) with its
+        held-out prediction from the source's state, in [-1, 1]; about 0 for a source that knows no later text.
 
     Attributes:
         measures: The estimates by these names.
-        rows_used: The share of the report's rows that have 4 rows of their token in their batch, in (0, 1]; measures
-            given the token are of these.
+        rows_used: The share of the report's rows whose token stands in their batch at least 4 times, in (0, 1];
+            measures beyond the tokens are of these.
     """
 
     measures: Mapping[str, Estimate]
@@ -65,12 +66,7 @@ class Likeness:
 
 @torch.no_grad()
 def likeness_of(
-    source: Any,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
-    fit: TokenRows,
-    report: TokenRows,
-    budget: Budget | None = None,
+    source: Any, target: FrozenModel, layer_pairs: Sequence[LayerPair], fit: TokenRows, report: TokenRows
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
@@ -79,139 +75,272 @@ def likeness_of(
 
     Args:
         source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
-        fit: Rows that the linear maps are fitted on; 2^17 tokens of them are read.
-        report: Rows of other documents, which all measures are of. The current token is the target's.
-        budget: Of memory; None: what the target's device has left. With less, batches are smaller, and so are the
-            groups of rows of one token, which changes measures given the token a little.
+        fit: Rows that directions are fitted on; 2^16 tokens of them are read.
+        report: Rows of other documents, which all measures are of; about as many of them are read.
+            Tokens are the target's.
 
     Raises:
         DataError: No token occurs in 4 rows of a batch.
     """
-    layers = [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
-    reader = _Reader(source, target, layers[0], layers[1], codes_of(target))
-    rows = _rows_at_once(reader, len(layer_pairs), report, budget or Budget.of(target.device))
-    sums = LikenessSums(layer_pairs, layers)
-    for batch in reader.batches(fit.tokens[: max(FIT_TOKENS // fit.context, 1)], fit.layout, rows):
-        sums.fit(batch)
-    for batch in reader.batches(report.tokens, report.layout, rows):
-        sums.judge(batch)
-    return sums.result()
+    layers, depths = (sorted({pair[side] for pair in layer_pairs}) for side in (0, 1))
+    fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
+    spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
+    report_rows, report_documents = report.tokens[spread], report.documents[spread]
+    before = TokensBefore(target, fit.layout.target_tokens(fit_rows))
+    reader = TargetReader(target, depths, before, codes_of(target))
+    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit.layout.target_tokens(fit_rows)))
+    for rows, documents, layout, add in (
+        (fit_rows, fit_documents, fit.layout, sums.fit),
+        (report_rows, report_documents, report.layout, sums.judge),
+    ):
+        for batch in reader.batches(rows, documents, layout):
+            add(batch, source_states(source, batch, layers, layout))
+    return sums.result(len(report_documents.unique()))
 
 
-class LikenessBatch(NamedTuple):
-    """The states of the tokens of some rows, by layer, (n, d), on the target's device; see `surprises`."""
+class TokensBefore:
+    """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
 
-    source: dict[int, Tensor]
-    target: dict[int, Tensor]
-    groups: RowGroups
-    surprises: Tensor
+    Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
+    before are those of the last places one by one, running means of several decays, and the mean of all.
+    """
 
-    def given_token(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return the states of both models less the mean of their token, without those of rare tokens."""
-        sides = (self.source, self.target)
-        mine, theirs = ({layer: self.groups.without_means(own) for layer, own in side.items()} for side in sides)
-        return mine, theirs
+    def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
+        self.target = target
+        known, counts = rows.long().unique(return_counts=True)
+        states, weights = self._embedded(known), (counts / counts.sum()).double()
+        self.mean = weights @ states
+        apart = (states - self.mean) * weights[:, None].sqrt()
+        self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
+
+    def _embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        parts = tokens[:, None].split(BATCH_TOKENS)
+        return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
+
+    def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Return the covariates of each place; they are 0 where there is no token before."""
+        known, places = rows.long().unique(return_inverse=True)
+        codes = ((self._embedded(known) - self.mean) @ self.components).float()[places]
+        lagged = [torch.nn.functional.pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
+        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), _running(codes, None)], -1)
+
+
+def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
+    """Return Σ decay^(s-1) code at s places before, over all s, in units of the sum's weights; None: the mean of all."""
+    found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
+    for place in range(1, codes.shape[1]):
+        total = codes[:, place - 1] + (total if decay is None else decay * total)
+        found[:, place] = total / place if decay is None else total * (1 - decay)
+    return found
+
+
+class Beyond:
+    """Takes out of states what tokens explain: the residuals of least squares within one batch.
+
+    Args:
+        tokens, positions: Of each row of the batch; rows of a token that stands there less than 4 times are left out.
+        before: See `TokensBefore`.
+    """
+
+    def __init__(self, tokens: Int[Tensor, " n"], positions: Int[Tensor, " n"], before: Float[Tensor, "n c"]):
+        try:
+            self.groups = RowGroups.of(tokens, FEWEST)
+        except ValueError as error:
+            needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
+            raise DataError(f"likeness beyond the tokens needs {needed}: raise data.report_tokens") from error
+        self.order, self.positions = self.groups.order, positions
+        kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
+        self.before = self.groups.without_means(kept, positions, torch.float32)
+        gram = (self.before.T @ self.before).double()
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
+        self.factor = torch.linalg.cholesky(gram)
+
+    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return what is left of states, in the order of `order`."""
+        rows = self.groups.without_means(states, self.positions)
+        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
+        return rows - (self.before @ weight.float()).double()
+
+
+class TargetBatch(NamedTuple):
+    """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
+
+    rows: Int[Tensor, "b width"]
+    own: dict[int, Float[Tensor, "n d"]]
+    left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
+    beyond: Beyond
+    surprises: Float[Tensor, "n c"]
+    parts: Int[Tensor, " n"]
+
+
+def inner(states: Float[Tensor, "b t *d"]) -> Float[Tensor, "n *d"]:
+    """Return the states of the tokens that have others of their row on both sides."""
+    return states[:, 1:-1].flatten(0, 1)
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Runs both models over rows of text, some rows at a time."""
+class TargetReader:
+    """Reads batches of rows with the target."""
 
-    source: Any
     target: FrozenModel
-    layers: Sequence[int]  # of the source
-    depths: Sequence[int]  # of the target
+    depths: Sequence[int]
+    before: TokensBefore
     codes: Tensor
 
-    def batches(self, rows: Int[Tensor, "rows width"], layout: Layout, at_once: int) -> Iterator[LikenessBatch]:
-        """Yield about equal batches of at most `at_once` rows."""
-        few = max(BATCH_TOKENS // layout.target, 1)
-        for part in counted(rows.tensor_split(-(-len(rows) // at_once)), "batch"):
-            parts = [self.states(piece, layout) for piece in part.split(few)]
-            *states, tokens, surprising = (torch.cat(each) for each in zip(*parts, strict=True))
-            mine = dict(zip(self.layers, states, strict=False))
-            theirs = dict(zip(self.depths, states[len(mine) :], strict=True))
-            try:
-                groups = RowGroups.of(tokens, FEWEST)
-            except ValueError as error:
-                needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
-                raise DataError(f"likeness given the token needs {needed}: raise data.report_tokens") from error
-            yield LikenessBatch(mine, theirs, groups, surprising)
+    def batches(
+        self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout
+    ) -> Iterator[TargetBatch]:
+        """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many."""
+        parts = numbered_by_part(documents.flatten()).view_as(documents) % PARTS
+        count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
+        for piece, owners in counted(zip(rows.tensor_split(count), parts.tensor_split(count), strict=True), "batch"):
+            yield self._read(piece, owners, layout)
 
-    def states(self, rows: Int[Tensor, "rows width"], layout: Layout) -> list[Tensor]:
-        """Return the states of all layers, the tokens and the surprises of rows that run through the models at once."""
-        rows, place = rows.long(), self.target.device
-        tokens = layout.target_tokens(rows)
-        asked = self.layers, [*self.depths, self.target.n_layers - 1]
-        mine, theirs = states_of_both(self.source, self.target, rows, *asked, layout)
-        mine = layout.gathered(mine, rows)
-        *states, last = (state[:, 1:-1].flatten(0, 1).to(place) for state in (*mine, *theirs))
-        surprising = surprises(last, self.target.finish, tokens[:, 2:].flatten().to(place), self.codes)
-        return [*states, tokens[:, 1:-1].flatten().to(place), surprising]
+    def _read(self, rows: Int[Tensor, "b width"], parts: Int[Tensor, "b t"], layout: Layout) -> TargetBatch:
+        target, tokens = self.target, layout.target_tokens(rows).long()
+        place, last, found = target.device, target.n_layers - 1, []
+        for part in tokens.split(max(BATCH_TOKENS // layout.target, 1)):
+            states = [inner(state).to(place) for state in target.residuals(part, [*self.depths, last])]
+            following = part[:, 2:].flatten().to(place)
+            found.append([*states[:-1], surprises(states[-1], target.finish, following, self.codes)])
+        *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
+        positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
+        beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(self.before(tokens)))))
+        own = dict(zip(self.depths, states, strict=True))
+        left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
+        return TargetBatch(rows, own, left, beyond, surprising, inner(parts).to(place))
+
+
+def source_states(
+    source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
+) -> dict[int, Float[Tensor, "n d"]]:
+    """Return the source's states of a batch, by layer, on the target's device."""
+    place = batch.surprises.device
+    parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
+    found = [layout.source_states(source, part, layers) for part in parts]
+    return {layer: torch.cat([inner(each).to(place) for each in own]) for layer, own in zip(layers, zip(*found))}
+
+
+def output_roots(
+    target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "rows t"]
+) -> dict[int, Float[Tensor, "d d"]]:
+    """Return for each depth R with R R' = E[g g'], g the gradient of the loss of all later tokens in one token's state.
+
+    E[g g'] is the empirical Fisher information of the state: an error e of the states costs about e' E[g g'] e / 2 nats
+    of KL divergence. It moves with the basis, so that R² weighed by it does not.
+    """
+    sums = {depth: torch.zeros(target.d_model, target.d_model, dtype=torch.float64) for depth in depths}
+    chosen = rows[: max(OUTPUT_TOKENS // rows.shape[1], 1)].long()
+    for part in chosen.split(max(BATCH_TOKENS // rows.shape[1], 1)):
+        for depth, gradient in zip(depths, _gradients(target, depths, part), strict=True):
+            each = inner(gradient).double().cpu()
+            sums[depth] += each.T @ each
+    roots = {}
+    for depth, products in sums.items():
+        values, vectors = torch.linalg.eigh(products / products.trace())
+        roots[depth] = (vectors * values.clamp(min=0).sqrt()).to(target.device)
+    return roots
+
+
+def _gradients(target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "b t"]) -> Sequence[Tensor]:
+    states = [target.head(rows, depths[0]).detach().requires_grad_(True)]
+    with torch.enable_grad():
+        for depth, following in zip(depths, [*depths[1:], target.n_layers - 1], strict=True):
+            states.append(target.advance(states[-1], depth + 1, following + 1))
+        ends = states.pop()[:, :-1].flatten(0, 1)
+        loss = token_loss(ends, target.finish, rows[:, 1:].flatten().to(ends.device)).sum()
+    return torch.autograd.grad(loss, states)
 
 
 class LikenessSums:
-    """Sums for all layer pairs: least squares from the rows to fit on, then sums over the report's."""
+    """Sums for all layer pairs: moments of the rows to fit on, then sums over the report's.
 
-    def __init__(self, pairs: Sequence[LayerPair], layers: Sequence[Sequence[int]]):
-        self.pairs, self.layers = pairs, layers
-        self.plain, self.given = (LinearPrediction(pairs, nothing=0.0) for _ in range(2))
-        self.future = LinearPrediction([(layer, 0) for layer in layers[0]], nothing=0.0)
-        self.hsics: list[Tensor] = []
+    Args:
+        roots: See `output_roots`.
+    """
+
+    def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
+        self.pairs, self.roots = list(pairs), roots
+        self.plain, self.beyond = Moments(pairs), Moments(pairs)
+        self.future = Moments([(layer, 0) for layer in sorted({pair[0] for pair in pairs})])
+        self.correlated = {layer: torch.zeros(PARTS, 3, dtype=torch.float64) for layer, _ in self.future.pairs}
         self.used: list[tuple[int, int]] = []
 
-    def fit(self, batch: LikenessBatch) -> None:
-        self.plain.fit(batch.source, batch.target)
-        self.given.fit(*batch.given_token())
-        self.future.fit(batch.source, [batch.surprises])
+    def fit(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
+        self.plain.update(source, batch.own)
+        self.beyond.update({layer: batch.beyond.of(each) for layer, each in source.items()}, batch.left)
+        self.future.update(source, [batch.surprises])
 
-    def judge(self, batch: LikenessBatch) -> None:
-        mine, theirs = batch.given_token()
-        self.plain.judge(batch.source, batch.target)
-        self.given.judge(mine, theirs)
-        self.future.judge(batch.source, [batch.surprises])
-        hsics, flat = group_hsics([*mine.values(), *theirs.values()], batch.groups, "unbiased")
-        self.hsics.append(hsics.masked_fill(flat[:, None] | flat, 0).cpu())
-        self.used.append((len(batch.groups.order), batch.groups.rows))
+    @cached_property
+    def _judges(self) -> dict[str, list[DirectionSums]]:
+        ways = {"": self.plain, "_beyond": self.beyond}
+        return {
+            name: [DirectionSums(canonical_directions(way.of(pair)), self.roots[pair[1]]) for pair in self.pairs]
+            for name, way in ways.items()
+        }
 
-    def result(self) -> Likeness:
-        sources, targets = self.layers
-        places = [sources.index(layer) for layer, _ in self.pairs]
-        depths = [len(sources) + targets.index(depth) for _, depth in self.pairs]
-        measures = dict(zip(("r2", "r2_back"), self.plain.compute(), strict=True))
-        measures |= dict(zip(("r2_given_token", "r2_given_token_back"), self.given.compute(), strict=True))
-        measures["cka_given_token"] = _cka(torch.stack(self.hsics), places, depths)
-        measures["future"] = self.future.compute()[0][places]
+    def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
+        left = {layer: batch.beyond.of(each) for layer, each in source.items()}
+        parts = batch.parts[batch.beyond.order]
+        for pair, plain, beyond in zip(self.pairs, *self._judges.values(), strict=True):
+            plain.judge(source[pair[0]], batch.own[pair[1]], batch.parts)
+            beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
+        belongs = torch.nn.functional.one_hot(batch.parts, PARTS).double().T
+        for layer, sums in self.correlated.items():
+            mean = self.future.of((layer, 0)).mean_y
+            found, actual = self._foreseen[layer](source[layer].double()) - mean, batch.surprises - mean
+            each = torch.stack([(found * actual).sum(1), found.square().sum(1), actual.square().sum(1)], 1)
+            sums += (belongs @ each).cpu()
+        self.used.append((len(parts), len(batch.parts)))
+
+    @cached_property
+    def _foreseen(self) -> dict[int, AffineMap]:
+        """The maps from each layer of the source to what the target does not foresee."""
+        return {layer: least_squares(self.future, (layer, 0)) for layer in self.correlated}
+
+    def result(self, documents: int) -> Likeness:
+        """Return all measures of a report of this many documents."""
+        found: dict[str, list[Estimate]] = {}
+        for suffix, judges in self._judges.items():
+            for judge in judges:
+                for name, estimate in judge.compute(documents).items():
+                    found.setdefault(f"{name}{suffix}", []).append(estimate)
+        for pair in self.pairs:
+            whole, left = self.plain.of(pair), self.beyond.of(pair)
+            shares = {"context_back": (whole.xx, left.xx), "context": (whole.yy, left.yy)}
+            for name, (all_of_it, rest) in shares.items():
+                share = _share_left(all_of_it / whole.n, rest / left.n)
+                found.setdefault(name, []).append(interval_around(share, 0.0))
+            found.setdefault("future", []).append(_correlation(self.correlated[pair[0]], documents))
+        measures = {
+            name: Estimate(*(torch.stack(parts).cpu() for parts in zip(*each, strict=True)))
+            for name, each in found.items()
+        }
         kept, rows = map(sum, zip(*self.used, strict=True))
         return Likeness(measures, kept / rows)
+
+
+def _share_left(whole: Float[Tensor, "d d"], rest: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
+    """Return the mean share of the variance of whitened directions that is left, given both covariances."""
+    directions = whitening(whole)
+    return (directions * (rest @ directions)).sum() / max(directions.shape[1], 1)
+
+
+def _correlation(sums: Float[Tensor, "parts 3"], documents: int) -> Estimate:
+    """Return Σ ab / √(Σ a² Σ b²) from these sums by part; 0 where a or b is constant."""
+
+    def of(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
+        product, first, second = sums.unbind(-1)
+        size = (first * second).sqrt()
+        return torch.where(size > 0, product / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
+
+    there = sums[sums[:, 2] > 0]
+    if documents < FEWEST_GROUPS:
+        return interval_around(of(there.sum(0)), torch.inf)
+    return jackknife(of(there.sum(0)), of(there.sum(0) - there))
 
 
 def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
     """Return codes for as many tokens as the target has logits, which may be more than its tokenizer knows."""
     state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
     return token_codes(target.finish(state).shape[-1]).to(target.device)
-
-
-def _rows_at_once(reader: _Reader, pairs: int, report: TokenRows, budget: Budget) -> int:
-    """Return how many rows make a batch, by the memory that one row takes."""
-    with LiveBytes(reader.target.device) as live:
-        states = reader.states(report.tokens[:1], report.layout)[:-2]
-        kept = live.now
-    widths = [state.shape[1] for state in states]
-    products = 3 * 8.0 * (sum(width**2 for width in widths) + pairs * max(widths) ** 2)
-    copies = COPIES * 8.0 * report.context * sum(widths)
-    few = max(BATCH_TOKENS // report.context, 1)
-    most = max(len(report) // BATCHES, min(LEAST_TOKENS // report.context, len(report) // 2), 1)
-    most = min(most, max(GROUPED_TOKENS // report.context, 1))
-    return halved(most, lambda rows: products + min(rows, few) * live.peak + rows * (copies + kept) <= budget.room)
-
-
-def _cka(hsics: Float[Tensor, "b k k"], places: list[int], depths: list[int]) -> Estimate:
-    """Return CKA of pairs of layers from the HSICs of batches, 0 for a layer in which nothing varies."""
-
-    def aligned(sums: Float[Tensor, "*b k k"]) -> Float[Tensor, "*b p"]:
-        flat = sums.diagonal(dim1=-2, dim2=-1) <= 0
-        sums = sums.masked_fill(flat[..., None] | flat[..., None, :], 0) + flat.double().diag_embed()
-        return alignment(sums)[..., places, depths]
-
-    return jackknife(aligned(hsics.mean(0)), aligned(leave_one_out(hsics)))

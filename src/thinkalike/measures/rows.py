@@ -147,7 +147,7 @@ def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: t
 
 # ---- rows by their token: within such groups everything that the token alone decides is constant
 
-ALTERNATIONS = 10  # of token and position; each leaves a fifth or less of what is there of the other
+ALTERNATIONS, SETTLED = 20, 1e-8  # of token and position, at most; means of this relative size are rounding
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -199,24 +199,31 @@ class RowGroups:
         return torch.cat(parts).to(self.order.device)
 
     def without_means(
-        self, rows: Float[Tensor, "n d"], positions: Int[Tensor, " n"] | None = None
+        self,
+        rows: Float[Tensor, "n d"],
+        positions: Int[Tensor, " n"] | None = None,
+        dtype: torch.dtype = torch.float64,
     ) -> Float[Tensor, "kept d"]:
-        """Return the rows in `order`, in float64, less the mean of their group, and of their position if given.
+        """Return the rows in `order`, in this dtype, less the mean of their group, and of their position if given.
 
         With positions these are the residuals of least squares on both, found by taking out one and the other in turn.
         What is left of a row may be nothing but rounding, as where the token decides the state; then it is set to 0.
         """
-        whole = rows[self.order].double()
-        kept = self._centred(whole)
+        whole = rows[self.order].to(dtype)
+        kept = self._centre(whole.clone())
         if positions is not None:
             _, places, counts = positions[self.order].unique(return_inverse=True, return_counts=True)
             for _ in range(ALTERNATIONS):
-                sums = kept.new_zeros(len(counts), kept.shape[1]).index_add_(0, places, kept)
-                kept = self._centred(kept.sub_((sums / counts[:, None])[places]))
+                means = kept.new_zeros(len(counts), kept.shape[1]).index_add_(0, places, kept) / counts[:, None]
+                if means.abs().max() <= SETTLED * whole.abs().max():
+                    break
+                kept = self._centre(kept.sub_(means[places]))
         apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole - kept))
-        dtype = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
-        return kept.masked_fill_(all_alike(apart, offset, dtype), 0)
+        narrow = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
+        return kept.masked_fill_(all_alike(apart, offset, narrow), 0)
 
-    def _centred(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
-        """Return rows in `order` less the mean of their group."""
-        return torch.cat([(block - block.mean(1, keepdim=True)).flatten(0, 1) for block in self.blocks(kept)])
+    def _centre(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
+        """Take the mean of its group from each row in `order`, in place."""
+        for block in self.blocks(kept):
+            block -= block.mean(1, keepdim=True)
+        return kept
