@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,21 +15,26 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.config import StitchConfig
 from thinkalike.court.source import Setting, Source
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
-from thinkalike.evaluation.likeness import LikenessBatch, LikenessSums, codes_of
-from thinkalike.measures.closed_forms import AffineMap, Moments, least_squares
+from thinkalike.data.rows import Layout
+from thinkalike.evaluation.likeness import (
+    LikenessSums,
+    TargetBatch,
+    TargetReader,
+    TokensBefore,
+    codes_of,
+    output_roots,
+    source_states,
+)
+from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.losses import surprises, token_kl
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.losses import token_kl
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
-from thinkalike.measures.rows import RowGroups
-from thinkalike.training.stitching import StitchTraining
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
-CUTOFF = 1e-10  # a direction with less than this share of the largest variance is not made larger by whitening
 KINDS = {  # of each feature
     "length": "numeric",
     "class": "nominal",
@@ -53,24 +58,6 @@ class Course(NamedTuple):
     distances: list[float]  # |h - t| / |t| at the cut and after each later block, with t the target's own state
 
 
-class Part(NamedTuple):
-    """Some rows, and the target's side of their tokens but the first and last of each row.
-
-    The first has no context, and its state is often massive; the last has no next token.
-    """
-
-    rows: Int[Tensor, "b t"]
-    own: Float[Tensor, "n d"]
-    groups: RowGroups
-    surprises: Float[Tensor, "n c"]
-    tokens: Int[Tensor, " n"]
-
-
-def inner(states: Float[Tensor, "b t d"]) -> Float[Tensor, "n d"]:
-    """Return the states of the tokens that have others of their row on both sides."""
-    return states[:, 1:-1].flatten(0, 1)
-
-
 def batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
     """Return the rows in parts that a model reads at once."""
     return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
@@ -78,36 +65,31 @@ def batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """A setting with all that is the same for every source.
-
-    Attributes:
-        recipe: how an affine map is trained that starts from least squares.
-    """
+    """A setting with all that is the same for every source."""
 
     setting: Setting
-    recipe: StitchConfig
 
     @cached_property
-    def fit(self) -> list[Part]:
+    def fit(self) -> list[TargetBatch]:
         """The target's side of the rows that maps are fitted on."""
-        return self._parts(self.setting.fit)
+        return self._read(self.setting.fit, torch.zeros_like(self.setting.fit))
 
     @cached_property
-    def report(self) -> list[Part]:
+    def report(self) -> list[TargetBatch]:
         """The target's side of the rows that scores are of."""
-        return self._parts(self.setting.report)
+        return self._read(self.setting.report, self.setting.documents)
 
-    @torch.no_grad()
-    def _parts(self, rows: Int[Tensor, "rows t"]) -> list[Part]:
-        target, found = self.setting.target, []
-        codes = codes_of(target)
-        for part in batches(rows):
-            tokens, following = (each.flatten().to(target.device) for each in (part[:, 1:-1], part[:, 2:]))
-            last = inner(target.head(part, target.n_layers - 1))
-            surprising = surprises(last, target.finish, following, codes)
-            groups = RowGroups.of(tokens, FEWEST)
-            found.append(Part(part, inner(self.setting.own(part)), groups, surprising, tokens))
-        return found
+    def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
+        target = self.setting.target
+        before = TokensBefore(target, self.setting.fit)
+        reader = TargetReader(target, [self.setting.layer], before, codes_of(target))
+        with torch.no_grad():
+            return list(reader.batches(rows, documents, Layout(rows.shape[1])))
+
+    @cached_property
+    def roots(self) -> dict[int, Tensor]:
+        """See `output_roots`."""
+        return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
@@ -122,7 +104,7 @@ class Bench:
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
         """Sets of tokens of the report by their numbers."""
-        count = sum(len(part.own) for part in self.report)
+        count = sum(len(part.parts) for part in self.report)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
         return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
 
@@ -136,11 +118,15 @@ class Bench:
 
     @torch.no_grad()
     def course(self, source: Source, phi: Map) -> Course:
-        """Return how the target goes on from the states of a source through a map."""
+        """Return how the target goes on from the states of a source through a map.
+
+        The first token of each row keeps the target's own state, as maps are fitted on tokens with context.
+        """
         setting, target = self.setting, self.setting.target
         sums: dict[str, Tensor] = {}
         for rows, (goals, losses) in zip(batches(setting.report), self.courses, strict=True):
             state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
+            state = torch.cat([goals[0][:, :1], state[:, 1:]], 1)
             distances: dict[str, Tensor] = {}
             for layer, goal in enumerate(goals, setting.layer):
                 state = target.advance(state, layer, layer + 1) if distances else state
@@ -160,68 +146,34 @@ class Evidence:
     def __init__(self, source: Source, bench: Bench):
         self.source, self.bench, self.setting = source, bench, bench.setting
 
-    def _states(self, part: Part) -> Float[Tensor, "n d"]:
-        return inner(self.source.residuals(part.rows, [0])[0]).to(part.own.device)
+    def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
+        return source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n e"]]:
         """The states of the source and of the target at the inner tokens of the report."""
-        parts = self.bench.report
-        return torch.cat([self._states(part) for part in parts]), torch.cat([part.own for part in parts])
+        parts, layer = self.bench.report, self.setting.layer
+        return torch.cat([self._states(part)[0] for part in parts]), torch.cat([part.own[layer] for part in parts])
 
     @cached_property
+    @torch.no_grad()
     def _sums(self) -> LikenessSums:
-        sums = LikenessSums([(0, 0)], [[0], [0]])
+        sums = LikenessSums([(0, self.setting.layer)], self.bench.roots)
         for parts, add in ((self.bench.fit, sums.fit), (self.bench.report, sums.judge)):
             for part in parts:
-                add(LikenessBatch({0: self._states(part)}, {0: part.own}, part.groups, part.surprises))
+                add(part, self._states(part))
         return sums
 
     @cached_property
-    def likeness(self) -> dict[str, float]:
-        """The measures of `Likeness` by their names, on the report, of maps that are fitted on the fit rows."""
-        return {name: float(estimate.value) for name, estimate in self._sums.result().measures.items()}
-
-    @property
-    def moments(self) -> Moments:
-        """Statistics of both sides at the inner tokens of the fit rows; the layer pair is (0, 0)."""
-        return self._sums.plain.moments
+    def likeness(self) -> dict[str, Estimate]:
+        """The measures of `Likeness` by their names, on the report, of directions that are fitted on the fit rows."""
+        found = self._sums.result(len(self.setting.documents.unique()))
+        return {name: estimate[0] for name, estimate in found.measures.items()}
 
     @cached_property
-    def forward(self) -> AffineMap:
-        """The map of least squares from the source to the target."""
-        return least_squares(self.moments, (0, 0))
-
-    @cached_property
-    def start(self) -> Course:
+    def course(self) -> Course:
         """How the target goes on from the map of least squares."""
-        return self.bench.course(self.source, self.forward)
-
-    @cached_property
-    def trained(self) -> Course:
-        """How the target goes on from an affine map after a short training that starts from least squares.
-
-        The source is whitened first, so that the training is the same in whatever coordinates its states come.
-        """
-        whitened, back = self._whitening()
-        own, setting = self.source, self.setting
-        source = Source(own.name, own.kind, lambda rows: whitened(own.residuals(rows, [0])[0]), setting.target)
-        recipe, seed = replace(self.bench.recipe, kind="affine", norm="none"), setting.number("order of training")
-        module = StitchTraining(source, setting.target, [(0, setting.layer)], setting.fit, recipe, seed)
-        start, mean = self.forward, self.moments.of((0, 0)).mean_x
-        module.stitches[0].start_from(start.weight @ back, start(mean[None])[0])  # type: ignore[operator]
-        setting.train(module, f"map of {own.name}")
-        phi = module.to(setting.target.device).eval().stitches[0]
-        return self.bench.course(self.source, lambda states: phi(whitened(states)))
-
-    def _whitening(self) -> tuple[AffineMap, Float[Tensor, "d d"]]:
-        """Return W⁻¹(h - μ) with W the root of the covariance on the fit rows, and W."""
-        statistics = self.moments.of((0, 0))
-        values, vectors = torch.linalg.eigh(statistics.xx / (statistics.n - 1))
-        roots = values.clamp(min=0).sqrt()
-        inverse = torch.where(values > CUTOFF * values[-1], 1 / roots, 0)
-        weight = vectors * inverse @ vectors.T
-        return AffineMap(weight, -weight @ statistics.mean_x), vectors * roots @ vectors.T
+        return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer)))
 
 
 def token_features(

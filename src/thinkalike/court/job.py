@@ -16,13 +16,12 @@ from thinkalike.config import (
     AnalyzeConfig,
     MeasureConfig,
     ModelConfig,
-    StitchConfig,
     TrainerConfig,
     check_option,
     compose_job,
     ranged,
 )
-from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE
+from thinkalike.config.schema import COUNTS
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.court.source import Setting
@@ -54,16 +53,13 @@ class CourtConfig(MeasureConfig):
     layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
     siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
-    fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
+    fit_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that maps are fitted on
     report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
     other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
-    steps: int = ranged(60, least=1, most=STEPS)  # of the training of a map
-    tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
-    lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
-    seeds: int = ranged(3, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
+    seeds: int = ranged(1, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
 
 
-class Court(Instrument, kind="court", version=2, reads=("model", "data", "measure", "seed")):
+class Court(Instrument, kind="court", version=3, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -121,7 +117,7 @@ def _bench(
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
-    tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
+    tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}
     for name, count in tokens.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
             raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
@@ -131,9 +127,8 @@ def _bench(
         fit(module, Run(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
-    setting = Setting(target, measure.layer, fit_rows, report, other, config.seed, train, siblings)
-    steps = {"steps": measure.steps, "warmup": min(10, measure.steps - 1), "tokens_per_step": measure.tokens_per_step}
-    return Bench(setting, StitchConfig(kind="affine", lr=measure.lr, weight_decay=0.0, **steps))
+    text = fit_rows, report.tokens, report.documents, other
+    return Bench(Setting(target, measure.layer, *text, config.seed, train, siblings))
 
 
 def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -144,9 +139,10 @@ def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.T
     return rows.tokens[:count], rows.tokens[count:][apart][: other_tokens // rows.context]
 
 
-def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
+def _spread(rows: TokenRows, tokens: int) -> TokenRows:
     """Return rows from all over the report, so that they are of as many documents as can be."""
-    return rows.tokens[:: max(rows.tokens.numel() // tokens, 1)][: tokens // rows.context]
+    step = max(rows.tokens.numel() // tokens, 1)
+    return TokenRows(*(each[::step][: tokens // rows.context] for each in (rows.tokens, rows.documents)))
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:

@@ -17,17 +17,29 @@ import torch
 from torch import Tensor
 
 from thinkalike.court.evidence import Evidence, profile_likeness
-from thinkalike.evaluation.verdicts import STATED, Thresholds, verdict
-from thinkalike.measures.accumulators import LayerMeans
+from thinkalike.evaluation.language import ends_of
+from thinkalike.evaluation.verdicts import (
+    BEYOND,
+    LEAK,
+    PART,
+    RELATED,
+    SAME,
+    STATED,
+    SUPERSET,
+    TOKENS,
+    UNDECIDED,
+    Thresholds,
+    verdict,
+)
 from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.kernel_alignment import cka
-from thinkalike.measures.neighbours import mutual_knn, mutual_measure
+from thinkalike.measures.neighbours import mutual_knn
 
 NEIGHBOURS = 10
 PROFILED = 512  # tokens whose features an MLEM profile is of
-DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
+DECOYS = ("answers", "n-gram", "token", "position", "bag", "delay", "leak", "untrained", "shortcut", "wrong tokens")
 ALIKE, REAL = ("same",), ("real",)
 COURT = ["target", "layer", "seed"]
 
@@ -62,20 +74,6 @@ def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evid
     return value
 
 
-def _neighbours_given_token(evidence: Evidence) -> float:
-    """Return the share of neighbours among states of one token beyond chance; 0 where a token's states do not vary."""
-    metric, start = LayerMeans(1, 1, mutual_measure(NEIGHBOURS), given="token"), 0
-    if not evidence.likeness["cka_given_token"]:
-        return 0.0
-    for number, part in enumerate(evidence.bench.report):
-        source, target = (side[start : start + len(part.own)] for side in evidence.states)
-        metric.update([source], [target], None, number, part.tokens)
-        start += len(part.own)
-    calibrated = metric.compute().calibrated
-    assert calibrated is not None
-    return float(calibrated.value)
-
-
 def _profile(evidence: Evidence) -> float:
     """Return how alike the MLEM profiles are of a sample of tokens."""
     bench = evidence.bench
@@ -86,44 +84,34 @@ def _profile(evidence: Evidence) -> float:
 
 def _of(*names: str) -> Callable[[Evidence], float]:
     """Return the least of some measures of `Likeness`."""
-    return lambda evidence: min(evidence.likeness[name] for name in names)
-
-
-def _product(evidence: Evidence) -> float:
-    """Return CKA given the token times R² given the token both ways, each at least 0."""
-    least = _of("r2_given_token", "r2_given_token_back")(evidence)
-    return max(least, 0.0) * max(evidence.likeness["cka_given_token"], 0.0)
+    return lambda evidence: min(float(evidence.likeness[name].value) for name in names)
 
 
 JUDGES = (
-    Judge("penalty", lambda evidence: evidence.trained.penalty, False),
-    Judge("penalty, least squares", lambda evidence: evidence.start.penalty, False),
-    Judge("KL", lambda evidence: evidence.trained.kl, False),
-    Judge("KL, least squares", lambda evidence: evidence.start.kl, False),
-    Judge("distance", lambda evidence: evidence.trained.distances[0], False),
-    Judge("distance, least squares", lambda evidence: evidence.start.distances[0], False),
-    Judge("penultimate match", lambda evidence: evidence.trained.distances[-1], False),
-    Judge("latent alignment", lambda evidence: fmean(evidence.trained.distances), False),
-    Judge("R² to the target", _of("r2"), True),
-    Judge("R² to the source", _of("r2_back"), True),
-    Judge("R², both ways", _of("r2", "r2_back"), True),
+    Judge("penalty", lambda evidence: evidence.course.penalty, False),
+    Judge("KL", lambda evidence: evidence.course.kl, False),
+    Judge("distance", lambda evidence: evidence.course.distances[0], False),
+    Judge("penultimate match", lambda evidence: evidence.course.distances[-1], False),
+    Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), False),
     Judge("CKA", _cka, True),
     Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
     Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
-    Judge("R² given the token, to the target", _of("r2_given_token"), True),
-    Judge("R² given the token, to the source", _of("r2_given_token_back"), True),
-    Judge("R² given the token, both ways", _of("r2_given_token", "r2_given_token_back"), True),
-    Judge("CKA given the token", _of("cka_given_token"), True),
-    Judge("mutual neighbours given the token", _neighbours_given_token, True),
-    Judge("CKA and R² given the token", _product, True),
+    Judge("directions, to the target", _of("cca"), True),
+    Judge("directions, both ways", _of("cca", "cca_back"), True),
+    Judge("output-weighted R²", _of("r2_output"), True),
+    Judge("least direction, both ways", _of("cca_least", "cca_least_back"), True),
+    Judge("directions beyond the tokens, both ways", _of("cca_beyond", "cca_back_beyond"), True),
+    Judge("output-weighted R² beyond the tokens", _of("r2_output_beyond"), True),
+    Judge("least direction beyond the tokens", _of("cca_least_beyond", "cca_least_back_beyond"), True),
     Judge("future", _of("future"), False, ("leak",)),
 )
 
 
 def verdicts(evidence: Evidence) -> dict[str, float]:
-    """Return what each judge says of a source, by the judge's name."""
-    return {judge.name: judge.value(evidence) for judge in JUDGES}
+    """Return what each judge says of a source, by the judge's name, and the columns that `verdict` reads."""
+    read = {key: end for name, each in evidence.likeness.items() for key, end in ends_of(name, each[None]).items()}
+    return {judge.name: judge.value(evidence) for judge in JUDGES} | {key: float(end[0]) for key, end in read.items()}
 
 
 def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
@@ -219,43 +207,45 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
-COLUMNS = {  # of a stitching table, by the judge that says the same
-    "r2": "R² to the target",
-    "r2_back": "R² to the source",
-    "r2_given_token": "R² given the token, to the target",
-    "r2_given_token_back": "R² given the token, to the source",
-    "cka_given_token": "CKA given the token",
-    "future": "future",
-    "penalty": "penalty",
-}
-ALONE = "token mean"  # the source that says what the current token alone costs
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
-    "same": ("same up to an affine map",),
-    "answers": ("same answers",),
-    "part": ("part of", "related"),
-    "superset": ("superset of",),
-    "token": ("token only", "different"),
-    "leak": ("leak",),
-    "untrained": ("different", "token only"),
-    "shortcut": ("different", "token only"),
+    "same": (SAME,),
+    "near": (SAME, RELATED),
+    "distorted": (RELATED,),
+    "answers": (RELATED,),
+    "part": (PART,),
+    "layer": (PART, RELATED),
+    "mixture": (PART, RELATED),
+    "scaled": (BEYOND,),
+    "wrong tokens": (BEYOND,),
+    "superset": (SUPERSET,),
+    "n-gram": (TOKENS, RELATED),
+    "delay": (TOKENS, RELATED),
+    "token": (TOKENS,),
+    "position": (TOKENS,),
+    "bag": (TOKENS,),
+    "untrained": (TOKENS,),
+    "shortcut": (TOKENS,),
+    "leak": (LEAK,),
 }
+WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
+LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
 
 
 class _Rule(NamedTuple):
-    """A threshold of the verdict parts the sources that it is meant for, by kind or name, from others."""
+    """A threshold parts the sources that a verdict is meant for, by kind, from others by a number."""
 
+    number: Callable[[pd.DataFrame], pd.Series]
     meant: tuple[str, ...]
     others: tuple[str, ...]
-    higher: bool = True  # whether those that it is meant for lie above it
+    quantile: float = 0.0  # of the sources that it is meant for, which the threshold is to be below
 
 
-ONE_TOKEN = (ALONE, "token code", "other context", "Gaussian given the token", "token alone")
 RULES = {  # by the field of `Thresholds`
-    "leak": _Rule(("leak",), ("same", "answers", "part", "superset", "token", "untrained", "shortcut", "real")),
-    "same": _Rule(("same",), ("answers", "part", "superset", "token", "leak", "untrained", "shortcut", "real")),
-    "related": _Rule(("real",), ("answers", "token", "untrained", "shortcut")),
-    "token": _Rule(ONE_TOKEN, ("same", "answers", "part", "superset", "leak", "untrained", "real"), higher=False),
-    "answers": _Rule(("answers",), ("token", "leak", "untrained", "shortcut"), higher=False),
+    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple(kind for kind in RIGHT if kind != "leak")),
+    "same": _Rule(
+        lambda table: table[LEAST].min(axis=1), ("same",), tuple(kind for kind in RIGHT if kind not in ("same", "near"))
+    ),
+    "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 
 
@@ -264,48 +254,44 @@ def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
 
     A threshold whose sources a table lacks is the stated one.
     """
-    seen = pd.DataFrame(_rows(table), index=table.index)
-    forth, back, cka = (seen[f"{name}_low"] for name in ("r2_given_token", "r2_given_token_back", "cka_given_token"))
-    least, largest = pd.concat([forth, back], axis=1).min(axis=1), pd.concat([forth, back, cka], axis=1).max(axis=1)
-    numbers = {
-        "leak": seen["future_low"],
-        "same": least,
-        "related": least.clip(lower=0) * cka.clip(lower=0),
-        "token": largest,
-        "answers": seen["kl"] / seen["token_mean_penalty"],
-    }
     found = {}
     for name, rule in RULES.items():
-        sides = [numbers[name][table["kind"].isin(each) | table["source"].isin(each)] for each in rule[:2]]
-        if len(sides[0]) and len(sides[1]):
-            meant, other = sides if rule.higher else sides[::-1]
-            found[name] = float(meant.min() + other.max()) / 2
+        meant, others = (rule.number(table)[table["kind"].isin(kinds)] for kinds in (rule.meant, rule.others))
+        if len(meant) and len(others):
+            found[name] = float(meant.quantile(rule.quantile) + others.max()) / 2
     return STATED._replace(**found)
 
 
 def sentenced(table: pd.DataFrame, thresholds: Thresholds = STATED) -> pd.DataFrame:
-    """Return a row for each source of each court, with its verdict, and whether that is right of its kind.
+    """Return a row for each source of each court, with its verdict, and whether that is right of its kind; None: open.
 
-    Points are judged, as intervals of a court's few tokens would leave much undecided.
+    Intervals are judged as in a stitching job; the penalty is that of least squares.
     """
     rows = []
-    for row, seen in zip(table.to_dict("records"), _rows(table), strict=True):
-        found = verdict(seen, thresholds)
-        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT else None
+    for row in table.to_dict("records"):
+        losses = dict.fromkeys(("stitching_loss", "target_loss", "source_loss"), math.nan)  # no source has them
+        found = verdict({**row, **losses, "penalty_low": row["penalty"], "penalty_high": row["penalty"]}, thresholds)
+        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT and found != UNDECIDED else None
         rows.append({**{name: row[name] for name in (*COURT, "source", "kind")}, "verdict": found, "right": right})
     return pd.DataFrame(rows)
 
 
-def _rows(table: pd.DataFrame) -> list[dict[str, float]]:
-    """Return what `verdict` reads of each source."""
-    alone = table[table["source"] == ALONE].set_index(COURT)["penalty"]
+def nested(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `sentenced` of every source by thresholds from other targets and other kinds of source alone."""
+    parts = []
+    for (target, kind), own in table.groupby(["target", "kind"], sort=False):
+        fitted = fitted_thresholds(table[(table["target"] != target) & (table["kind"] != kind)])
+        parts.append(sentenced(own, fitted).assign(**fitted._asdict()))
+    return pd.concat(parts, ignore_index=True)
+
+
+def shares(found: pd.DataFrame) -> pd.DataFrame:
+    """Return for each kind how many sources were judged, decided and right, and what was said of them."""
     rows = []
-    for row in table.to_dict("records"):
-        seen = {column: row[judge] for column, judge in COLUMNS.items()}
-        ends = {f"{column}_{end}": value for column, value in seen.items() for end in ("low", "high")}
-        losses = dict.fromkeys(
-            ("stitching_loss", "target_loss", "source_loss"), math.nan
-        )  # a source has no unembedding
-        cost = alone[tuple(row[name] for name in COURT)]
-        rows.append({**ends, **losses, "kl": row["KL"], "token_mean_penalty": cost})
-    return rows
+    for kind, own in found[found["kind"].isin(RIGHT)].groupby("kind", sort=False):
+        decided = own[own["verdict"] != UNDECIDED]
+        said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
+        right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
+        row = {"kind": kind, "sources": len(own), "decided": len(decided) / len(own), "right": right, "verdicts": said}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -71,6 +71,7 @@ class Setting:
         layer: the number of its block after which its states are taken.
         fit: rows that maps are fitted on.
         report: rows that scores are of; of these a source learns nothing but which tokens occur.
+        documents: the document of each token of the report.
         other: rows of other documents than both, for what a source itself has to learn.
         seed: of all that is drawn.
         train: runs the training of a module to its end; the second argument names it.
@@ -81,6 +82,7 @@ class Setting:
     layer: int
     fit: Int[Tensor, "rows t"]
     report: Int[Tensor, "some t"]
+    documents: Int[Tensor, "some t"]
     other: Int[Tensor, "more t"]
     seed: int
     train: Callable[[SteppedModule, str], None]

@@ -49,6 +49,8 @@ TARGETS: dict[str, dict[str, tuple[Sequence[int], Siblings]]] = {  # by scale an
 }  # fmt: skip
 MODELS = {scale: list(targets) for scale, targets in TARGETS.items()}
 
+RIGHT_SHARE, DECIDED_SHARE = 0.9, 0.75
+
 
 def _parts(case: Case) -> list[Part]:
     """Return a court for each target, layer and seed, the seeds from `seed` on; `measure.layer=` chooses one layer."""
@@ -73,12 +75,9 @@ def _court(case: Case) -> Conclusion:
     rows = judges.to_dict("records")
     claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    if (table["source"] == court.ALONE).any() and set(court.COLUMNS.values()) <= set(table):
-        tables["sentences"] = court.sentenced(table)
-        claims += _sentence_claims(tables["sentences"], units)
-        if several:
-            tables["sentences_of_others"] = others = _halves(table, _sentenced_by_others)
-            claims += _sentence_claims(others, units, " by thresholds from the other half of the targets")
+    tables["sentences"] = court.nested(table) if several else court.sentenced(table)
+    tables["kinds"] = court.shares(tables["sentences"])
+    claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
     if several and court.judges_of(table, court.ALIKE):
         tables["thresholds"] = limits = _halves(table, _thresholds_of_others)
         claims += _threshold_claims(limits, units)
@@ -100,20 +99,13 @@ def _thresholds_of_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataF
     return court.transferred(other, court.thresholds(fitted))
 
 
-def _sentenced_by_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    """Return the verdicts on some courts by thresholds from others, with these thresholds."""
-    limits = court.fitted_thresholds(fitted)
-    return court.sentenced(other, limits).assign(**limits._asdict())
-
-
-def _sentence_claims(found: pd.DataFrame, units: str, how: str = "") -> list[Claim]:
-    """Return whether the verdict of every source of a kind is right, by kind."""
+def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
+    """Return whether the verdict of each kind of source is right for nine in ten decided, with at most a quarter open."""
     claims = []
-    for kind, rows in found[found["right"].notna()].groupby("kind", sort=False):
-        said = {str(source): dict.fromkeys(own["verdict"]) for source, own in rows.groupby("source", sort=False)}
-        numbers = "; ".join(f"{source}: {', '.join(verdicts)}" for source, verdicts in said.items())
-        claim = f"the verdict is right for every source of kind {kind}{how}"
-        claims.append(counted(claim, all(rows["right"]), numbers, units))
+    for row in kinds.to_dict("records"):
+        holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
+        numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
+        claims.append(counted(f"verdicts are right for sources of kind {row['kind']}{how}", holds, numbers, units))
     return claims
 
 
