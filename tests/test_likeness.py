@@ -1,4 +1,4 @@
-"""Likeness of the states of two models: by other code, planted sources, and what it takes."""
+"""Likeness of the states of two models: by other code, planted sources, changes of basis, and what it takes."""
 
 from __future__ import annotations
 
@@ -10,27 +10,26 @@ import typing
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression
 from torch.nn.functional import pad
 
 import tiny
 from conftest import composed
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation.likeness import likeness_of
-from thinkalike.measures import CKA, Estimate, surprises, token_codes
-from thinkalike.memory import Budget
+from thinkalike.evaluation import likeness
+from thinkalike.evaluation.likeness import Beyond, TokensBefore, likeness_of, output_roots
+from thinkalike.measures import surprises, token_codes
 from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]
-BATCH = 16  # rows of 64 tokens: 1024 tokens
+MEASURES = {"cca", "cca_back", "cca_least", "cca_least_back", "directions_90", "directions_99", "r2_output"}
 
 
 def text(rows, context=64, seed=0, vocabulary=290):
-    """Rows of random tokens, of which some are rare."""
+    """Rows of random tokens, of which some are rare; four rows are a document."""
     generator = torch.Generator().manual_seed(seed)
     tokens = (torch.rand(rows, context, generator=generator) ** 2 * vocabulary).to(torch.int32)
-    return TokenRows(tokens, torch.zeros_like(tokens))
+    return TokenRows(tokens, (torch.arange(rows)[:, None] // 4).expand_as(tokens).contiguous())
 
 
 @pytest.fixture(scope="module")
@@ -38,72 +37,75 @@ def models():
     return tiny.frozen(1), tiny.frozen(2)
 
 
-def inner(model, part, layer):
-    return model.head(part.long(), layer)[:, 1:-1].flatten(0, 1)
+def inner(states):
+    return states[:, 1:-1].flatten(0, 1)
 
 
-def centred(states, tokens):
-    """States less the mean of their token in their batch, by numpy, of tokens that stand 4 times there."""
-    states, tokens, kept = states.double().numpy(), tokens.numpy(), []
-    for token in np.unique(tokens):
-        if (rows := tokens == token).sum() >= 4:
-            kept.append(states[rows] - states[rows].mean(0))
-    return np.concatenate(kept)
+def residuals(states, design):
+    return states - design @ np.linalg.lstsq(design, states, rcond=None)[0]
 
 
-def explained(fit, judged, grouped=False):
-    """Held-out R² of scikit-learn."""
-    fitted = LinearRegression(fit_intercept=not grouped).fit(*fit)
-    mean = 0 if grouped else fit[1].mean(0)
-    return 1 - ((judged[1] - fitted.predict(judged[0])) ** 2).sum() / ((judged[1] - mean) ** 2).sum()
+def left_by_numpy(states, rows, before):
+    """What is left of states beside dummies of token and position, and of the tokens before, of tokens there 4 times."""
+    tokens, positions = (inner(each).numpy() for each in (rows, torch.arange(rows.shape[1]).expand_as(rows)))
+    kept = np.isin(tokens, [token for token in np.unique(tokens) if (tokens == token).sum() >= 4])
+    dummies = [(each[kept, None] == np.unique(each[kept])).astype(float) for each in (tokens, positions)]
+    covariates = inner(before).double().numpy()[kept][:, : kept.sum() // likeness.ROWS_PER_COVARIATE]
+    return residuals(states.double().numpy()[kept], np.concatenate([*dummies, covariates], 1)), kept
 
 
-def by_hand(source, target, pair, fit, report):
-    """All measures of one layer pair from other code."""
-    sides, given, errors, metric, used = {}, {}, {}, CKA(1, 1, given="token"), []
-    codes = token_codes(target.vocabulary)
-    for name, rows in (("fit", fit), ("report", report)):
-        x, y, xs, ys, es = [], [], [], [], []
-        for part in rows.tokens.split(BATCH):
-            mine, theirs = inner(source, part, pair[0]), inner(target, part, pair[1])
-            tokens = part[:, 1:-1].flatten()
-            xs.append(centred(mine, tokens))
-            ys.append(centred(theirs, tokens))
-            last = inner(target, part, target.n_layers - 1)
-            es.append(surprises(last, target.finish, part[:, 2:].flatten().long(), codes))
-            x.append(mine)
-            y.append(theirs)
-            if name == "report":
-                metric.update([mine], [theirs], groups=tokens)
-                used.append(len(xs[-1]) / len(tokens))
-        sides[name] = torch.cat(x).double().numpy(), torch.cat(y).double().numpy()
-        given[name] = np.concatenate(xs), np.concatenate(ys)
-        errors[name] = sides[name][0], torch.cat(es).double().numpy()
-    return {
-        "r2": explained(sides["fit"], sides["report"]),
-        "r2_back": explained(sides["fit"][::-1], sides["report"][::-1]),
-        "r2_given_token": explained(given["fit"], given["report"], True),
-        "r2_given_token_back": explained(given["fit"][::-1], given["report"][::-1], True),
-        "cka_given_token": float(metric.compute().value[0, 0]),
-        "future": explained(errors["fit"], errors["report"]),
-    }, np.mean(used)
+def by_qr(fit, judged, root):
+    """Held-out measures of canonical directions from QR decompositions."""
+    means = [side.mean(0) for side in fit]
+    (q, r), (p, s) = (np.linalg.qr(side - mean) for side, mean in zip(fit, means, strict=True))
+    left, correlations, right = np.linalg.svd(q.T @ p)
+    u = (judged[0] - means[0]) @ np.linalg.solve(r, left)
+    v = (judged[1] - means[1]) @ np.linalg.solve(s, right.T)
+    onward = 1 - ((v - u * correlations) ** 2).sum(0) / (v**2).sum(0)
+    backward = 1 - ((u - v * correlations) ** 2).sum(0) / (u**2).sum(0)
+    errors = judged[1] - means[1] - (u * correlations) @ right @ s
+    read = 1 - ((errors @ root) ** 2).sum() / (((judged[1] - means[1]) @ root) ** 2).sum()
+    values = {"cca": onward.mean(), "cca_back": backward.mean(), "r2_output": read}
+    return values | {"cca_least": onward.min(), "cca_least_back": backward.min()}
 
 
 def test_every_measure_is_that_of_other_code(models):
-    fit, report = text(64), text(64, seed=1)
-    found = likeness_of(*models, PAIRS, fit, report)
-    for place, pair in enumerate(PAIRS[:2]):
-        expected, used = by_hand(*models, pair, fit, report)
-        assert found.measures.keys() == expected.keys()
-        for name, value in expected.items():
-            estimate = found.measures[name][place]
-            assert float(estimate.value) == pytest.approx(value, abs=1e-5), name
-            assert estimate.low < estimate.value < estimate.high
-        assert found.rows_used == pytest.approx(used)
-    columns = found.columns()
-    assert len(columns) == 18
-    assert columns["r2_back_low"] == found.measures["r2_back"].low.tolist()
-    assert 0.5 < found.rows_used < 1, "control: rare tokens stand alone"
+    source, target = models
+    sides, (layer, depth) = [text(96), text(64, seed=1)], PAIRS[0]
+    found = likeness_of(source, target, PAIRS, *sides)
+    before = TokensBefore(target, sides[0].tokens)
+    codes, plain, beyond, surprising, used = token_codes(target.vocabulary), [], [], [], []
+    for side in sides:
+        rows = side.tokens.long()
+        mine, theirs = inner(source.head(rows, layer)), inner(target.head(rows, depth))
+        plain.append((mine.double().numpy(), theirs.double().numpy()))
+        both = [left_by_numpy(states, rows, before(rows)) for states in (mine, theirs)]
+        beyond.append([left for left, _ in both])
+        used.append(both[0][1].mean())
+        last = inner(target.head(rows, target.n_layers - 1))
+        surprising.append(surprises(last, target.finish, rows[:, 2:].flatten(), codes).double().numpy())
+    root = output_roots(target, [depth], sides[0].tokens)[depth].numpy()
+    for suffix, way, tolerance in (("", plain, 1e-5), ("_beyond", beyond, 2e-4)):
+        for name, value in by_qr(*way, root).items():
+            assert float(found.measures[name + suffix].value[0]) == pytest.approx(value, abs=tolerance), name + suffix
+    fitted, judged = (np.concatenate([side[0], np.ones((len(side[0]), 1))], 1) for side in plain)
+    predicted = judged @ np.linalg.lstsq(fitted, surprising[0], rcond=None)[0] - surprising[0].mean(0)
+    actual = surprising[1] - surprising[0].mean(0)
+    future = (predicted * actual).sum() / np.sqrt((predicted**2).sum() * (actual**2).sum())
+    assert float(found.measures["future"].value[0]) == pytest.approx(future, abs=1e-4)
+    assert found.rows_used == pytest.approx(used[1])
+    assert found.measures.keys() == MEASURES | {f"{name}_beyond" for name in MEASURES} | {
+        "context", "context_back", "future"
+    }  # fmt: skip
+    assert all(0 < float(found.measures[name].value[0]) < 1 for name in ("context", "context_back"))
+    estimate = found.measures["cca"][0]
+    assert estimate.low < estimate.value < estimate.high
+
+
+def test_few_documents_have_no_interval(models):
+    fit, report = text(32), text(28, seed=1)
+    assert len(report.documents.unique()) == 7
+    assert likeness_of(*models, PAIRS[:1], fit, report).measures["r2_output_beyond"].high.isinf().all()
 
 
 def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
@@ -114,22 +116,34 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
         sides = []
         for rows, more in zip(plain, (5, 0), strict=True):  # also where the longest row is that of one side
             places = (torch.arange(48) - shift).clamp(min=0).to(torch.int32).expand(64, -1)
-            source, owners = pad(rows.tokens, (0, more)), pad(rows.documents, (0, more), value=-1)
+            source, owners = pad(rows.tokens, (0, more)), pad(rows.documents.int(), (0, more), value=-1)
             tokens = torch.cat([rows.tokens, source, places, owners], 1)
             sides.append(PairedRows(tokens, rows.documents, *torch.zeros(3, 1, dtype=torch.long)))
         found.append(likeness_of(*models, PAIRS, *sides).measures)
     for name, expected in likeness_of(*models, PAIRS, *plain).measures.items():
         torch.testing.assert_close(found[0][name].value, expected.value)
-    assert (found[0]["r2"].value - found[1]["r2"].value).abs().max() > 0.001
+    assert (found[0]["cca"].value - found[1]["cca"].value).abs().max() > 0.001
 
 
-def test_less_memory_means_smaller_groups_and_too_little_text_is_refused(models):
-    fit, report = text(64), text(64, seed=1)
-    whole, part = (likeness_of(*models, PAIRS, fit, report, budget) for budget in (None, Budget(4e6, 0.0)))
-    assert part.rows_used < whole.rows_used
-    torch.testing.assert_close(part.measures["r2"].value, whole.measures["r2"].value)
+def test_too_little_text_is_refused(models):
     with pytest.raises(DataError, match="needs 4 rows of one token, and a batch of"):
-        likeness_of(*models, PAIRS, fit, text(2, context=8))
+        likeness_of(*models, PAIRS, text(64), text(2, context=8))
+
+
+def test_nothing_is_left_of_what_a_bag_of_tokens_decides(models):
+    target, rows = models[1], text(64, context=48).tokens.long()
+    before = TokensBefore(target, rows)(rows)
+    assert (before[:, 0] == 0).all(), "there is nothing before the first token"
+    changed = rows.clone()
+    changed[:, -1] = 3
+    assert torch.equal(before, TokensBefore(target, rows)(changed)), "nor does a token describe itself"
+    tokens, positions = inner(rows), inner(torch.arange(48).expand_as(rows))
+    beyond = Beyond(tokens, positions, inner(before))
+    width = beyond.before.shape[1]
+    bag = inner(before)[:, :width] @ torch.randn(width, 20) + torch.randn(300, 20)[tokens] + torch.randn(48, 20)[positions]
+    other = bag + torch.randn_like(bag)
+    assert beyond.of(bag).var() < 1e-4 * bag.var()
+    assert beyond.of(other).var() > 0.5, "control: something else is left"
 
 
 class Planted:
@@ -156,11 +170,11 @@ def source_text(minis):
     for modules in ((argparse, inspect), (typing, types)):
         tokens = minis[0].tokenizer("".join(map(inspect.getsource, modules)))["input_ids"]
         rows = torch.tensor(tokens[: len(tokens) // 128 * 128], dtype=torch.int32).view(-1, 128)[:64]
-        parts.append(TokenRows(rows, torch.zeros_like(rows)))
+        parts.append(TokenRows(rows, (torch.arange(len(rows))[:, None] // 4).expand_as(rows).contiguous()))
     return parts
 
 
-def at_layer_1(source, target, sides) -> dict[str, Estimate]:
+def at_layer_1(source, target, sides):
     return {name: each[0] for name, each in likeness_of(source, target, [(1, 1)], *sides).measures.items()}
 
 
@@ -172,22 +186,28 @@ def next_tokens(tokens):
 def test_sources_that_are_alike_and_those_that_are_not_are_told_apart(minis, source_text):
     own, seed = minis
     turn = torch.linalg.qr(torch.randn(128, 128)).Q
+    steep = turn * torch.logspace(0, 3, 128) @ turn.flip(0)
     code = torch.randn(own.vocabulary, 128)
     planted = {
         "turned": Planted(own, lambda tokens, states: states @ turn),
+        "steep": Planted(own, lambda tokens, states: states @ steep),
         "token": Planted(own, lambda tokens, states: code[tokens]),
         "next token": Planted(own, lambda tokens, states: code[next_tokens(tokens)] + 0.1 * torch.randn_like(states)),
         "other seed": seed,
+        "other seed, steep": Planted(seed, lambda tokens, states: states @ steep),
     }
     found = {name: at_layer_1(source, own, source_text) for name, source in planted.items()}
     values = {name: {key: float(each.value) for key, each in own.items()} for name, own in found.items()}
-    turned, token, following, other = values.values()
-    assert [turned[key] for key in turned if key != "future"] == pytest.approx([1] * 5, abs=1e-4)
-    assert token["r2"] > 0.1
-    assert token["r2_given_token"] == token["r2_given_token_back"] == token["cka_given_token"] == 0
-    assert following["future"] > 0.1
-    assert following["r2_given_token"] < 0.02
-    assert all(values[name]["future"] < 0 for name in values if name != "next token")
-    for key in ("r2_given_token", "r2_given_token_back", "cka_given_token"):
-        assert token[key] + 0.2 < other[key] < turned[key] - 0.05
-        assert found["other seed"][key].low < other[key] < found["other seed"][key].high
+    alike = [key for key in values["turned"] if key.startswith(("cca", "r2"))]
+    for same in ("turned", "steep"):
+        assert [values[same][key] for key in alike] == pytest.approx([1] * len(alike), abs=2e-3)
+    for key in values["other seed"]:
+        assert values["other seed, steep"][key] == pytest.approx(values["other seed"][key], abs=0.01), key
+    assert values["token"]["cca"] > 0.1
+    assert values["token"]["r2_output_beyond"] == 0
+    assert values["next token"]["future"] > 0.2
+    assert values["next token"]["r2_output_beyond"] < 0.03
+    assert all(values[name]["future"] < 0.05 for name in values if name != "next token")
+    assert 0.05 < values["other seed"]["r2_output_beyond"] < 0.9
+    estimate = found["other seed"]["r2_output_beyond"]
+    assert estimate.low < estimate.value < estimate.high

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
@@ -173,8 +173,8 @@ class TargetBatch(NamedTuple):
     parts: Int[Tensor, " n"]
 
 
-def inner(states: Float[Tensor, "b t *d"]) -> Float[Tensor, "n *d"]:
-    """Return the states of the tokens that have others of their row on both sides."""
+def inner(states: Shaped[Tensor, "b t *d"]) -> Shaped[Tensor, "n *d"]:
+    """Return what belongs to the tokens that have others of their row on both sides."""
     return states[:, 1:-1].flatten(0, 1)
 
 
@@ -273,11 +273,13 @@ class LikenessSums:
 
     @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:
-        ways = {"": self.plain, "_beyond": self.beyond}
-        return {
-            name: [DirectionSums(canonical_directions(way.of(pair)), self.roots[pair[1]]) for pair in self.pairs]
-            for name, way in ways.items()
-        }
+        judges: dict[str, list[DirectionSums]] = {"": [], "_beyond": []}
+        for pair in self.pairs:
+            whole, root = self.plain.of(pair), self.roots[pair[1]]
+            among = whitening(whole.xx / (whole.n - 1)), whitening(whole.yy / (whole.n - 1))
+            judges[""].append(DirectionSums(canonical_directions(whole), root))
+            judges["_beyond"].append(DirectionSums(canonical_directions(self.beyond.of(pair), among), root))
+        return judges
 
     def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}

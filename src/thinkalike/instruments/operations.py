@@ -25,7 +25,8 @@ PUBLISHED = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # pairs of M
 LBFGS = 100  # steps, about
 REPORTED = 262144  # tokens of the report where the data do not state it
 STATISTICS = 2.0**18  # tokens, at most, of closed forms and of the means of tokens
-LIKENESS = 2.0**17  # fit tokens, at most, of the likeness of states
+LIKENESS = 2.0**16  # tokens to fit on, and of the report, at most, of the likeness of states
+COVARIATES = 528.0  # of the tokens before each, by which a bag of them is described
 
 
 def both_of(shapes: Shapes) -> tuple[Shape, Shape]:
@@ -161,11 +162,12 @@ def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -
     gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls or stitch.init != "identity")
     passes, states = source.forward(1.0, row) + target.forward(1.0, row), products(source.width, target.width, pairs)
     maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
-    alike = min(fit, LIKENESS) + report
+    alike = min(fit, LIKENESS) + min(report, LIKENESS)
+    bags = 2 * COVARIATES * (COVARIATES + 2 * (source.width + target.width) * len(pairs))
     spent = {
         "training": (step * _training(stitch, source, target, pairs, row) * stitch.trained, step * stitch.seeds),
         "closed forms": (gathered * (passes + 2 * states), gathered),
-        "likeness": (alike * (passes + target.operations.output + 4 * states), alike),
+        "likeness": (alike * (passes + target.operations.output + 4 * states + bags), alike),
         "report": (maps * _tails(source, target, pairs, report, row), report),
     }
     models = (source.name, target.name)

@@ -16,6 +16,7 @@ from torch import Tensor
 from thinkalike.measures.closed_forms import CUTOFF, PairStatistics
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 
+LEFT = 1e-4  # of a direction's variance; with less there is nothing left of it
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 
 
@@ -34,27 +35,38 @@ class Directions(NamedTuple):
     ranks: tuple[int, int]  # in how many directions x and y vary
 
 
-def canonical_directions(statistics: PairStatistics) -> Directions:
+def canonical_directions(
+    statistics: PairStatistics, among: tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]] | None = None
+) -> Directions:
     """Return the canonical directions of one layer pair; r is the smaller rank, 0 where one side is constant.
 
     Directions of less than `CUTOFF` of the largest variance are rounding, and do not count.
+
+    Args:
+        among: Directions of unit variance of the same states as they are, where the statistics are of what is left of
+            them; then only these are looked at, and of these only such as keep `LEFT` of their variance.
     """
     of_x, of_y, across = (each / (statistics.n - 1) for each in (statistics.xx, statistics.yy, statistics.xy))
-    x, y = whitening(of_x), whitening(of_y)
+    x, y = (whitening(of_x), whitening(of_y)) if among is None else map(_whitening_among, (of_x, of_y), among)
     left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
     target = y @ right.T
-    back = target.T @ of_y
     ranks = x.shape[1], y.shape[1]
-    return Directions(
-        statistics.mean_x, statistics.mean_y, x @ left, target, back, correlations.clamp(max=1), ranks
-    )
+    means, clamped = (statistics.mean_x, statistics.mean_y), correlations.clamp(max=1)
+    return Directions(*means, x @ left, target, target.T @ of_y, clamped, ranks)
 
 
-def whitening(covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d r"]:
-    """Return directions of variance 1 that are uncorrelated, as many as have more than `CUTOFF` of the largest."""
+def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
+    """Return directions of variance 1 that are uncorrelated, of those with more than `least` variance.
+
+    By default this is `CUTOFF` of the largest.
+    """
     values, vectors = torch.linalg.eigh(covariance)
-    kept = values > CUTOFF * values[-1].clamp(min=0)
+    kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
     return vectors[:, kept] / values[kept].sqrt()
+
+
+def _whitening_among(covariance: Float[Tensor, "d d"], directions: Float[Tensor, "d a"]) -> Float[Tensor, "d r"]:
+    return directions @ whitening(directions.T @ covariance @ directions, LEFT)
 
 
 class DirectionSums:

@@ -133,7 +133,7 @@ class _Stitched(NamedTuple):
     table: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
-    rows_used: float  # share of the rows in the measures given the token
+    rows_used: float  # share of the rows in the measures beyond the tokens
     speed: dict[str, float]  # of the training of the first seed
 
 
@@ -142,7 +142,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     import pandas as pd
 
     from thinkalike.evaluation.stitches import document_bytes
-    from thinkalike.evaluation.verdicts import TRIED, UNDECIDED, verdict
+    from thinkalike.evaluation.verdicts import UNDECIDED, untried, verdict
     from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
     from thinkalike.models.controls import randomised
 
@@ -163,10 +163,10 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
-    little = [f"{setting.corpus.counts[name]:,} {name}" for name in TRIED if setting.corpus.counts[name] < TRIED[name]]
-    table["verdict"] = [UNDECIDED if little else verdict(row) for row in table.to_dict("records")]
-    if little:
-        log.warning("verdicts are undecided, as their rules were tried with more text than %s", " and ".join(little))
+    width = max(setting.source.d_model, setting.target.d_model)
+    if why := untried(setting.corpus.counts, alike.rows_used, width):
+        log.warning("warning: verdicts are undecided, as their rules were not tried on %s", why)
+    table["verdict"] = [UNDECIDED if why else verdict(row) for row in table.to_dict("records")]
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
@@ -214,15 +214,16 @@ def _verdicts(table: pd.DataFrame) -> str:
 log = logging.getLogger(__name__)
 
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
-LITTLE = 0.1  # R² given the token, in the worse direction
+LITTLE = 0.06  # R² beyond the tokens, weighed by the output
 NEARNESS = {
     "KL": ("kl", ".4f"), "same top token": ("top1_agreement", ".1%"),
     "distance": ("distance", ".3f"), "distance at the end": ("penultimate_distance", ".3f"),
     "norm ratio": ("norm_ratio", ".3f"), "bits per byte": ("bits_per_byte", ".4f"),
 }  # fmt: skip
 SHARED = {
-    "R² →": "r2", "R² ←": "r2_back", "given the token: R² →": "r2_given_token",
-    "R² given ←": "r2_given_token_back", "CKA given": "cka_given_token", "future": "future",
+    "directions →": "cca", "←": "cca_back", "least →": "cca_least", "least ←": "cca_least_back", "output": "r2_output",
+    "beyond the tokens: →": "cca_beyond", "beyond ←": "cca_back_beyond", "output beyond": "r2_output_beyond",
+    "future": "future",
 }  # fmt: skip
 
 
@@ -293,10 +294,10 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
 
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
-    """Warn of layer pairs that share next to nothing but the current token, where penalties say little of likeness."""
-    least = table[["r2_given_token", "r2_given_token_back"]].min(axis=1)
-    for row in table.assign(least=least)[least < LITTLE].itertuples():
+    """Warn of layer pairs that share next to nothing beyond the tokens, where penalties say little of likeness."""
+    for row in table[table["r2_output_beyond"] < LITTLE].itertuples():
         log.warning(
-            f"warning: given the token, {row.source_layer}→{row.target_layer} explain {row.least:.2f} of each other's "
-            f"states in the worse direction: a penalty of {row.penalty:+.3f} nats is no evidence of similarity"
+            f"warning: beyond the tokens, layer {row.source_layer} predicts {row.r2_output_beyond:.2f} of what the "
+            f"target reads at layer {row.target_layer}: a penalty of {row.penalty:+.3f} nats is no evidence of "
+            "similarity"
         )

@@ -128,7 +128,7 @@ class Setting:
     def likeness(self) -> Likeness:
         """Return the similarity of the states of both models at every layer pair."""
         rows = self.corpus
-        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report, self.budget)
+        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report)
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
