@@ -82,7 +82,7 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     monkeypatch.setattr("thinkalike.evaluation.verdicts.TRIED", {})
     done = door("train.py", *small_stitching)
     table = done.result.table
-    for name in ("r2", "r2_back", "r2_given_token", "r2_given_token_back", "cka_given_token", "future"):
+    for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "future"):
         assert (table[f"{name}_low"] <= table[name]).all()
         assert (table[name] <= table[f"{name}_high"]).all()
     assert set(table["verdict"]) <= set(VERDICTS)

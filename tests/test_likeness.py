@@ -46,7 +46,7 @@ def residuals(states, design):
 
 
 def left_by_numpy(states, rows, before):
-    """What is left of states beside dummies of token and position, and of the tokens before, of tokens there 4 times."""
+    """What is left beside dummies of token and position and the tokens before, of tokens that are there 4 times."""
     tokens, positions = (inner(each).numpy() for each in (rows, torch.arange(rows.shape[1]).expand_as(rows)))
     kept = np.isin(tokens, [token for token in np.unique(tokens) if (tokens == token).sum() >= 4])
     dummies = [(each[kept, None] == np.unique(each[kept])).astype(float) for each in (tokens, positions)]
@@ -140,7 +140,8 @@ def test_nothing_is_left_of_what_a_bag_of_tokens_decides(models):
     tokens, positions = inner(rows), inner(torch.arange(48).expand_as(rows))
     beyond = Beyond(tokens, positions, inner(before))
     width = beyond.before.shape[1]
-    bag = inner(before)[:, :width] @ torch.randn(width, 20) + torch.randn(300, 20)[tokens] + torch.randn(48, 20)[positions]
+    by_place = torch.randn(300, 20)[tokens] + torch.randn(48, 20)[positions]
+    bag = inner(before)[:, :width] @ torch.randn(width, 20) + by_place
     other = bag + torch.randn_like(bag)
     assert beyond.of(bag).var() < 1e-4 * bag.var()
     assert beyond.of(other).var() > 0.5, "control: something else is left"

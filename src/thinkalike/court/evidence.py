@@ -16,8 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.court.source import Setting, Source
-from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
 from thinkalike.data.rows import Layout
+from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
 from thinkalike.evaluation.likeness import (
     LikenessSums,
     TargetBatch,

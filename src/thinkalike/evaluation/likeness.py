@@ -34,7 +34,10 @@ TOKENS = 2**16  # at most, that directions are fitted on, and that measures are 
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 COMPONENTS = 48  # of the embedding, by which a bag of tokens is described
-LAGS, DECAYS = (1, 2, 3, 4, 5, 6), (0.5, 0.7, 0.85, 0.95)  # of tokens before: single ones, running means; beside the mean of all
+LAGS, DECAYS = (
+    (1, 2, 3, 4, 5, 6),
+    (0.5, 0.7, 0.85, 0.95),
+)  # of tokens before: single ones, running means; beside the mean of all
 ROWS_PER_COVARIATE = 8  # at least
 RIDGE = 1e-6  # of the covariates' mean variance
 
@@ -126,7 +129,7 @@ class TokensBefore:
 
 
 def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
-    """Return Σ decay^(s-1) code at s places before, over all s, in units of the sum's weights; None: the mean of all."""
+    """Return Σ decay^(s-1) code at s places before, over all s, as a weighted mean; None: the mean of all."""
     found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
     for place in range(1, codes.shape[1]):
         total = codes[:, place - 1] + (total if decay is None else decay * total)
@@ -173,8 +176,8 @@ class TargetBatch(NamedTuple):
     parts: Int[Tensor, " n"]
 
 
-def inner(states: Shaped[Tensor, "b t *d"]) -> Shaped[Tensor, "n *d"]:
-    """Return what belongs to the tokens that have others of their row on both sides."""
+def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
+    """Return what is of the tokens that have others of their row on both sides: (n, ...) of (b, t, ...)."""
     return states[:, 1:-1].flatten(0, 1)
 
 
@@ -217,8 +220,8 @@ def source_states(
     """Return the source's states of a batch, by layer, on the target's device."""
     place = batch.surprises.device
     parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
-    found = [layout.source_states(source, part, layers) for part in parts]
-    return {layer: torch.cat([inner(each).to(place) for each in own]) for layer, own in zip(layers, zip(*found))}
+    found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
+    return {layer: torch.cat([inner(each).to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
 def output_roots(

@@ -74,12 +74,12 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     )
     foresees, is_better = above(row, "future", thresholds.leak), row["source_loss"] < row["target_loss"]
     gains = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
-    contradicted = None if row["penalty_low"] > thresholds.gain else above(row, "r2_output", thresholds.same)
+    agrees = (row["penalty_low"] <= thresholds.gain and above(row, "r2_output", thresholds.same)) or None
     lacks_tokens = row["context_back"] > row["context"] + thresholds.bare
     rules = (
         (LEAK, gains or (not is_better and foresees)),
         (BETTER, foresees),
-        (SAME, _all(onward, back, beyond, beyond_back, contradicted)),
+        (SAME, _all(onward, back, beyond, beyond_back, agrees)),
         (SUPERSET, _all(onward, beyond)),
         (PART, _all(back, beyond_back)),
         (PART, _all(beyond, beyond_back, lacks_tokens)),

@@ -75,9 +75,10 @@ def _court(case: Case) -> Conclusion:
     rows = judges.to_dict("records")
     claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    tables["sentences"] = court.nested(table) if several else court.sentenced(table)
-    tables["kinds"] = court.shares(tables["sentences"])
-    claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
+    if "future_low" in table:
+        tables["sentences"] = court.nested(table) if several else court.sentenced(table)
+        tables["kinds"] = court.shares(tables["sentences"])
+        claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
     if several and court.judges_of(table, court.ALIKE):
         tables["thresholds"] = limits = _halves(table, _thresholds_of_others)
         claims += _threshold_claims(limits, units)
@@ -100,7 +101,7 @@ def _thresholds_of_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataF
 
 
 def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
-    """Return whether the verdict of each kind of source is right for nine in ten decided, with at most a quarter open."""
+    """Return whether verdicts on each kind are right for nine in ten that are decided, which are three in four."""
     claims = []
     for row in kinds.to_dict("records"):
         holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
