@@ -105,7 +105,8 @@ class TokensBefore:
     """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
 
     Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
-    before are those of the last places one by one, running means of several decays, and the mean of all.
+    before are those of the last places one by one, running means of several decays, and the mean of all, also times
+    the root of their number.
     """
 
     def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
@@ -125,7 +126,9 @@ class TokensBefore:
         known, places = rows.long().unique(return_inverse=True)
         codes = ((self._embedded(known) - self.mean) @ self.components).float()[places]
         lagged = [torch.nn.functional.pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
-        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), _running(codes, None)], -1)
+        mean = _running(codes, None)
+        root = torch.arange(rows.shape[1]).sqrt()[:, None] * mean
+        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), mean, root], -1)
 
 
 def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
