@@ -315,7 +315,7 @@ def test_a_feature_of_sentences_is_not_found_where_sentences_alone_differ():
     options = {"folds": 2, "permutations": 1, "null": 19}
     whole = feature_importance(MLEM(alpha=1.0), table, layers, groups=groups, **options)
     words = feature_importance(MLEM(alpha=1.0), table, layers, **options)
-    assert words.p_values()[:, 0].mean() < 0.3, "control"
+    assert words.p_values()[:, 0].mean() < 0.35, "control"
     assert 0.4 < whole.p_values()[:, 0].mean() < 0.6
     assert (whole.p_of_largest() >= whole.p_values()).all()
     expected = (1 + (whole.null.amax((1, 2)) >= whole.profile().value[3, 1]).sum()) / 20

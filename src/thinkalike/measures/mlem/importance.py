@@ -203,22 +203,26 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
 
 
 def _regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return for each stimulus one whose value it takes: groups take the values of other groups, in random order.
+    """Return for each stimulus one whose value it takes: groups take the values of other groups, at random.
 
-    So values stay as alike within groups as they were, and a feature that is constant in every group remains so. A
-    group takes some of the values of a larger one, and those of a smaller one more than once. Strata, such as parts of
-    speech, are treated each by itself, with the same order of groups.
+    So values stay as alike within groups as they were, and a feature that is constant in every group remains so. Groups
+    change places with those of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some
+    of the values of a larger one, and those of a smaller one more than once. Strata, such as parts of speech, are
+    treated each by itself, with the same order of groups.
     """
     n, labels = len(strata), groups.unique(return_inverse=True)[1].cpu()
-    count = int(labels.max()) + 1
-    ranks = torch.randperm(count, generator=generator).argsort()
+    sizes = torch.bincount(labels)
+    alike = (sizes[:, None] > sizes).sum(1) // FEWEST_GROUPS  # how many are smaller
+    places = alike.argsort(stable=True)
+    labels = places.argsort()[labels]  # the smallest groups first
+    ranks = (alike[places] + torch.rand(len(sizes), generator=generator, dtype=torch.float64)).argsort().argsort()
     mixed = torch.randperm(n, generator=generator)
-    cells, own, sizes = (strata.unique(return_inverse=True)[1].cpu() * count + labels)[mixed].unique(
-        return_inverse=True, return_counts=True
-    )
-    home, starts = own.argsort(stable=True), sizes.cumsum(0) - sizes
-    takes = (cells // count * count + ranks[cells % count]).argsort()[own[home]]  # the cell that each stimulus reads
-    place = (torch.arange(n) - starts[own[home]]) % sizes[takes]
+    cells = (strata.unique(return_inverse=True)[1].cpu() * len(sizes) + labels)[mixed]
+    cells, own, counts = cells.unique(return_inverse=True, return_counts=True)
+    home, starts = own.argsort(stable=True), counts.cumsum(0) - counts
+    own = own[home]
+    takes = (cells // len(sizes) * len(sizes) + ranks[cells % len(sizes)]).argsort()[own]  # the cell that each reads
+    place = (torch.arange(n) - starts[own]) % counts[takes]
     order = torch.empty_like(home)
     order[mixed[home]] = mixed[home[starts[takes] + place]]
     return order.to(strata.device)
