@@ -3,6 +3,7 @@
     python benchmarks/feature_calibration.py mantel     share of p ≤ .05 of RSA where layers have nothing in common
     python benchmarks/feature_calibration.py null       the same of MLEM for features that mean nothing
     python benchmarks/feature_calibration.py folds      coverage of intervals of importance and ρ over folds
+    python benchmarks/feature_calibration.py references coverage of intervals of split-half references
     python benchmarks/feature_calibration.py groups     coverage of intervals of probes and steering over groups
     python benchmarks/feature_calibration.py mantel --draws 400
 
@@ -21,7 +22,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from thinkalike.measures import MLEM, balanced_accuracies, effects_of, feature_importance, mantel
+from thinkalike.measures import MLEM, balanced_accuracies, effects_of, feature_importance, mantel, split_half_reference
 
 SHARES, LENGTHS = (0.0, 0.1, 0.3, 0.5), ("equal", "unequal")
 PERMUTATIONS, LAYERS, TOGETHER = 19, 24, 3  # p ≤ .05 is 1 of 20; layers, and how many of them share a largest value
@@ -127,6 +128,34 @@ def of_folds(draws: int) -> None:
         print(f"| {lengths} | {share:g} | {shown(torch.cat([held, unknown]))} |", flush=True)
 
 
+def of_references(draws: int) -> None:
+    """Print how often intervals of split-half references hold the mean over data sets; 40 sentences of 8 words.
+
+    Each of three layers knows the first feature and the third; tails are those of Student's t of 5 degrees of freedom.
+    """
+    print("| lengths | share | normal | heavy tails |\n" + "|---" * 4 + "|")
+    for lengths, share, generators in cells(draws):
+        found = []
+        for draw in generators:
+            sentences = sentences_of(lengths, 40, 8, draw)
+            table = features(sentences, draw)[:, [0, 2]]
+            layers = layers_of(table, sentences, share, 3, draw)
+            known = 4 * table[:, 1:] * torch.eye(6, dtype=torch.float64)[5]
+            stretched = [layer * tails(len(layer), draw) for layer in layers]
+            both = [layer + known for layer in (*layers, *stretched)]
+            ends = split_half_reference(table, both, groups=sentences, splits=2, seed=draw.initial_seed())
+            found.append(torch.stack([*ends]).unflatten(1, (2, 3)))
+        value, low, high = torch.stack(found, 1)
+        truth = value.mean((0, 2))[:, None]
+        held = ((low <= truth) & (truth <= high)).double()
+        print(f"| {lengths} | {share:g} | {shown(held.mean((0, 2)))} |", flush=True)
+
+
+def tails(n: int, draw: torch.Generator) -> Tensor:
+    """Return factors √(5 / χ²₅), which make Student's t of 5 degrees of freedom of normal numbers."""
+    return (5 / torch.randn(n, 5, generator=draw, dtype=torch.float64).square().sum(1, keepdim=True)).sqrt()
+
+
 def of_groups(draws: int) -> None:
     """Print how often intervals of probes and steering vectors hold the truth, with few sentences of 4 words.
 
@@ -160,7 +189,7 @@ def shown(shares: Tensor) -> str:
 
 
 TABLES: dict[str, Callable[[int], None]] = {
-    "mantel": of_mantel, "null": of_null, "folds": of_folds, "groups": of_groups
+    "mantel": of_mantel, "null": of_null, "folds": of_folds, "references": of_references, "groups": of_groups
 }  # fmt: skip
 
 
