@@ -5,9 +5,9 @@
     python benchmarks/feature_calibration.py folds      coverage of intervals of importance and ρ over folds
     python benchmarks/feature_calibration.py references coverage of intervals of split-half references
     python benchmarks/feature_calibration.py groups     coverage of intervals of probes and steering over groups
-    python benchmarks/feature_calibration.py mantel --draws 400
+    python benchmarks/feature_calibration.py mantel --draws 60
 
-Each prints one table, on one thread, in a minute or two with the default of 40 data sets. States of words are the sum
+Each prints one table, on one thread, in a minute or two with the default of 10 data sets. States of words are the sum
 of an effect of their sentence, which has a given share of the variance, and of noise of their own. Sentences have the
 same number of words, or from 1 to one less than twice it.
 """
@@ -196,7 +196,7 @@ TABLES: dict[str, Callable[[int], None]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
-    parser.add_argument("--draws", type=int, default=40, help="data sets")
+    parser.add_argument("--draws", type=int, default=10, help="data sets")
     options = parser.parse_args()
     torch.set_num_threads(1)
     TABLES[options.table](options.draws)
