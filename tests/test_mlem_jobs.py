@@ -18,8 +18,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
-from thinkalike.errors import DataError
-from thinkalike.instruments import mlem
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments import instrument_of, mlem
 from thinkalike.instruments.mlem import FeatureProfiles, level_planes
 from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
@@ -111,6 +111,7 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert np.abs(table["value"].to_numpy().reshape(8, 8) - expected).max() < 1e-4
     assert (table["low"] <= table["value"] + 1e-12).all()
     assert table["p"].between(0.1, 1).all()
+    assert (table["p_of_largest"] >= table["p"]).all()
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
     assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
@@ -120,6 +121,7 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, ta
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
     result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
     assert result.table["p"].between(1 / 3, 1).all()
+    assert (result.table["p_of_largest"] >= result.table["p"]).all()
     assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
     assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
@@ -222,6 +224,13 @@ def test_scores_have_references_of_features_and_of_words(together, door):
     scores = result.tables["scores"]
     assert np.allclose(scores["share"], scores["score"] / scores["reference"])
     assert f"{scores['share'][0]:.0%} of {scores['reference'][0]:.3f}" in shown.stdout
+
+
+@pytest.mark.parametrize("word", ["measure.together=stimulus", "recipe=paper"])
+def test_p_values_of_single_words_of_sentences_are_refused(word):
+    config = composed("measure=mlem", "model=gpt2-mini", "measure.null=9", word, door="analyze")
+    with pytest.raises(ConfigError, match="measure.null moves whole sentences"):
+        instrument_of(config).inputs(config)
 
 
 def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
