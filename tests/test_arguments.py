@@ -73,7 +73,7 @@ CALLS = {
     "arc_length": {"ckas": X.tanh()},
     "bootstrap_difference": {"first": POSITIVE, "first_counts": COUNTS, "second": POSITIVE, "second_counts": COUNTS},
     "bootstrap_interval": {"sums": POSITIVE, "counts": COUNTS},
-    "ceiling": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]]},
+    "split_half_reference": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]]},
     "change_point": {"curve": MODELS[0]},
     "cka": {"X": X, "Y": Y},
     "cluster": {"distances": SYMMETRIC, "k": 2},

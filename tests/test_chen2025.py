@@ -28,19 +28,19 @@ def finished(folder, table, settings=None, **arrays):
     folder.mkdir(parents=True)
     np.savez(folder / "arrays.npz", **arrays)
     table.to_csv(folder / "table.csv", index=False)
-    (folder / "config.yaml").write_text(to_yaml({"measure": {"resamples": 100}, "seed": 0, **(settings or {})}))
+    (folder / "config.yaml").write_text(to_yaml({"seed": 0, **(settings or {})}))
     (folder / "result.json").write_text(json.dumps({"scalars": {"pairs": 40.0}, "provenance": {}}))
     return Result(folder)
 
 
 def probed(tmp_path, accuracies):
     """A layer pair with these accuracies, by feature, split and condition; each has four levels and little noise."""
-    rows, draws = [], []
+    rows, replicates = [], []
     for (feature, split, condition), accuracy in accuracies.items():
         rows.append({"feature": feature, "split": split, "condition": condition, "accuracy": accuracy, "levels": 4})
-        draws.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01, 400))
+        replicates.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01 / 3, 10))
     table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90)
-    result = finished(tmp_path / "probes", table, draws=np.stack(draws).astype(np.float32))
+    result = finished(tmp_path / "probes", table, replicates=np.stack(replicates))
     return probes.Probed("a into b", result, result.table)
 
 

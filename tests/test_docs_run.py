@@ -24,7 +24,7 @@ FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
 SMALL = {
     "train": STITCHES,
-    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.ceilings=0"],
+    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
     **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),

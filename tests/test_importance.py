@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
 from scipy.spatial.distance import pdist
 from sklearn.linear_model import Ridge
 
-from thinkalike.measures import MLEM, ceiling, feature_importance, splits, stimulus_folds
+from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, splits, stimulus_folds
 from thinkalike.measures.distances.neural import upper
+from thinkalike.measures.mlem.importance import _regrouped
 
 WEIGHTS = (2.0, 1.0, 0.5, 0.0)
 FAST = {"folds": 3, "permutations": 2}
@@ -211,10 +215,14 @@ def planted(noise, each, cells=40, width=16, seed=0):
     return owners, states, scipy.stats.spearmanr(found, best).statistic
 
 
+def reference(cells, states, **options):
+    return float(split_half_reference(cells, [states], **options).value)
+
+
 @pytest.mark.parametrize(("noise", "each"), [(0.0, 4), (0.3, 6), (1.0, 12), (1.5, 6)])
-def test_the_ceiling_of_planted_cells_is_what_their_centres_explain(noise, each):
+def test_the_reference_of_planted_cells_is_what_their_centres_explain(noise, each):
     owners, states, best = planted(noise, each)
-    assert float(ceiling(owners.tolist(), [states])) == pytest.approx(best, abs=0.03)
+    assert reference(owners.tolist(), states) == pytest.approx(best, abs=0.03)
 
 
 def test_what_a_group_shares_counts_only_where_groups_are_told():
@@ -225,20 +233,93 @@ def test_what_a_group_shares_counts_only_where_groups_are_told():
         480, 8, generator=draw, dtype=torch.float64
     )
     cells = (sentences // 2).tolist()  # two sentences each
-    mixed = float(ceiling(cells, [states]))
-    told = float(ceiling([number // 8 for number in range(480)], [states]))
-    assert mixed < told
+    assert reference(cells, states) < reference([number // 8 for number in range(480)], states)
     with pytest.raises(ValueError):
-        ceiling(sentences.tolist(), [states], groups=sentences.tolist())
+        reference(sentences.tolist(), states, groups=sentences.tolist())
 
 
-def test_noise_alone_has_no_ceiling():
+def test_noise_alone_has_no_reference():
     states = torch.randn(40, 8, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(ValueError, match="no reliable distances"):
-        ceiling([number % 10 for number in range(40)], [states], splits=50)
+    with pytest.raises(ValueError, match="no pairs of cells"):
+        reference([number % 10 for number in range(40)], states, splits=50)
 
 
 def test_of_many_stimuli_some_are_drawn(monkeypatch):
     monkeypatch.setattr("thinkalike.measures.mlem.importance.MOST", 200)
     owners, states, best = planted(0.5, 20)
-    assert float(ceiling(owners.tolist(), [states])) == pytest.approx(best, abs=0.06)
+    assert reference(owners.tolist(), states) == pytest.approx(best, abs=0.06)
+
+
+def test_the_interval_of_a_reference_leaves_out_groups():
+    """Nine groups: each replicate is the reference without one of them, by explicit loops in scipy."""
+    owners, states, _ = planted(0.5, 9, cells=6)
+    groups = torch.arange(len(owners)) % 9
+    found = split_half_reference(owners.tolist(), [states], groups=groups.tolist(), splits=1)
+    draw = torch.Generator().manual_seed(0)
+    torch.randperm(len(owners), generator=draw)
+    side = (torch.randperm(9, generator=draw)[groups] % 2).numpy()
+    distance = torch.cdist(states, states).square().numpy()
+
+    def explicit(kept):
+        halves = [[place for place in kept if side[place] == half] for half in (0, 1)]
+        pairs = [list(itertools.combinations(half, 2)) for half in halves]
+        cell = [[tuple(sorted((int(owners[a]), int(owners[b])))) for a, b in part] for part in pairs]
+        values = [[distance[a, b] for a, b in part] for part in pairs]
+        means = [pd.Series(value).groupby(pd.Series(name)).mean() for value, name in zip(values, cell, strict=True)]
+        scores = []
+        for own in (0, 1):
+            inside = [place for place, name in enumerate(cell[own]) if name in means[1 - own]]
+            predicted = [means[1 - own][cell[own][place]] for place in inside]
+            measured = [means[own][cell[own][place]] for place in inside]
+            r = scipy.stats.spearmanr(predicted, measured).statistic
+            score = scipy.stats.spearmanr([values[own][place] for place in inside], predicted).statistic
+            scores.append(min(score / r**0.5, 1.0))
+        return np.mean(scores)
+
+    whole = explicit(range(len(owners)))
+    without = [explicit([place for place in range(len(owners)) if groups[place] != left]) for left in range(9)]
+    expected = jackknife(torch.tensor([whole]), torch.tensor(without)[:, None])
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    few = split_half_reference(owners.tolist(), [states], groups=(groups % 7).tolist())
+    assert few.low.isnan().all()
+
+
+def test_irrelevant_values_move_between_whole_groups():
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(12).repeat_interleave(torch.tensor([3, 1, 4, 2] * 3))
+    for _ in range(20):
+        order = _regrouped(torch.zeros(30), groups, generator)
+        taken = groups[order]
+        sources = {int(group): set(taken[groups == group].tolist()) for group in groups.unique()}
+        assert all(len(each) == 1 for each in sources.values()), "a group takes the values of one group"
+        assert sorted(map(min, sources.values())) == list(range(12)), "and each group's are taken"
+        for group, (source,) in sources.items():
+            own, theirs = int((groups == group).sum()), int((groups == source).sum())
+            assert len(order[groups == group].unique()) == min(own, theirs), "as many different ones as there are"
+    strata = torch.arange(30) % 2
+    order = _regrouped(strata.double(), groups, generator)
+    assert torch.equal(strata[order], strata)
+    single = _regrouped(torch.zeros(30), torch.arange(30), generator)
+    assert torch.equal(single.sort().values, torch.arange(30)), "control: single stimuli are permuted"
+    assert not torch.equal(single, torch.arange(30))
+
+
+def test_a_feature_of_sentences_is_not_found_where_sentences_alone_differ():
+    """Single words that are moved say that it matters; whole sentences do not."""
+    draw = torch.Generator().manual_seed(1)
+    groups = torch.arange(30).repeat_interleave(4)
+    table = torch.stack([torch.randint(2, (30,), generator=draw)[groups], torch.randint(2, (120,), generator=draw)], 1)
+    layers = [torch.randn(30, 6, generator=draw).double()[groups] + 0.5 * torch.randn(120, 6, generator=draw)
+              for _ in range(12)]  # fmt: skip
+    options = {"folds": 2, "permutations": 1, "null": 19}
+    whole = feature_importance(MLEM(alpha=1.0), table, layers, groups=groups, **options)
+    words = feature_importance(MLEM(alpha=1.0), table, layers, **options)
+    assert words.p_values()[:, 0].mean() < 0.35, "control"
+    assert 0.4 < whole.p_values()[:, 0].mean() < 0.6
+    assert (whole.p_of_largest() >= whole.p_values()).all()
+    expected = (1 + (whole.null.amax((1, 2)) >= whole.profile().value[3, 1]).sum()) / 20
+    assert whole.p_of_largest()[3, 1] == expected
+    with pytest.warns(UserWarning, match="7 groups"):
+        few = feature_importance(MLEM(alpha=1.0), table, layers[:1], groups=groups % 7, **options)
+    assert few.p_values().isnan().all()

@@ -18,11 +18,11 @@ from thinkalike.config import ModelConfig
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
-from thinkalike.errors import DataError
-from thinkalike.instruments import mlem
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments import instrument_of, mlem
 from thinkalike.instruments.mlem import FeatureProfiles, level_planes
 from thinkalike.job.performing import contents_of
-from thinkalike.measures import MLEM, ceiling, feature_importance, jackknife, weighted_tau
+from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles
@@ -32,7 +32,7 @@ from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
 SENTENCES = 24
-QUICK = ["measure.permutations=1", "measure.ceilings=0", "measure.alphas=[0.01]"]
+QUICK = ["measure.permutations=1", "measure.references=0", "measure.alphas=[0.01]"]
 
 
 @pytest.fixture
@@ -111,6 +111,7 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert np.abs(table["value"].to_numpy().reshape(8, 8) - expected).max() < 1e-4
     assert (table["low"] <= table["value"] + 1e-12).all()
     assert table["p"].between(0.1, 1).all()
+    assert (table["p_of_largest"] >= table["p"]).all()
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
     assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
@@ -120,6 +121,7 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, ta
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
     result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
     assert result.table["p"].between(1 / 3, 1).all()
+    assert (result.table["p_of_largest"] >= result.table["p"]).all()
     assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
     assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
@@ -199,32 +201,40 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recordi
     assert weight["missing", "blue"] < 0.2 * weight["green", "red"], "it was blue"
     scores = pd.read_csv(result.folder / "scores.csv")
     assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
-    assert scores["ceiling"].between(0, 1).all()
-    assert scores["ceiling_of_words"].isna().all(), "a word is in one sentence"
+    assert scores["reference"].between(0, 1).all()
+    assert scores["reference_of_words"].isna().all(), "a word is in one sentence"
 
 
 @pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
-def test_scores_have_ceilings_of_features_and_of_words(together, door):
+def test_scores_have_references_of_features_and_of_words(together, door):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
     words += ["measure.folds=2", "measure.alphas=[1.0]"]
-    shown = door("analyze.py", "measure=mlem", *words, "measure.ceilings=2", "measure.permutations=1")
+    shown = door("analyze.py", "measure=mlem", *words, "measure.references=2", "measure.permutations=1")
     result = shown.result
     config = composed("measure=mlem", *words, door="analyze")
     stimuli = read_stimuli(config.stimuli)
     (side,) = stimulus_states_of(config, stimuli, False)
     groups = stimuli.sentence.tolist() if together == "sentence" else None
     rows = [tuple(str(value) for value in row) for row in stimuli.features.itertuples(index=False)]
-    for name, cells in (("ceiling", rows), ("ceiling_of_words", stimuli.words)):
-        expected = ceiling(cells, side.states, groups=groups, splits=2, seed=0)
-        assert np.allclose(result.tables["scores"][name], expected, atol=1e-6)
+    for name, cells in (("reference", rows), ("reference_of_words", stimuli.words)):
+        expected = split_half_reference(cells, side.states, groups=groups, splits=2, seed=0)
+        for end, values in zip(("", "_low", "_high"), expected, strict=True):
+            assert np.allclose(result.tables["scores"][f"{name}{end}"], values, atol=1e-6)
         assert (result.tables["scores"]["score"] < result.tables["scores"][name]).all()
     scores = result.tables["scores"]
-    assert np.allclose(scores["share"], scores["score"] / scores["ceiling"])
-    assert f"{scores['share'][0]:.0%} of {scores['ceiling'][0]:.3f}" in shown.stdout
+    assert np.allclose(scores["share"], scores["score"] / scores["reference"])
+    assert f"{scores['share'][0]:.0%} of {scores['reference'][0]:.3f}" in shown.stdout
 
 
-def test_a_score_is_no_share_of_a_ceiling_that_is_not_above_0():
-    beside = mlem._share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "ceiling": [0.6, -0.1, np.nan]}))
+@pytest.mark.parametrize("word", ["measure.together=stimulus", "recipe=paper"])
+def test_p_values_of_single_words_of_sentences_are_refused(word):
+    config = composed("measure=mlem", "model=gpt2-mini", "measure.null=9", word, door="analyze")
+    with pytest.raises(ConfigError, match="moves whole sentences"):
+        instrument_of(config).inputs(config)
+
+
+def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
+    beside = mlem._share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
     assert beside["share"].tolist()[0] == 0.5
     assert beside["share"].isna().tolist() == [False, True, True]
 
@@ -351,11 +361,11 @@ def test_scores_are_judged_by_the_worst_layer(tmp_path):
     first, second = (planted(tmp_path, name, STEADY) for name in "ab")
     found = profiles._predicts([first, second])
     assert (found.verdict, found.tolerance) == ("holds", "above 0")
-    assert "a 0.80, b 0.80" in found.numbers, "of no known ceiling"
+    assert "a 0.80, b 0.80" in found.numbers, "of no known reference"
     assert "all 12 together" in found.numbers
     scores = second.result.tables["scores"]
     scores["share"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
-    assert "b 0.80 (50% of its ceiling)" in profiles._predicts([first, second]).numbers
+    assert "b 0.80 (50% of its split-half reference)" in profiles._predicts([first, second]).numbers
     second.result.arrays["scores"][3] -= 1.0
     assert profiles._predicts([first, second]).verdict == "does not hold"
     assert profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"

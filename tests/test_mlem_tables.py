@@ -13,7 +13,7 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
 from thinkalike.kinds import kind_of
-from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, ceiling, feature_importance
+from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, feature_importance, split_half_reference
 from thinkalike.measures.mlem.columns import Columns
 
 N = 60
@@ -87,12 +87,17 @@ def test_features_are_called_by_name_or_number():
     assert torch.equal(by_name.drops, by_number.drops)
 
 
-def test_ceilings_and_gradients_take_tables():
+def reference(cells, layers):
+    return split_half_reference(cells, layers).value
+
+
+def test_references_and_gradients_take_tables():
     _, frame, states = drawn(300)
     cells = [repr(row) for row in frame.itertuples(index=False)]
-    assert float(ceiling(frame, [states])) == float(ceiling(cells, [states]))
-    assert float(ceiling(frame.to_numpy(object).tolist(), [states])) == float(ceiling(cells, [states]))
-    assert float(ceiling(frame["word"], [states])) == float(ceiling([str(word) for word in frame["word"]], [states]))
+    assert float(reference(frame, [states])) == float(reference(cells, [states]))
+    assert float(reference(frame.to_numpy(object).tolist(), [states])) == float(reference(cells, [states]))
+    named = [str(word) for word in frame["word"]]
+    assert float(reference(frame["word"], [states])) == float(reference(named, [states]))
     features = FeatureEncoder.fit(frame).encode(frame)
     codes = frame.apply(lambda column: pd.factorize(column)[0]).to_numpy()
     expected = FeatureEncoder.fit(codes).encode(codes)

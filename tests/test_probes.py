@@ -15,6 +15,7 @@ from thinkalike.measures import (
     both_directions,
     cross_fitted,
     fit_probes,
+    jackknife,
     random_rotation,
     turned_at_random,
 )
@@ -136,8 +137,8 @@ def test_of_penalties_that_are_equally_good_the_strongest_is_taken():
     assert best_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
 
 
-def accuracies(right, labels, sentences, resamples=200):
-    return balanced_accuracies(right, labels, sentences, int(labels.max()) + 1, resamples, 0)
+def accuracies(right, labels, sentences):
+    return balanced_accuracies(right, labels, sentences, int(labels.max()) + 1)
 
 
 def test_balanced_accuracy_is_that_of_scikit_learn(states):
@@ -157,9 +158,26 @@ def test_intervals_are_over_sentences_and_not_over_words(states):
     right = (torch.rand(1, N) < 0.6).double()
     once = accuracies(right, labels, sentences)[0]
     tenfold = accuracies(right.repeat(1, 10), labels.repeat(10), sentences.repeat(10))[0]
-    torch.testing.assert_close(once.draws, tenfold.draws)
+    torch.testing.assert_close(once.replicates, tenfold.replicates)
     apart = accuracies(right.repeat(1, 10), labels.repeat(10), torch.arange(10 * N))[0]
-    assert apart.draws.std() < 0.5 * once.draws.std()
+    assert apart.replicates.std() < 0.5 * once.replicates.std()
+
+
+def test_an_accuracy_is_judged_by_leaving_out_sentences(states):
+    """With eight sentences each is a part of its own."""
+    _, labels, _ = states
+    sentences, right = torch.arange(N) % 8, torch.rand(N) < 0.6
+    found = accuracies(right[None], labels, sentences)[0]
+    expected = [
+        balanced_accuracy_score(labels[kept], torch.where(right, labels, (labels + 1) % 3)[kept])
+        for kept in (sentences != left for left in range(8))
+    ]
+    assert np.allclose(found.replicates, expected)
+    for ours, theirs in zip(found.interval(), jackknife(found.value, torch.tensor(expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    few = accuracies(right[None], labels, torch.arange(N) % 7)[0]
+    assert few.interval().low.isnan()
+    assert few.share_of(few).value.isnan()
 
 
 def test_a_share_is_paired_and_nan_of_what_is_chance(states):

@@ -101,9 +101,9 @@ def test_features_and_scores_of_layers_are_grids_of_one_model():
     (grid,) = grids_of(profile("a", ["tense", "case"], 3))
     assert (grid["role"], grid["models"]) == ("profile", ["a"])
     assert (grid["rows"], grid["columns"]) == (["tense", "case"], [0, 1, 2])
-    (grid,) = grids_of(pd.DataFrame({"model": "a", "layer": [-1, 0], "score": [0.5, 0.6], "ceiling": 0.9}))
+    (grid,) = grids_of(pd.DataFrame({"model": "a", "layer": [-1, 0], "score": [0.5, 0.6], "reference": 0.9}))
     assert (grid["role"], grid["columns"]) == ("layers", [-1, 0])
-    assert [each["name"] for each in grid["numbers"]] == ["score", "ceiling"]
+    assert [each["name"] for each in grid["numbers"]] == ["score", "reference"]
 
 
 def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):

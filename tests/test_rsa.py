@@ -17,6 +17,7 @@ from thinkalike.measures import (
     matrix_agreement,
     mds,
     mid_ranks,
+    permuted_rows,
     rsa,
     rsa_estimate,
     spearman,
@@ -152,6 +153,38 @@ def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_i
     assert mantel([states, states + torch.randn(N, D)], permutations=99)[1].max() == 0.01
     p = torch.cat([mantel(*torch.randn(2, 20, 10, 4), permutations=19, seed=k)[1].diagonal() for k in range(10)])
     assert scipy.stats.kstest(p.numpy() - np.random.default_rng(0).random(len(p)) / 20, "uniform").pvalue > 0.01
+
+
+def test_mantel_moves_whole_groups_and_compares_pairs_between_them():
+    """Correlation over the pairs between groups, by explicit loops; words of a sentence are near in both layers."""
+    draw, groups = torch.Generator().manual_seed(0), torch.arange(10).repeat_interleave(torch.tensor([4, 2] * 5))
+    sides = [[torch.randn(10, 4, generator=draw)[groups] + torch.randn(30, 4, generator=draw)] for _ in range(2)]
+    found = mantel(*sides, permutations=19, groups=groups)
+    rows, columns = np.triu_indices(30, 1)
+    x, y = (scipy.stats.rankdata(pdist(layer.double().numpy())) for (layer,) in sides)
+    square, between = squareform(y), (groups[rows] != groups[columns]).numpy()
+    centred = x[between] - x[between].mean()
+    generator = torch.Generator().manual_seed(0)
+    chance = []
+    for _ in range(19):
+        order = permuted_rows(groups, generator).numpy()
+        chance.append(centred @ square[order[rows], order[columns]][between])
+    assert float(found.p) == pytest.approx((1 + sum(np.array(chance) >= centred @ y[between])) / 20)
+    torch.testing.assert_close(found.value, rsa(*sides))
+    with pytest.warns(UserWarning, match="7 groups"):
+        assert mantel(*sides, permutations=9, groups=groups % 7).p.isnan().all()
+
+
+def test_groups_and_the_largest_pair_keep_mantels_false_alarms():
+    """Twenty pairs of layers with nothing in common but that sentences hold together."""
+    draw, groups = torch.Generator().manual_seed(0), torch.arange(20).repeat_interleave(6)
+    sides = [[2 * torch.randn(20, 6, generator=draw)[groups] + torch.randn(120, 6, generator=draw) for _ in range(n)]
+             for n in (4, 5)]  # fmt: skip
+    told, not_told = (mantel(*sides, permutations=39, groups=each) for each in (groups, None))
+    assert (told.p <= 0.05).double().mean() < 0.2
+    assert (not_told.p <= 0.05).double().mean() > 0.3, "control"
+    assert (told.p_of_largest >= told.p).all()
+    assert told.p_of_largest.min() > 0.05
 
 
 def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():

@@ -73,7 +73,7 @@ def explained(subjects: bool) -> Result:
     features = ["Part of speech", "Grammatical number", "Tense"]
     table = pd.concat([profile(name, features, 2) for name in NAMES])
     scores = pd.DataFrame({"model": np.repeat(NAMES, 2), "layer": [0, 1] * 2, "score": 0.5, "low": 0.4, "high": 0.6})
-    scores = scores.assign(share=[0.5, np.nan] * 2, ceiling=0.9)
+    scores = scores.assign(share=[0.5, np.nan] * 2, reference=0.9)
     provenance = {"stimuli": {"count": 400, "source": "words of controlled sentences"}}
     if not subjects:
         return made(table, {}, provenance, scores=scores)

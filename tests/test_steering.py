@@ -43,6 +43,7 @@ from thinkalike.measures import (
     effects_of,
     held_out_differences,
     random_directions,
+    random_effects,
     turned_at_random,
     with_norms_of,
 )
@@ -81,17 +82,28 @@ def test_norms_and_random_directions():
 def test_effects_are_shares_of_the_natural_one_over_words():
     natural = 10 + torch.randn(N)
     effects = torch.stack([natural, natural / 2, torch.randn(N)])
-    found = effects_of(effects, natural, FOLDS, 200, 0)
+    found = effects_of(effects, natural, torch.arange(N))
     shares = found.shares()
     torch.testing.assert_close(shares.value[:2], torch.tensor([1.0, 0.5]).double())
     torch.testing.assert_close(shares.low[:2], shares.high[:2])
     assert shares.low[2] < shares.value[2] < shares.high[2]
     torch.testing.assert_close(found.interval().value, effects.double().mean(1))
-    assert effects_of(effects, natural, torch.arange(N), 200, 0).draws[2].std() != found.draws[2].std()
     nothing = torch.tensor([1.0, -1] * 6)
-    insignificant = effects_of(nothing[None], nothing, torch.arange(N), 200, 0)
+    insignificant = effects_of(nothing[None], nothing, torch.arange(N))
     assert insignificant.shares().value.isnan().all()
     assert insignificant.interval().value.isfinite().all()
+
+
+def test_intervals_of_effects_are_students_over_words_of_equal_size():
+    effects, words = torch.randn(2, 40), torch.arange(40) // 5
+    found = effects_of(effects, 10 + torch.randn(40), words)
+    means = effects.double().view(2, 8, 5).mean(2)
+    expected = random_effects(means)
+    for ours, theirs in zip(found.interval(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    few = effects_of(effects, 10 + torch.randn(40), torch.arange(40) // 6)
+    assert few.interval().low.isnan().all(), "seven words"
+    assert few.shares().value.isfinite().all()
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +261,7 @@ def planted():
     return Trial(source, target, contrasts, MEASURE, 0), maps
 
 
-MEASURE = SimpleNamespace(folds=5, draws=3, resamples=20, positions=["word", LATER], strengths=[1.0, 3.0])
+MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths=[1.0, 3.0])
 
 
 def shares(trial, pair, phi, psi):

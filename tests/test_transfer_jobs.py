@@ -16,8 +16,8 @@ from thinkalike.instruments.transfer.maps import fitted_maps, models_and_pairs
 from thinkalike.instruments.transfer.probing import tasks_of
 
 SMALL = ["stimuli.sentences=40", "measure.folds=2", "measure.inner_folds=2", "measure.least=5", "measure.alphas=[1.0]"]
-PROBES = [*SMALL, "measure.draws=2", "measure.resamples=20", "stimuli.features=[Question,PoS]", "layers=[[1,1]]"]
-STEERING = ["measure.folds=2", "measure.draws=2", "measure.resamples=20", "measure.strengths=[1.0]", "layers=[[1,2]]"]
+PROBES = [*SMALL, "measure.draws=2", "stimuli.features=[Question,PoS]", "layers=[[1,1]]"]
+STEERING = ["measure.folds=2", "measure.draws=2", "measure.strengths=[1.0]", "layers=[[1,2]]"]
 WIDTH = 80
 
 
@@ -52,7 +52,7 @@ def test_a_job_carries_probes_both_ways_beside_controls(door, words):
     assert (table["chance"] * table["levels"] == 1).all()
     shared = table[table["share"].notna()]
     assert set(shared["condition"]) <= {"source to target", "target to source", "refitted", "random map", "identity"}
-    assert done.result.arrays["draws"].shape == (len(table), 20)
+    assert done.result.arrays["replicates"].shape == (len(table), 10)
     assert 0 <= done.result.tables["maps"]["phi"].iloc[0] < 1
     assert {path.stem for path in done.result.figures} == {"probes"}
     assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH

@@ -17,7 +17,7 @@ MARKS = "osD^vP*X"
 def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
     """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores.
 
-    Scores have their ceilings above them, where they are known.
+    Scores have their split-half references beside them, where they are known.
     """
     models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
     rows, columns = -(-len(models) // across), min(len(models), across)
@@ -38,9 +38,9 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
                 _band(upper, part, "importance", feature, **style)
             held_out = scores[scores["model"] == model]
             _band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
-            if "ceiling" in held_out:
-                style = {"color": "0.3", "linestyle": "--"}
-                lower.plot(range(len(held_out)), held_out["ceiling"], label="its ceiling", linewidth=1, **style)
+            if "reference" in held_out:
+                style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
+                lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")

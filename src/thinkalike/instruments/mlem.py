@@ -26,16 +26,18 @@ from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, sho
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
-from thinkalike.measures.estimates import fold_interval
+from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import DIFFERENCES
-from thinkalike.measures.mlem.importance import Importance, ceiling, feature_importance
+from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
 from thinkalike.screen import show_text
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
+
+P_VALUES = ("p", "p_of_largest")
 
 
 # ruff: noqa: UP045
@@ -54,8 +56,8 @@ class MLEMConfig(DistanceConfig):
     permutations: int = ranged(5, least=1, most=10**6)  # of each feature, on each fold
     given: Optional[str] = None  # a feature within whose levels the others are permuted
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
-    null: int = ranged(0, least=0, most=10**6)  # how often each feature is made irrelevant, for p-values
-    ceilings: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli that ceilings are means of; 0: none
+    null: int = ranged(0, least=0, most=10**6)  # how often each feature moves between sentences, for p-values
+    references: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli for split-half references; 0: none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,11 +68,11 @@ class MLEMConfig(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=4, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=5, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
-    Leaves the profiles in table.csv, held-out scores and their ceilings in scores.csv, the likeness of layers in
+    Leaves the profiles in table.csv, held-out scores and split-half references in scores.csv, the likeness of layers in
     similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
 
@@ -82,6 +84,9 @@ class FeatureProfiles(
         for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
             if name not in (None, *stimuli.names):
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
+        alone = len(stimuli.groups.unique()) == len(stimuli)
+        if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
+            raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
         return inputs
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
@@ -95,7 +100,7 @@ class FeatureProfiles(
             sides = states_of_sides(config, stimuli)
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _share(_scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides)))
+        scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
         tables = {
             "scores": scores,
             "similarity": _similarity(importance, rows),
@@ -114,7 +119,7 @@ class FeatureProfiles(
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
-            blank=("alpha", *CELLS, SHARE),
+            blank=("alpha", SHARE, *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")), *P_VALUES),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -164,6 +169,8 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+    if importance.null is not None and importance.null.isnan().any():
+        log.warning("warning: %s has fewer than %d sentences: no p-values", stimuli.source, FEWEST_GROUPS)
     return model, importance
 
 
@@ -173,24 +180,26 @@ def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> Tensor | None:
     return None if apart else stimuli.groups
 
 
-def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> dict[str, Any]:
-    """Return the ρ that all features together, and words, could reach at most in each layer; nan if it is unknown."""
+def _references(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> dict[str, Any]:
+    """Return the split-half references of all features together, and of words, with intervals; nan if unknown."""
     measure: Any = config.measure
-    layers, found = [layer for side in sides for layer in side.states], {}
+    layers, found = [layer for side in sides for layer in side.states], dict[str, Any]()
     cells = [repr(row) for row in stimuli.features.itertuples(index=False)], stimuli.words
     groups = _groups(config, stimuli)
-    options = {"groups": None if groups is None else groups.tolist(), "splits": measure.ceilings, "seed": config.seed}
-    for name, each in zip(CELLS if measure.ceilings else (), cells, strict=False):
+    options = {"groups": None if groups is None else groups.tolist(), "splits": measure.references, "seed": config.seed}
+    for name, each in zip(CELLS if measure.references else (), cells, strict=False):
+        columns = name, f"{name}_low", f"{name}_high"
         try:
-            found[name] = ceiling(each, layers, measure.distance, **options).numpy()
+            ends = split_half_reference(each, layers, measure.distance, **options)
+            found |= zip(columns, (part.numpy() for part in ends), strict=True)
         except ValueError as error:
             log.warning("warning: %s is left out: %s", name.replace("_", " "), error)
-            found[name] = np.full(len(layers), nan)
+            found |= dict.fromkeys(columns, nan)
     return found
 
 
 def _share(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores with the share of their ceiling that they are, where there is a ceiling above 0."""
+    """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
     if CELLS[0] not in scores:
         return scores
     return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
@@ -201,7 +210,7 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
     weights = model.weights_ if model.weights_.dim() == 2 else model.weights_.diagonal(dim1=1, dim2=2)
     columns = dict(zip(("importance", "low", "high"), importance.profile(), strict=True)) | {"weight": weights}
     if importance.null is not None:
-        columns["p"] = importance.p_values()
+        columns |= zip(P_VALUES, (importance.p_values(), importance.p_of_largest()), strict=True)
     return repeated_rows(rows, "feature", stimuli.names, **columns)
 
 

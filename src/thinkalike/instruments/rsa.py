@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
@@ -27,13 +30,15 @@ from thinkalike.instruments.operations import of_distances, of_similarity
 from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
-from thinkalike.measures.distances.neural import NOISES
+from thinkalike.measures.distances.neural import NOISES, NeuralDistances
 from thinkalike.measures.distances.representational_similarity import mantel, rsa_estimate
 from thinkalike.measures.estimates import span
 from thinkalike.screen import show_text
 from thinkalike.states.stimuli import numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
+
+log = logging.getLogger(__name__)
 
 FOLDS = 10  # of the jackknife
 SIGNS = {
@@ -51,7 +56,7 @@ class RSAConfig(DistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
-    permutations: int = ranged(0, least=0, most=10**6)  # of Mantel's test; 0: no p-values
+    permutations: int = ranged(0, least=0, most=10**6)  # of sentences, in Mantel's test; 0: no p-values
     comparator: str = "spearman"  # spearman | tau_a | corr | cosine | corr_cov | cosine_cov
     noise: str = "shrinkage"  # of distance=crossnobis: shrinkage | diagonal | none
     resamples: int = ranged(1000, least=0, most=10**6)  # of subjects and stimuli; 0: intervals are over subjects alone
@@ -73,7 +78,7 @@ class RSAConfig(DistanceConfig):
         return () if self.distance == "crossnobis" else {"noise"}
 
 
-class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
 
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
@@ -107,7 +112,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
             )
             more = {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
-                more["p"] = mantel(layers, None, "euclidean", measure.permutations, config.seed, measure.comparator)[1]
+                more |= _p_values(layers, measure, config.seed, stimuli)
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
         rows = rows_of_sides(sides)
@@ -121,6 +126,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
             {"value": similarity.value.numpy()},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli),
+            blank=("p", "p_of_largest"),  # of few sentences
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -156,6 +162,16 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}"
             )
+
+
+def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:
+    """Return p and p_of_largest of every two layers, and log a warning of too few sentences."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = mantel(layers, None, "euclidean", measure.permutations, seed, measure.comparator, stimuli.groups)
+    for warning in caught:
+        log.warning("warning: %s: %s", stimuli.source, warning.message)
+    return {"p": found.p, "p_of_largest": found.p_of_largest}
 
 
 def _different(table: pd.DataFrame) -> pd.DataFrame:

@@ -23,8 +23,8 @@ closed_forms: least_squares procrustes reduced_rank unexplained_by
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
-distances.representational_similarity: DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation distance_vectors
-distances.representational_similarity: mantel matrix_agreement mds rsa rsa_estimate
+distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
+distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
 estimates: Estimate fold_interval interval_around jackknife leave_one_out random_effects span splits stimulus_folds
 estimates: student_p student_t two_sided
 hsic: hsic0 hsic1
@@ -35,7 +35,7 @@ minibatch_cka: CKAResult ModelDistance arc_length
 mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
-mlem.importance: Importance ceiling feature_importance
+mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
 outputs: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 populations: Grouped adjusted_rand_index adjusted_rand_index_p change_point cluster flips group_change_point grouped

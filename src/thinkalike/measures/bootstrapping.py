@@ -23,7 +23,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import refuse_nan, seeded
-from thinkalike.measures.estimates import Estimate, student_t
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    interval_around,
+    jackknife,
+    numbered_by_part,
+    student_t,
+)
 
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
 ROUNDING = 1e-9  # relative
@@ -158,6 +166,24 @@ def _beyond(
         squares = squares + a.sign * b.sign * spread / (total * other)
     beyond = torch.stack([ratio.sign * mean for ratio, mean in zip(ratios, means, strict=True)]).sum(0)
     return beyond, squares.clamp(min=0).sqrt()
+
+
+def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
+    """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
+    part_of = numbered_by_part(groups) % PARTS
+    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
+    total = sums.sum(-1, keepdim=True)
+    return torch.cat([total, total - sums], -1)
+
+
+def over_parts(value: Float[Tensor, "*b"], replicates: Float[Tensor, "*b r"], level: float) -> Estimate:
+    """Return the value with its `jackknife` interval, from those without each part; see `without_each_part`.
+
+    Fewer than `FEWEST_GROUPS` groups, and so parts, have no interval: its ends are NaN.
+    """
+    if replicates.shape[-1] < FEWEST_GROUPS:
+        return interval_around(value, torch.nan)
+    return jackknife(value, replicates.movedim(-1, 0), level=level)
 
 
 def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r n"]]:

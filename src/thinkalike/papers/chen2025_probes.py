@@ -91,8 +91,9 @@ class Probed:
         found = self.rows[(self.rows[list(chosen.index)] == chosen).all(axis=1)]
         if found.empty:
             return None
-        row, draws = found.iloc[0], torch.from_numpy(self.result.arrays["draws"][found.index[0]]).double()
-        return Accuracy(torch.tensor(float(row["accuracy"])).double(), draws, int(row["levels"]))
+        row, replicates = found.iloc[0], torch.from_numpy(self.result.arrays["replicates"][found.index[0]])
+        known = replicates[~replicates.isnan()]
+        return Accuracy(torch.tensor(float(row["accuracy"])).double(), known, int(row["levels"]))
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
         """Return what share of the native accuracy above chance a condition has; None where native is not above it."""

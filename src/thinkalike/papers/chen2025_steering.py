@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.instruments.transfer.steering import CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
+from thinkalike.instruments.transfer.steering import BLANK, CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.steering import Effects, effects_of
 from thinkalike.papers.chen2025_probes import MODELS, Pair, layers_word, pairs_of
@@ -38,21 +38,21 @@ class Steered:
 
     def effects(self, at: Sequence[int], position: str, strength: float) -> Effects | None:
         """Return the effects of all conditions at a layer pair, or None if there are none, or no natural one."""
-        table, config = self.result.table, self.result.config
+        table = self.result.table
         chosen = {"source_layer": at[0], "target_layer": at[1], "position": position, "strength": strength}
         found = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
         if found.empty or found["share"].isna().any():
             return None
         effects, natural, groups = (torch.from_numpy(self.result.arrays[name]) for name in ARRAYS)
-        resamples = int(config["measure"]["resamples"])
-        return effects_of(effects[found.index.tolist()], natural, groups, resamples, int(config["seed"]))
+        return effects_of(effects[found.index.tolist()], natural, groups)
 
     def shares(self, found: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and by how much `MATCHED` is beyond `RANDOM`."""
         names = [*self.result.table["condition"].unique(), BEYOND]
         first, second = names.index(MATCHED), names.index(RANDOM)
-        value, draws = (torch.cat([each, each[[first]] - each[[second]]]) for each in (found.value, found.draws))
-        shares = replace(found, value=value, draws=draws).shares(level)
+        pair = found.value, found.replicates
+        value, replicates = (torch.cat([each, each[[first]] - each[[second]]]) for each in pair)
+        shares = replace(found, value=value, replicates=replicates).shares(level)
         return {name: shares[place] for place, name in enumerate(names)}
 
     @property
@@ -79,7 +79,7 @@ def _steering(case: Case) -> Conclusion:
         claims += [*_number(number), _late(number), *_question(question)]
     parts = [result.table.assign(contrast=label.partition(",")[0]) for label, result in case.results.items()]
     table = pd.concat(parts, ignore_index=True)
-    return Conclusion(table, claims, partial(_draw, case), blank=("share", "low", "high"))
+    return Conclusion(table, claims, partial(_draw, case), blank=BLANK)
 
 
 def _draw(case: Case, folder: Path) -> None:

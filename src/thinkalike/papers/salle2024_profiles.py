@@ -73,9 +73,9 @@ class Profiles:
 
     @property
     def share(self) -> str:
-        """How much of its ceiling the score is in the mean over layers, in words; empty if no ceiling is known."""
+        """How much of its split-half reference the score is in the mean over layers; empty if none is known."""
         shares = self.result.tables["scores"].get("share", pd.Series(dtype=float))
-        return f" ({shares.mean():.0%} of its ceiling)" if shares.notna().any() else ""
+        return f" ({shares.mean():.0%} of its split-half reference)" if shares.notna().any() else ""
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
         """Return the importance of a feature in every layer on every fold.

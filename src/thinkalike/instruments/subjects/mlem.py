@@ -24,8 +24,8 @@ from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
 SHOWN = 3  # features of each layer on the screen
-CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
-SHARE = "share"  # of its first ceiling that a score is
+CELLS = ("reference", "reference_of_words")  # split-half, of the joint cells of all features, and of words
+SHARE = "share"  # of the first reference that a score is
 
 
 def group_tables(
@@ -126,7 +126,7 @@ def show_sides(result: Result) -> None:
     columns = [number_column("held-out ρ", [span(row["score"], row["low"], row["high"]) for row in rows])]
     if SHARE in scores:
         shares = [f"{row[SHARE]:.0%} of {row[CELLS[0]]:.3f}" if isfinite(row[SHARE]) else "" for row in rows]
-        columns.append(number_column("share of the ceiling", shares))
+        columns.append(number_column("share of the reference", shares))
     layers = [profiles[(profiles["model"] == row["model"]) & (profiles["layer"] == row["layer"])] for row in rows]
     columns.append(text_column("most important features", [_top(layer, with_ends=False) for layer in layers]))
     keys = [text_column("model", scores["model"]), number_column("layer", scores["layer"])]

@@ -31,7 +31,6 @@ class TransferConfig(MeasureConfig):
 
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of text that both models read
     ridge: float = ranged(RIDGE, least=0, most=1e6)  # of least squares, in units of the mean variance of the states
-    resamples: int = ranged(1000, least=1, most=10**6)  # that intervals rest on
 
 
 class OfMaps(Instrument):

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, pairs_of_layers, ranged
@@ -64,7 +64,9 @@ class ProbesConfig(TransferConfig):
             one_of("measure.splits", split, SPLITS)
 
 
-class CarriedProbes(OfMaps, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")):
+class CarriedProbes(
+    OfMaps, kind="probes", version=2, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
+):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 
     Leaves a row per layer pair, feature, split and condition in table.csv, and the maps' unexplained variance in
@@ -107,20 +109,20 @@ class CarriedProbes(OfMaps, kind="probes", reads=("model", "target", "layers", "
                 model = fresh(target, config.seed)
                 back = fitted_maps(source, model, pairs, corpus, measure.ridge)
                 fits = replace(fits, untrained=stimulus_states(model, stimuli), back=back)
-        rows, draws = [], []
+        rows, replicates = [], []
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
                 judged, converged = fits.judged(task, pair)
                 about = named(source, target, pair)
                 rows += [about | row | {"converged": converged} for row in rows_of(task, stimuli, judged)]
-                draws += [each.draws for each in judged.values()]
+                replicates += [each.replicates for each in judged.values()]
         table = pd.DataFrame(rows)
         if features := ", ".join(dict.fromkeys(table[~table["converged"]]["feature"])):
             log.warning("warning: probes of %s did not converge in %d steps; raise measure.alphas", features, STEPS)
         return Outcome(
             table,
             {**means_of(table), "stimuli": float(len(stimuli))},
-            {"draws": torch.stack(draws).float().numpy()},
+            {"replicates": pad_sequence(replicates, batch_first=True, padding_value=nan).numpy()},
             {"maps": unexplained_table(source, target, maps)},
             models=[side.origin for side in kept],
             facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},

@@ -176,8 +176,7 @@ class Probing:
 
     def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
         rows = torch.stack([each.double() for each in right.values()])
-        settings = len(task.levels), self.measure.resamples, self.seed
-        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, *settings), strict=True))
+        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, len(task.levels)), strict=True))
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
@@ -185,6 +184,7 @@ class Probing:
 
 SHARES = ("share", "share_above_chance")
 BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
+BLANK += ["low", "high", "replicates"]  # of few sentences
 
 
 def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:

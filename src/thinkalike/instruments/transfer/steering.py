@@ -25,7 +25,6 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, not_in_key, pairs_of_layers, ranged
 from thinkalike.data.contrasts import CONTRASTS, Contrasts, Prompt, continuations, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.operations import both_of, of_maps, of_steering, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer.maps import (
@@ -57,6 +56,7 @@ log = logging.getLogger(__name__)
 
 NATIVE, CARRIED, MATCHED, NEGATED, RANDOM = "native", "carried", "carried, native norm", "carried, negated", "random"
 NOT_RANDOM = (NATIVE, CARRIED, MATCHED, NEGATED)
+BLANK = ("share", "low", "high", "effect_low", "effect_high")  # of few words, or without a natural effect
 LATER = "later"
 POSITIONS = ("word", LATER)  # at the last token of the word alone | at that and all later ones
 LENGTH = 8  # tokens of a text, about
@@ -91,7 +91,7 @@ class SteeringConfig(TransferConfig):
             )
 
 
-class Steering(OfMaps, kind="steering", reads=("model", "target", "layers", "data", "measure", "seed")):
+class Steering(OfMaps, kind="steering", version=2, reads=("model", "target", "layers", "data", "measure", "seed")):
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
 
     Leaves a row per layer pair, position, strength and condition in table.csv, and the maps' unexplained variance in
@@ -145,7 +145,7 @@ class Steering(OfMaps, kind="steering", reads=("model", "target", "layers", "dat
                 "contrasts": {"source": contrasts.source, "fingerprint": contrasts.fingerprint()},
                 "data": {"name": config.data.name, **corpus.facts()},
             },
-            blank=("share", "low", "high"),
+            blank=BLANK,
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -263,10 +263,10 @@ class Trial:
 
     Attributes:
         natural: how far the counterpart of each text moves the target's log-probability gap, in nats.
-        groups: the pairs that folds and resamples keep together: those of one word, unless there are few words.
+        groups: the pairs of one word, over which intervals are, and which folds keep together if there are as many.
 
     Raises:
-        DataError: there are fewer words, or pairs, than folds.
+        DataError: there are fewer pairs than folds.
     """
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
@@ -275,10 +275,10 @@ class Trial:
         texts, counterparts = self.read[1]
         self.texts, self.before = texts, gaps(target, texts)
         self.natural = gaps(target, counterparts) - self.before
-        words = contrasts.groups
-        self.groups = words if len(words.unique()) >= FEW else torch.arange(len(words))
+        self.groups = contrasts.groups
+        owners = self.groups if len(self.groups.unique()) >= measure.folds else None
         try:
-            self.fold_of = stimulus_folds(len(words), measure.folds, seed, self.groups)
+            self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, owners)
         except ValueError as error:
             raise DataError(f"{contrasts.source}: {error}; give more pairs, or lower measure.folds") from error
 
@@ -298,7 +298,7 @@ class Trial:
         for position, strength in itertools.product(self.measure.positions, self.measure.strengths):
             moved = steered_gaps(self.target, self.texts, pair[1], strength * added, position == LATER) - self.before
             effects = torch.stack([part.mean(0) for part in moved.split(sizes)])  # over the vectors of a condition
-            found = effects_of(effects, self.natural, self.groups, self.measure.resamples, self.seed)
+            found = effects_of(effects, self.natural, self.groups)
             shares, nats = found.shares(), found.interval()
             for place, (name, vectors) in enumerate(conditions.items()):
                 row = {"position": position, "strength": strength, "condition": name}

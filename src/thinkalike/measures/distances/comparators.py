@@ -248,11 +248,11 @@ def spearman_of_patterns(
         counts: The number of pairs of each pattern.
         rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of the target.
     """
-    ranks = _counted_ranks(predictions, counts.expand_as(predictions)) - (counts.sum() + 1) / 2
+    ranks = counted_ranks(predictions, counts.expand_as(predictions)) - (counts.sum() + 1) / 2
     return (ranks * rank_sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()
 
 
-def _counted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+def counted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return the mid-ranks of values with these numbers of copies."""
     ordered, order = values.sort(-1)
     sizes = counts.gather(-1, order)

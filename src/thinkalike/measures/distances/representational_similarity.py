@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
+from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
 from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.estimates import Estimate, jackknife, stimulus_folds
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
@@ -61,6 +64,20 @@ def rsa_estimate(
     return jackknife(found[0], found[1:])
 
 
+class Mantel(NamedTuple):
+    """`rsa` and its p-values.
+
+    Attributes:
+        p: (1 + #{value of permuted stimuli ≥ value}) / (1 + permutations), one-sided, of each layer pair.
+        p_of_largest: The same against the largest value of all layer pairs in each permutation, for a pair that was
+            chosen because it is the largest (Westfall & Young 1993).
+    """
+
+    value: Float[Tensor, "l m"]
+    p: Float[Tensor, "l m"]
+    p_of_largest: Float[Tensor, "l m"]
+
+
 def mantel(
     layers: Layers,
     others: Layers | None = None,
@@ -68,27 +85,37 @@ def mantel(
     permutations: int = 999,
     seed: int = 0,
     comparator: str = "spearman",
-) -> tuple[Float[Tensor, "l m"], Float[Tensor, "l m"]]:
-    """Return `rsa` and its p-value under permutations of the stimuli of the other layers.
+    groups: Int[Tensor, " n"] | None = None,
+) -> Mantel:
+    """Return `rsa` and its p-values under permutations of the stimuli of the other layers (Mantel 1967).
 
-    It is p = (1 + #{ρ of permuted stimuli ≥ ρ}) / (1 + permutations), one-sided (Mantel 1967). Pairs that share a
-    stimulus depend on each other, so stimuli are permuted, not pairs. All layers see the same permutations.
+    Pairs that share a stimulus depend on each other, so stimuli are permuted, not pairs. The stimuli of a group, such
+    as the words of a sentence, are moved together, see `permuted_rows`. As groups of different lengths then lie across
+    two places, p is of the pairs between groups alone: those within are closer in any model. All layers see the same
+    permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
     """
     vectors, further = _both(layers, others, distance)
-    n = stimuli_of(vectors.shape[1])
+    n, value = stimuli_of(vectors.shape[1]), compare(vectors, further, comparator)
+    owners = torch.arange(n, device=vectors.device) if groups is None else groups.to(vectors.device)
+    if groups is not None and (count := len(groups.unique())) < FEWEST_GROUPS:
+        warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
+        return Mantel(value, value * torch.nan, value * torch.nan)
     if comparator == "spearman":  # Pearson's r of ranks, which move with the stimuli
         ranks = mid_ranks(vectors)
         vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further), "corr"
-    found = compare(vectors, further, comparator)
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
-    generator = seeded(seed)
-    reached = torch.ones_like(found)
+    within = owners[rows] == owners[columns]
+    vectors = vectors.where(~within, vectors[:, ~within].double().mean(1, keepdim=True))  # which adds a constant
+    found, generator = compare(vectors, further, comparator), seeded(seed)
+    reached, surpassed = torch.ones_like(found), torch.ones_like(found)
     for _ in counted(range(permutations), "permutation"):
-        order = torch.randperm(n, generator=generator).to(vectors.device)
-        reached += compare(vectors, further[:, place[order[rows], order[columns]]], comparator) >= found
-    return found, reached / (1 + permutations)
+        order = permuted_rows(owners, generator)
+        chance = compare(vectors, further[:, place[order[rows], order[columns]]], comparator)
+        reached += chance >= found - TIE
+        surpassed += chance.max() >= found - TIE
+    return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
 
 
 def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) -> Float[Tensor, ""]:

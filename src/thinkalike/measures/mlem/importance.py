@@ -8,13 +8,23 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.distances.comparators import spearman
+from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.estimates import Estimate, fold_interval, splits, stimulus_folds
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    fold_interval,
+    interval_around,
+    jackknife,
+    numbered_by_part,
+    splits,
+    stimulus_folds,
+)
 from thinkalike.measures.mlem.columns import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
@@ -22,7 +32,7 @@ from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.progress import counted
 
-MOST = 2000  # stimuli, of whose pairs a ceiling is computed
+MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
 FeatureSet = tuple[int, ...]  # features that are permuted together
 
@@ -60,8 +70,20 @@ class Importance:
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
         assert self.null is not None
-        importance = self.drops.mean((1, 2))[:, : self.null.shape[-1]]
-        return (1 + (self.null >= importance).sum(0)) / (1 + len(self.null))
+        return self._share(self.null)
+
+    def p_of_largest(self) -> Float[Tensor, "l f"]:
+        """Return the same against the largest null importance of all layers and features in each draw.
+
+        It holds for all of them at once, and so for one that was chosen because it is large (Westfall & Young 1993).
+        """
+        assert self.null is not None
+        return self._share(self.null.amax((1, 2), keepdim=True).expand_as(self.null))
+
+    def _share(self, null: Float[Tensor, "b l f"]) -> Float[Tensor, "l f"]:
+        importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
+        share = (1 + (null >= importance).sum(0)) / (1 + len(null))
+        return share.where(~null.isnan().any(0), torch.nan)
 
     def _by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
         return self.drops.mean(2)[:, :, [self.sets.index(each) for each in sets]].mT
@@ -101,8 +123,9 @@ def feature_importance(
             count, and its own importance is 0.
         interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
             `Importance.pair_effects`.
-        null: Number of draws in which each feature is made irrelevant: its values are permuted over all stimuli (within
-            `given`), and everything else is repeated, with f times the work for each draw.
+        null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
+            `given`), with `groups` between whole groups, see `_regrouped`, and everything else is repeated, with f
+            times the work for each draw. Fewer than `FEWEST_GROUPS` groups give no p-values, and a warning.
         seed: The seed of folds and permutations.
 
     Raises:
@@ -129,13 +152,20 @@ def feature_importance(
         message = f"no feature explains the distances of {layers} in some fold: its prediction is constant and scores 0"
         warnings.warn(message, stacklevel=2)
 
-    def irrelevant(feature: int) -> Float[Tensor, " l"]:
+    def irrelevant(feature: int, order: Int[Tensor, " n"]) -> Float[Tensor, " l"]:
         values = table.values.clone()
-        values[:, feature] = values[_shuffled(strata, generator), feature]
+        values[:, feature] = values[order, feature]
         drawn = torch.stack([_drops(model, values, table.columns, fold, [(feature,)])[2] for fold in plan], 1)
         return drawn.mean((1, 2))[:, 0]
 
-    draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in counted(range(null), "null")]
+    groups = torch.arange(n) if table.groups is None else table.groups
+    if null and table.groups is not None and (count := len(groups.unique())) < FEWEST_GROUPS:
+        warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
+        return Importance(sets, scores, drops, torch.full((null, len(scores), f), torch.nan))
+    draws = []
+    for _ in counted(range(null), "null"):
+        order = _regrouped(strata, groups, generator)
+        draws.append(torch.stack([irrelevant(feature, order) for feature in range(f)], -1))
     return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
 
 
@@ -172,7 +202,33 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
     return within
 
 
-def ceiling(
+def _regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return for each stimulus one whose value it takes: groups take the values of other groups, at random.
+
+    So values stay as alike within groups as they were, and a feature that is constant in every group remains so. Groups
+    change places with those of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some
+    of the values of a larger one, and those of a smaller one more than once. Strata, such as parts of speech, are
+    treated each by itself, with the same order of groups.
+    """
+    n, labels = len(strata), groups.unique(return_inverse=True)[1].cpu()
+    sizes = torch.bincount(labels)
+    alike = (sizes[:, None] > sizes).sum(1) // FEWEST_GROUPS  # how many are smaller
+    places = alike.argsort(stable=True)
+    labels = places.argsort()[labels]  # the smallest groups first
+    ranks = (alike[places] + torch.rand(len(sizes), generator=generator, dtype=torch.float64)).argsort().argsort()
+    mixed = torch.randperm(n, generator=generator)
+    cells = (strata.unique(return_inverse=True)[1].cpu() * len(sizes) + labels)[mixed]
+    cells, own, counts = cells.unique(return_inverse=True, return_counts=True)
+    home, starts = own.argsort(stable=True), counts.cumsum(0) - counts
+    own = own[home]
+    takes = (cells // len(sizes) * len(sizes) + ranks[cells % len(sizes)]).argsort()[own]  # the cell that each reads
+    place = (torch.arange(n) - starts[own]) % counts[takes]
+    order = torch.empty_like(home)
+    order[mixed[home]] = mixed[home[starts[takes] + place]]
+    return order.to(strata.device)
+
+
+def split_half_reference(
     cells: Any,
     layers: Sequence[Float[Tensor, "n _"]],
     distance: DistanceChoice = "euclidean",
@@ -180,8 +236,8 @@ def ceiling(
     groups: Any = None,
     splits: int = 5,
     seed: int = 0,
-) -> Float[Tensor, " l"]:
-    """Return Spearman's ρ of the best function of two stimuli's cells in each layer, in [-1, 1].
+) -> Estimate:
+    """Return how well cells of one half of the stimuli predict distances in the other, as Spearman's ρ of each layer.
 
     A cell is all stimuli with the same level in each feature: no model of these features distinguishes them. Stimuli
     are divided into halves A and B. The mean squared distance of two cells in A predicts that of each pair of stimuli
@@ -189,45 +245,69 @@ def ceiling(
     means of both halves over the same pairs (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
+    It is a reference to read scores against, and no bound: means are not the best predictors of ranks, and where
+    distances have heavy tails, other functions of cells exceed it. The interval is a jackknife that leaves out a tenth
+    of the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
+
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
-        layers: States (n, d) of each layer; a random 2,000 of more stimuli are used.
+        layers: States (n, d) of each layer; a random 1,000 of more stimuli are used.
         distance: See `NeuralDistances`.
-        groups: (n), such as sentences; the stimuli of a group are in the same half.
+        groups: (n), such as sentences; the stimuli of a group are in the same half. By default each is its own group.
 
     Raises:
-        ValueError: There are fewer than two pairs of cells in both halves, they are all equally far, or they are noise.
+        ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
     """
-    draw = seeded(seed)
+    draw, numbers = seeded(seed), cell_numbers(cells)
     owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
-    numbers = cell_numbers(cells)
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
-    distances, found = [NeuralDistances.of(layer, distance) for layer in layers], []
-    for _ in counted(range(splits), "division for ceilings"):
-        side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners[rows]] % 2
-        halves = [rows[side == half] for half in (0, 1)]
-        found.append(torch.tensor([_both(each, numbers, halves) for each in distances]))
-    return torch.stack(found).mean(0)
+    owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
+    distances, part_of = [NeuralDistances.of(layer, distance).take(rows) for layer in layers], numbered_by_part(owners)
+    kept = torch.stack([part_of % PARTS != part for part in range(-1, min(PARTS, int(owners.max()) + 1))])
+    found = []
+    for _ in counted(range(splits), "division for split-half references"):
+        side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners] % 2
+        found.append(torch.stack([_references(each, numbers, side, kept) for each in distances], 1))
+    values = torch.stack(found).mean(0)
+    if values[0].isnan().any():
+        raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
+    ends = jackknife(values[0], values[1:])
+    return ends if int(owners.max()) + 1 >= FEWEST_GROUPS else interval_around(values[0], torch.nan)
 
 
-def _both(distances: NeuralDistances, cells: Int[Tensor, " n"], halves: Sequence[Int[Tensor, " _"]]) -> float:
-    squared = [distances.take(half).squared() for half in halves]
-    means = [_means(part, cells[half], int(cells.max()) + 1) for part, half in zip(squared, halves, strict=True)]
-    scores = []
-    for half, part, own, other in zip(halves, squared, means, means[::-1], strict=True):
-        pairs = upper(len(half))
-        left, right = cells[half][pairs // len(half)], cells[half][pairs % len(half)]
-        predicted, measured = other[left, right], own[left, right]
-        known = predicted.isfinite() & measured.isfinite()
-        reliability = float(spearman(predicted[known], measured[known]))
-        if not reliability > 0:
-            raise ValueError(f"cells have no reliable distances (split-half ρ {reliability:.2f}): too few stimuli each")
-        scores.append(min(float(spearman(part.flatten()[pairs][known], predicted[known])) / reliability**0.5, 1.0))
-    return sum(scores) / 2
+def _references(
+    distances: NeuralDistances, cells: Int[Tensor, " n"], side: Int[Tensor, " n"], kept: Bool[Tensor, "m n"]
+) -> Float[Tensor, " m"]:
+    """Return the mean of ρ(B, A) / √r over both directions, for each set of stimuli that are kept."""
+    halves, size = [], int(cells.max()) + 1
+    for half in (0, 1):
+        rows = (side == half).nonzero()[:, 0]
+        pairs, squared = upper(len(rows)), distances.take(rows).vector()
+        left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
+        ends = torch.stack([cells[left], cells[right]])
+        levels = squared.unique(return_inverse=True)[1][None]
+        halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
+    return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 
 
-def _means(squared: Float[Tensor, "k k"], cells: Int[Tensor, " k"], number: int) -> Float[Tensor, "c c"]:
-    """Return the mean squared distance of two different stimuli of each two cells; NaN where there are none."""
-    held = torch.nn.functional.one_hot(cells, number).double()
-    sizes = held.sum(0)
-    return (held.T @ squared @ held) / (sizes[:, None] * sizes - sizes.diag())
+def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: int) -> Float[Tensor, ""]:
+    """Return the mean of ρ(B, A) / √r over both directions, NaN if r is not above 0.
+
+    Args:
+        halves: The squared distances of all pairs of stimuli, the levels of these, the pair of cells of each, numbered
+            below `size`, and whether it counts.
+    """
+    counts = torch.stack([torch.bincount(codes, weights.double(), size) for *_, codes, weights in halves])
+    sums = torch.stack([torch.bincount(codes, weights * squared, size) for squared, _, codes, weights in halves])
+    known = (counts > 0).all(0)
+    means, found = (sums / counts)[:, known], []
+    for half, (_, levels, codes, weights) in enumerate(halves):
+        number, weights = counts[half, known], (weights & known[codes]).double()
+        ranks = weighted_ranks(levels, weights)[0] - (number.sum() + 1) / 2
+        of_cells = torch.bincount(codes, weights * ranks, size)[known] / (weights @ ranks.square()).sqrt()
+        order = number * (counted_ranks(means[half], number) - (number.sum() + 1) / 2)
+        of_means = order / (order.square() / number).sum().sqrt()
+        predicted = means[1 - half].expand(2, -1)
+        score, reliability = spearman_of_patterns(predicted, number, torch.stack([of_cells, of_means]))
+        found.append((score / reliability.where(reliability > 0, torch.nan).sqrt()).clamp(max=1))
+    return torch.stack(found).mean()

@@ -7,8 +7,8 @@ from the states of model B to those of model A, a probe of A reads the states of
 
 (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
 
-Balanced accuracy is the mean recall over levels, 1/k by chance with k levels. Intervals resample sentences, as the
-words of one are not independent.
+Balanced accuracy is the mean recall over levels, 1/k by chance with k levels. Intervals leave out whole sentences, as
+the words of one are not independent.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures.bootstrapping import percentile_interval, resampled_counts
+from thinkalike.measures.bootstrapping import over_parts, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import Estimate, splits
+from thinkalike.measures.estimates import Estimate, interval_around, splits
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -204,10 +204,13 @@ def best_penalty(
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """A balanced accuracy, in [0, 1], and those of r resamples of the sentences, the same for the same stimuli."""
+    """A balanced accuracy, in [0, 1], and those without each of r parts of the sentences, the same of the same stimuli.
+
+    Intervals are of the jackknife and Student's t, see `over_parts`.
+    """
 
     value: Float[Tensor, ""]
-    draws: Float[Tensor, " r"]
+    replicates: Float[Tensor, " r"]
     levels: int
 
     @property
@@ -216,48 +219,32 @@ class Accuracy:
         return 1 / self.levels
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the accuracy with its percentile interval over sentences."""
-        return percentile_interval(self.value, self.draws, level)
+        """Return the accuracy with its interval over sentences."""
+        return over_parts(self.value, self.replicates, level)
 
     def share_of(self, other: Accuracy, above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above) of this accuracy a and another b, with its percentile interval.
+        """Return (a - above) / (b - above) of this accuracy a and another b, with its interval.
 
-        It is NaN where the interval of b includes `above`.
+        It is NaN where the interval of b includes `above`, or there is none.
         """
-        if other.interval(level).low <= above:
-            unknown = torch.full_like(self.value, torch.nan)
-            return Estimate(unknown, unknown, unknown)
+        if not other.interval(level).low > above:
+            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
         value = (self.value - above) / (other.value - above)
-        return percentile_interval(value, (self.draws - above) / (other.draws - above), level)
+        return over_parts(value, (self.replicates - above) / (other.replicates - above), level)
 
 
 def balanced_accuracies(
-    right: Shaped[Tensor, "c n"],
-    labels: Int[Tensor, " n"],
-    sentences: Int[Tensor, " n"],
-    levels: int,
-    resamples: int,
-    seed: int,
+    right: Shaped[Tensor, "c n"], labels: Int[Tensor, " n"], sentences: Int[Tensor, " n"], levels: int
 ) -> list[Accuracy]:
-    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples of sentences.
+    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same parts of the sentences.
 
     Args:
         right: Whether each stimulus was answered right, or the share of several answers.
         labels: The number of each stimulus's level; each below `levels` occurs.
     """
-    sentences = sentences.unique(return_inverse=True)[1]
-    count = int(sentences.max()) + 1
-    cell = labels * count + sentences
-    totals = torch.bincount(cell, minlength=levels * count).double().view(levels, count)
-    sums = torch.zeros(len(right), levels * count, dtype=torch.float64).index_add_(1, cell, right.double())
-    sums = sums.view(len(right), levels, count)
-    weights = resampled_counts(count, resamples, seed)
-    drawn = torch.cat([_mean_recall(sums @ each.T, totals @ each.T) for each in weights], -1)
-    values = _mean_recall(sums.sum(-1), totals.sum(-1))
-    return [Accuracy(value, draws, levels) for value, draws in zip(values, drawn, strict=True)]
-
-
-def _mean_recall(right: Float[Tensor, "c k *r"], total: Float[Tensor, " k *r"]) -> Float[Tensor, " c *r"]:
-    """Return the mean over the levels that a resample has."""
+    held = torch.nn.functional.one_hot(labels, levels).double().T
+    total = without_each_part(held, sentences)
     there = total > 0
-    return (right / total.masked_fill(~there, 1)).sum(1) / there.sum(0)
+    recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(~there, 1)
+    means = recalls.sum(1) / there.sum(0)  # over the levels that are left
+    return [Accuracy(each[0], each[1:], levels) for each in means]

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.bootstrapping import percentile_interval, resampled_counts
+from thinkalike.measures.bootstrapping import over_parts, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, interval_around
 
 
 def held_out_differences(
@@ -47,46 +47,43 @@ def random_directions(
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """Mean effects of c conditions and of the counterpart texts, in nats, with r resamples of both."""
+    """Mean effects of c conditions and of the counterpart texts, in nats, and both without each of r parts of groups.
+
+    Intervals are of the jackknife and Student's t, see `over_parts`.
+    """
 
     value: Float[Tensor, " c"]
-    draws: Float[Tensor, "c r"]
+    replicates: Float[Tensor, "c r"]
     natural: Float[Tensor, ""]
-    natural_draws: Float[Tensor, " r"]
+    natural_replicates: Float[Tensor, " r"]
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the mean effects, in nats, with percentile intervals."""
-        return percentile_interval(self.value, self.draws, level)
+        """Return the mean effects, in nats, with their intervals."""
+        return over_parts(self.value, self.replicates, level)
 
     def shares(self, level: float = 0.95) -> Estimate:
-        """Return each mean effect as a share of the natural one, with percentile intervals.
+        """Return each mean effect as a share of the natural one, with its interval.
 
         It is NaN where the interval of the natural effect includes 0.
         """
-        ends = percentile_interval(self.natural, self.natural_draws, level)
+        ends = over_parts(self.natural, self.natural_replicates, level)
         if ends.low <= 0 <= ends.high:
-            unknown = torch.full_like(self.value, torch.nan)
-            return Estimate(unknown, unknown, unknown)
-        return percentile_interval(self.value / self.natural, self.draws / self.natural_draws, level)
+            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
+        return over_parts(self.value / self.natural, self.replicates / self.natural_replicates, level)
 
 
-def effects_of(
-    steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"], resamples: int, seed: int
-) -> Effects:
-    """Return mean effects over texts, with resamples of the groups of texts.
+def effects_of(steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"]) -> Effects:
+    """Return mean effects over texts, and those without each part of the groups of texts.
 
     Args:
         steered: How far each condition moves the log-probability gap of each text, in nats.
         natural: How far the counterpart of the text moves it.
         groups: The number of each text's group, such as its word.
     """
-    groups = groups.unique(return_inverse=True)[1]
-    count = int(groups.max()) + 1
     rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
-    sums = torch.zeros(len(rows), count, dtype=torch.float64).index_add_(1, groups, rows)
-    drawn = torch.cat([sums @ weights.T for weights in resampled_counts(count, resamples, seed)], -1)
-    means, drawn_means = (each[:-1] / each[-1] for each in (sums.sum(-1), drawn))
-    return Effects(means[:-1], drawn_means[:-1], means[-1], drawn_means[-1])
+    sums = without_each_part(rows, groups)
+    means = sums[:-1] / sums[-1]
+    return Effects(means[:-1, 0], means[:-1, 1:], means[-1, 0], means[-1, 1:])
 
 
 def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
