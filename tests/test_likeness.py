@@ -85,7 +85,7 @@ def test_every_measure_is_that_of_other_code(models):
         last = inner(target.head(rows, target.n_layers - 1))
         surprising.append(surprises(last, target.finish, rows[:, 2:].flatten(), codes).double().numpy())
     root = output_roots(target, [depth], sides[0].tokens)[depth].numpy()
-    for suffix, way, tolerance in (("", plain, 1e-5), ("_beyond", beyond, 2e-4)):
+    for suffix, way, tolerance in (("", plain, 1e-5), ("_beyond", beyond, 1e-3)):
         for name, value in by_qr(*way, root).items():
             assert float(found.measures[name + suffix].value[0]) == pytest.approx(value, abs=tolerance), name + suffix
     fitted, judged = (np.concatenate([side[0], np.ones((len(side[0]), 1))], 1) for side in plain)
