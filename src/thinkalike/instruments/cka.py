@@ -36,9 +36,9 @@ class CKAConfig(WithNull):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given == "token" and (self.kernel, self.flatten) != ("linear", "token"):
+        if self.given != "none" and (self.kernel, self.flatten) != ("linear", "token"):
             raise ConfigError(
-                "measure.given=token compares single tokens by the linear kernel: leave out "
+                f"measure.given={self.given} compares single tokens by the linear kernel: leave out "
                 f"measure.kernel={self.kernel} and measure.flatten={self.flatten}, or measure.given"
             )
 

@@ -47,9 +47,9 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     ) -> StateBatches:
         both = replace(measure, batches=measure.fit_batches + measure.batches)
         batches = super().batches(both, config, models, runs)
-        if batches.total <= measure.fit_batches:
+        if batches.batches <= measure.fit_batches:
             raise ConfigError(
-                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.total} batches of held-out "
+                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.batches} batches of held-out "
                 "text to judge: lower it, or measure.tokens_per_batch"
             )
         return batches

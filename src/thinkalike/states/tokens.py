@@ -15,6 +15,8 @@ from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
 
+WORDS_AT_ONCE = 128  # of a piece of text, at most
+
 
 def sites(model: FrozenModel, embed: bool) -> list[Layer]:
     """Return all layers of a model, before them EMBED if asked for."""
@@ -76,21 +78,30 @@ class Pieces:
     def count(self) -> int:
         return sum(map(len, self.words))
 
+    def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
+        """Return some of the pieces."""
+        own = numbers.tolist()
+        return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
-def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int, at_most: int = 128) -> Iterator[Pieces]:
-    """Yield batches of at least `words` words, in pieces of at most 128, fewer where they need too many tokens."""
-    batch = Pieces([], [])
+
+def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
+    """Return the first texts, of at least `words` words if there are so many, in pieces of at most `WORDS_AT_ONCE`.
+
+    A piece has fewer words where they need too many tokens.
+    """
+    found, left = Pieces([], [], []), words
     for number, text in enumerate(texts):
         spans = [match.span() for match in re.finditer(r"\S+", text)]
-        for start in range(0, len(spans), at_most):
-            for part in _fitting(text, spans[start : start + at_most], models):
+        for start in range(0, len(spans), WORDS_AT_ONCE):
+            for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
                 first, last = part[0][0], part[-1][1]
-                batch.texts.append(text[first:last])
-                batch.words.append([(a - first, b - first) for a, b in part])
-                batch.documents.append(number)
-                if batch.count >= words:
-                    yield batch
-                    batch = Pieces([], [])
+                found.texts.append(text[first:last])
+                found.words.append([(a - first, b - first) for a, b in part])
+                found.documents.append(number)
+                left -= len(part)
+                if left <= 0:
+                    return found
+    return found
 
 
 def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -56,8 +56,8 @@ class WithGivenNeighbours(WithNeighbours):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.null and self.given == "token":
-            raise ConfigError("measure.given=token has its chance in closed form: leave measure.null=true out")
+        if self.null and self.given != "none":
+            raise ConfigError(f"measure.given={self.given} has its chance in closed form: leave measure.null=true out")
 
 
 @dataclass
@@ -109,14 +109,14 @@ class Outputs(OfLayerMeasure):
         batches = super().batches(replace(measure, level="token"), config, models, runs)
 
         def logits(model: FrozenModel, content: Hashable, state: Tensor) -> list[Tensor]:
-            return runs.once(model, (content, "logits"), lambda model: [model.finish(state)])
+            key = (content, "logits")
+            return runs.once(model, key, lambda model: [model.finish(state)], of_batch=True)
 
-        def starting(number: int, step: int) -> Iterator[StateBatch]:
-            for batch in batches.starting(number, step):
-                both = zip(models, batch.states, strict=True)
-                yield batch._replace(states=[logits(model, batch.content, own[-1]) for model, own in both])
+        def of_outputs(batch: StateBatch) -> StateBatch:
+            both = zip(models, batch.states, strict=True)
+            return batch._replace(states=[logits(model, batch.content, own[-1]) for model, own in both])
 
-        return replace(batches, starting=starting)
+        return replace(batches, pool=lambda number: map(of_outputs, batches.pool(number)))
 
 
 class Declared(NamedTuple):
