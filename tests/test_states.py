@@ -9,8 +9,8 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.models.labels import names_of
 from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
 from thinkalike.states.batches import array_batches
 from thinkalike.states.tokens import (

@@ -214,11 +214,11 @@ def _pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[T
     """
     pools, generator, edge = [], seeded(0), units * fitted // batches
     for own, numbers in ((range(edge), range(fitted)), (range(edge, units), range(fitted, batches))):
-        parts = max(min(-(-len(numbers) // most), len(own)), 1)
+        parts = min(-(-len(numbers) // most), max(len(own), 1))
         drawn = own.start + torch.randperm(len(own), generator=generator)
-        cuts = pairwise(len(numbers) * part // parts for part in range(parts + 1))
-        drawn_parts = zip(drawn.tensor_split(parts), cuts, strict=True)
-        pools += [(part.sort().values, numbers[start:stop]) for part, (start, stop) in drawn_parts if stop > start]
+        for start, stop in pairwise(len(numbers) * part // max(parts, 1) for part in range(parts + 1)):
+            first, last = (-(-len(own) * cut // len(numbers)) for cut in (start, stop))
+            pools.append((drawn[first:last].sort().values, numbers[start:stop]))
     return pools
 
 
