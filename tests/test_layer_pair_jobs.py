@@ -268,7 +268,7 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
-    long = ["measure=cka", "measure.batches=220", "measure.tokens_per_batch=32"]
+    long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
     killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 

@@ -278,7 +278,7 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: Proces
             watched.is_over = True
             runs.forget(of_batch=True)
 
-    with doing("pool of batches", total or None, first) as activity:
+    with doing("pool", total or None, first) as activity:
         for each in processes.rounds(starting, first, add):
             activity.reach(each.done)
             if each.passes(KEPT_EVERY) or each.asked:
