@@ -30,7 +30,7 @@ from thinkalike.measures import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.tokens import Pieces, pieces, word_documents, word_forms
+from thinkalike.states.tokens import Pieces, pieces
 
 
 @pytest.fixture
@@ -292,12 +292,12 @@ def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
 
 
 def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
-    assert word_documents(Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7])).tolist() == [4, 4, 7]
+    assert Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7]).owners.tolist() == [4, 4, 7]
     found = pieces(["a b c", "d e", "f", "g h i"], [], 6)
     assert found.documents == [0, 1, 2]
     assert found.chosen(torch.tensor([2, 0])) == Pieces(["f", "a b c"], [[(0, 1)], [(0, 1), (2, 3), (4, 5)]], [2, 0])
     batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
-    assert word_forms(batch).tolist() == [0, 1, 0, 1, 2]
+    assert batch.forms.tolist() == [0, 1, 0, 1, 2]
 
 
 def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import accumulate, count, pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -30,19 +30,12 @@ from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary
-from thinkalike.states.tokens import (
-    WORDS_AT_ONCE,
-    Pieces,
-    counted,
-    pieces,
-    token_states,
-    word_documents,
-    word_forms,
-    word_states,
-)
+from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
+
+Run = Callable[[FrozenModel], list[Tensor]]
 
 
 class StateBatch(NamedTuple):
@@ -109,6 +102,7 @@ class _Text(NamedTuple):
 
     level: str
     facts: dict[str, Any]
+    batches: int
     units: int
     at_once: int  # how many a model reads in one pass
     read: Callable[[Int[Tensor, " u"]], _Labels]
@@ -148,8 +142,8 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
     per_batch = at_once * context if is_whole else asked_for
     total = min(measure.batches, max(rows.numel() // per_batch, 1))
     most = 1 if is_whole else max(min(POOL_ROWS * context, POOL_TOKENS) // asked_for, 1)
-    text = _Text("token", {"name": data.name, **corpus.facts()}, len(rows), at_once, read, run)
-    return _drawn(text, models, measure, runs, total, most)
+    text = _Text("token", {"name": data.name, **corpus.facts()}, total, len(rows), at_once, read, run)
+    return _drawn(text, models, measure, runs, most)
 
 
 def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
@@ -158,29 +152,25 @@ def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs
     text: Pieces = runs.text((repr(data), wanted, cut_for), lambda: pieces(held_out_texts(data), different, wanted))
     if not text.count:
         raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} words")
-    first_words = [0, *accumulate(map(len, text.words))][:-1]
-    text = replace(text, documents=numbered_by_part(word_documents(text))[first_words].tolist())
     at_once = max(measure.tokens_per_batch // WORDS_AT_ONCE, 1)
 
     def read(units: Int[Tensor, " u"]) -> _Labels:
         part = text.chosen(units)
         content = (tuple(part.texts), tuple(map(tuple, part.words)))
-        return _Labels(content, word_forms(part), word_documents(part))
+        return _Labels(content, part.forms, part.owners)
 
     def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
         return word_states(model, text.chosen(units), measure.embed)
 
     total = min(measure.batches, max(text.count // measure.tokens_per_batch, 1))
     most = max(min(POOL_ROWS * WORDS_AT_ONCE, POOL_TOKENS) // measure.tokens_per_batch, 1)
-    units = _Text("word", {"name": data.name, "level": "word"}, len(text.texts), at_once, read, run)
-    return _drawn(units, models, measure, runs, total, most)
+    units = _Text("word", {"name": data.name, "level": "word"}, total, len(text.texts), at_once, read, run)
+    return _drawn(units, models, measure, runs, most)
 
 
-def _drawn(
-    text: _Text, models: Sequence[FrozenModel], measure: Any, runs: ModelRuns, total: int, most: int
-) -> StateBatches:
-    """Return `total` batches of text, in pools of at most so many; those of a pool have equally many rows."""
-    pools = _pools(text.units, total, min(getattr(measure, "fit_batches", 0), total), most)
+def _drawn(text: _Text, models: Sequence[FrozenModel], measure: Any, runs: ModelRuns, most: int) -> StateBatches:
+    """Return batches of text, in pools of at most so many; those of a pool have equally many rows."""
+    pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)
 
     def pool_of(number: int) -> Iterator[StateBatch]:
         units, numbers = pools[number]
@@ -203,7 +193,7 @@ def _drawn(
             mask = None if labels.mask is None else labels.mask[rows]
             yield StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
 
-    return StateBatches(pool_of, len(pools), total, text.level, {"data": text.facts})
+    return StateBatches(pool_of, len(pools), text.batches, text.level, {"data": text.facts})
 
 
 def _pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
@@ -339,14 +329,7 @@ class ModelRuns:
         if not of_batch:
             self._of_pool.clear()
 
-    def once(
-        self,
-        model: FrozenModel,
-        content: Hashable,
-        run: Callable[[FrozenModel], list[Tensor]],
-        *,
-        of_batch: bool = False,
-    ) -> list[Tensor]:
+    def once(self, model: FrozenModel, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
         """Return what a model makes of an input, of this content, which `run` makes the first time."""
         place, states = (id(model.module), content), self._of_batch if of_batch else self._of_pool
         if place not in states:

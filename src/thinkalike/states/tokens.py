@@ -78,6 +78,19 @@ class Pieces:
     def count(self) -> int:
         return sum(map(len, self.words))
 
+    @property
+    def forms(self) -> Int[Tensor, " words"]:
+        """A number for the form of each word, as it is written; equal words have equal numbers."""
+        numbers: dict[str, int] = {}
+        parts = zip(self.texts, self.words, strict=True)
+        words = [text[start:stop] for text, spans in parts for start, stop in spans]
+        return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
+
+    @property
+    def owners(self) -> Int[Tensor, " words"]:
+        """The number of the document of each word."""
+        return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
+
     def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
         """Return some of the pieces."""
         own = numbers.tolist()
@@ -136,19 +149,6 @@ def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[
     states = model.residuals(tokens, sites(model, embed), mask)
     places = torch.tensor(chosen, device=model.device)
     return [state.flatten(0, 1)[places] for state in states]
-
-
-def word_forms(batch: Pieces) -> Int[Tensor, " words"]:
-    """Return a number for the form of each word of a batch, as it is written; equal words have equal numbers."""
-    numbers: dict[str, int] = {}
-    parts = zip(batch.texts, batch.words, strict=True)
-    words = [text[start:stop] for text, spans in parts for start, stop in spans]
-    return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
-
-
-def word_documents(batch: Pieces) -> Int[Tensor, " words"]:
-    """Return the number of the document of each word of a batch."""
-    return torch.tensor(batch.documents).repeat_interleave(torch.tensor([len(spans) for spans in batch.words]))
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:

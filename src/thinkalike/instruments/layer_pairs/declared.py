@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,8 +24,6 @@ from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import Widths, of_neighbours
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from thinkalike.measures.contract import LayerMeasure
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
@@ -108,13 +106,10 @@ class Outputs(OfLayerMeasure):
     ) -> StateBatches:
         batches = super().batches(replace(measure, level="token"), config, models, runs)
 
-        def logits(model: FrozenModel, content: Hashable, state: Tensor) -> list[Tensor]:
-            key = (content, "logits")
-            return runs.once(model, key, lambda model: [model.finish(state)], of_batch=True)
-
         def of_outputs(batch: StateBatch) -> StateBatch:
-            both = zip(models, batch.states, strict=True)
-            return batch._replace(states=[logits(model, batch.content, own[-1]) for model, own in both])
+            last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
+            key, run = (batch.content, "logits"), lambda model: [model.finish(last[model])]
+            return batch._replace(states=[runs.once(model, key, run, of_batch=True) for model in models])
 
         return replace(batches, pool=lambda number: map(of_outputs, batches.pool(number)))
 

@@ -40,7 +40,7 @@ FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value; intervals are over them
+    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0

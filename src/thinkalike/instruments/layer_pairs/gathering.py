@@ -324,7 +324,7 @@ def _added_together(group: Sequence[Read]) -> bool:
     """Add the same batch to several comparisons; returns False, and adds it to none, where one cannot be compared."""
     place = group[0][1].states[0][0].device
     states = {id(side): side for _, batch in group for side in batch.states}
-    numbered = {key: place for place, key in enumerate(states)}
+    numbered = {key: index for index, key in enumerate(states)}
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
     moved = [[layer.to(place) for layer in side] for side in states.values()]
     metrics, number = [comparison.metric for comparison, _ in group], group[0][1].number
