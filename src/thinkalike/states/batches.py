@@ -27,7 +27,7 @@ from thinkalike.data.split import held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.rows import RowGroups, places_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
@@ -109,7 +109,7 @@ class _Text(NamedTuple):
     run: Callable[[FrozenModel, Int[Tensor, " u"]], list[Tensor]]  # the states of what `read` labels, by layer
 
     def states(self, model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
-        """Return the states of a pool by layer; no more than one layer is in memory twice."""
+        """Return the states of a pool by layer, of which no more than one is in memory twice."""
         parts = [self.run(model, part) for part in units.split(self.at_once)]
         return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
 
@@ -136,8 +136,8 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
         return _Labels(content, part[mask], groups[units][mask], torch.arange(context).expand_as(part)[mask])
 
     def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
-        states = token_states(model, rows[units], measure.embed)
-        return states if is_whole else [layer[kept[units].to(layer.device)] for layer in states]
+        states, places = token_states(model, rows[units], measure.embed), places_of(kept[units]).to(model.device)
+        return states if is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
     per_batch = at_once * context if is_whole else asked_for
     total = min(measure.batches, max(rows.numel() // per_batch, 1))
@@ -226,7 +226,8 @@ def _residuals(model: FrozenModel, pool: Pool, within: RowGroups, positions: Int
 
 
 def _chosen(model: FrozenModel, pool: Pool, rows: Int[Tensor, " b"]) -> list[Tensor]:
-    return [layer[rows.to(layer.device)] for layer in pool[model]]
+    places = rows.to(model.device)
+    return [layer[places] for layer in pool[model]]
 
 
 def pair_batches(

@@ -267,7 +267,7 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: Proces
     """
     total = max(each.batches.total for each in comparisons)
     first = min(each.first for each in comparisons)
-    watched = FirstBatch("lower model.context or measure.tokens_per_batch, or give fewer models at once")
+    watched = FirstBatch("lower measure.tokens_per_batch or model.context, or give fewer models at once")
 
     def starting(number: int, step: int) -> Iterator[list[Reading]]:
         return _in_step(comparisons, runs, number, step)
