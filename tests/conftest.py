@@ -92,7 +92,7 @@ IN_CI = {
     "test_a_page_of_200_results_takes_less_than_ten_seconds",
     "test_a_killed_job_goes_on_to_the_same_values",
     "test_a_full_disk_is_one_line_and_the_state_is_kept",
-    "test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes",
+    "test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes",
     "test_sets_of_the_hub_are_streamed",
     "test_table_1_at_paper_scale_against_a_hub",
     "test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails",

@@ -131,7 +131,7 @@ def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_ha
     assert result.scalars["batches"] == 10
     np.testing.assert_allclose(across(result, "one", "two"), cka_by_hand(first, second, [slice(None)]), atol=1e-10)
     assert list(result.table["source_layer"][:2]) == ["V2", "V10"]
-    assert result.provenance["data"] == {"rows": COUNT, "parts": 10}
+    assert result.provenance["data"] == {"rows": COUNT, "batches": 1}
     assert result.provenance["stimuli"]["count"] == COUNT
     assert [model["name"] for model in result.provenance["models"]] == ["one.npz", "two.npz"]
     assert all(len(model["fingerprint"].split()[-1]) == 16 for model in result.provenance["models"])
@@ -145,12 +145,12 @@ def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_ha
     np.testing.assert_allclose(half, 2.262157 * spread, rtol=0.05)
 
 
-def test_more_stimuli_than_a_batch_can_hold_are_compared_batch_by_batch(measured, two, stimuli):
+def test_more_stimuli_than_a_batch_can_hold_are_drawn_one_by_one_into_batches(measured, two):
     first, second, activations = two
     result = measured(activations, "measure.tokens_per_batch=16").result
-    folds = stimulus_folds(COUNT, 15, groups=torch.from_numpy(stimuli.sentence)).numpy()
     assert result.scalars["batches"] == 15
-    expected = cka_by_hand(first, second, [folds == part for part in range(15)])
+    drawn = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0)).numpy()
+    expected = cka_by_hand(first, second, np.array_split(drawn, 15))
     np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
 
 
@@ -213,8 +213,8 @@ def test_intervals_over_sentences_cover_where_those_over_words_would_not():
         chance = torch.Generator().manual_seed(seed)
         sides = [[torch.randn(40, 3, generator=chance).double().repeat_interleave(6, 0)] for _ in range(2)]
         metric = CKAMeans(1, 1, left_out=True)
-        for number, batch in enumerate(array_batches(sides, groups, rows_per_batch=1024).starting(0, 1)):
-            metric.update(*batch.states, None, number)
+        (batch,) = array_batches(sides, groups, rows_per_batch=1024).pool(0)
+        metric.update(*batch.states, None, 0, documents=batch.groups)
         found = metric.compute()
         return bool(found.low <= 0 <= found.high)
 

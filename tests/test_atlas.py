@@ -1,4 +1,4 @@
-"""measure=atlas: all pairs of models by all measures, each model once per batch, and how far measures agree."""
+"""measure=atlas: all pairs of models by all measures, each model once for each input, and how far measures agree."""
 
 import itertools
 import signal
@@ -53,13 +53,13 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
     (result,) = results(door("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
     assert len({module for module, *_ in forwards}) == 6
-    assert len(forwards) == 6 * (12 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others the first 4 of them"
+    assert len(forwards) == 6 * (12 + 4 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others 4 of their own"
     assert [len(results_in(tmp_path / "store", kind)) for kind in kinds] == [15] * 4
     assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
     assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
     assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
     assert [again.folder for again in results(door("analyze.py", *words))] == [result.folder]
-    assert len(forwards) == 6 * 16, "what is there is not computed again"
+    assert len(forwards) == 6 * 20, "what is there is not computed again"
 
 
 @pytest.mark.slow
@@ -85,7 +85,8 @@ def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_d
 
 
 @pytest.mark.slow
-def test_interrupted_between_batches_it_goes_on_to_the_same_bits(door, words, six, tmp_path):
+def test_interrupted_between_pools_it_goes_on_to_the_same_bits(door, words, six, tmp_path, monkeypatch):
+    monkeypatch.setattr("thinkalike.states.batches.POOL_ROWS", 8)  # of one batch
     words = [*words, "measure.measures=[cka,svcca]", list_of(six, SIX[:3])]
     (whole,) = results(door("analyze.py", *words, f"store={tmp_path}/whole"))
     with interrupted_at(2):

@@ -99,13 +99,13 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
 
 
 @pytest.mark.slow
-def test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
+def test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
-    words += ["measure.batches=130", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
-    status, said = interrupted(door, signal.SIGTERM, *words, f"store={tmp_path}/s", until="batch 5")
+    words += ["measure.batches=260", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
+    status, said = interrupted(door, signal.SIGTERM, *words, f"store={tmp_path}/s", until="pool 1")
     assert status == 143, said
-    assert "interrupted at batch" in said
+    assert "interrupted at pool" in said
     again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
     assert "resuming from" in again.stderr
     assert again.result.fingerprint() == whole.result.fingerprint()

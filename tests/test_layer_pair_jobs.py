@@ -30,7 +30,7 @@ from thinkalike.measures import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.tokens import Pieces, pieces, word_documents, word_forms
+from thinkalike.states.tokens import Pieces, pieces
 
 
 @pytest.fixture
@@ -47,12 +47,22 @@ def pair(minis):
 
 
 def batches(minis, folder):
-    """The models of the pair, and the tokens and documents of each batch that a job reads, from its cache."""
+    """The models of the pair, and the states, tokens and documents of each batch of a job, from the text in its cache.
+
+    Every 40 rows are a pool, whose 1280 tokens are drawn into 5 batches.
+    """
     (cache,) = (folder / "cache" / "tokens").iterdir()
     rows = load_file(cache)
     configs = [ModelConfig(name="x", family="native", mini=True, path=f"{minis}/{name}") for name in ("a", "wide")]
-    parts = zip(rows["report.tokens"].long().split(8), rows["report.documents"].split(8), strict=True)
-    return [load_model(config) for config in configs], list(parts)
+    models, found = [load_model(config) for config in configs], []
+    parts = zip(rows["report.tokens"].long().split(40), rows["report.documents"].split(40), strict=True)
+    for place, (tokens, documents) in enumerate(parts):
+        pool = [[model.head(tokens, layer).flatten(0, 1) for layer in range(4)] for model in models]
+        order = torch.randperm(1280, generator=torch.Generator().manual_seed(5 * place))
+        for own in (part.sort().values for part in order.split(256)):
+            states = [[layer[own] for layer in layers] for layers in pool]
+            found.append((states, tokens.flatten()[own], documents.flatten()[own]))
+    return models, found
 
 
 NULL = ["measure.null=true", "measure.permutations=4", "measure.permute=token"]
@@ -72,9 +82,7 @@ METRICS = {  # the words of a measure, and what it computes from batches
 def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words, pair, minis, tmp_path):
     more, new = METRICS[name]
     done, metric = door("analyze.py", *words, *pair, *more), new()
-    models, parts = batches(minis, tmp_path)
-    for number, (tokens, _) in enumerate(parts):
-        states = ([model.head(tokens, layer) for layer in range(4)] for model in models)
+    for number, (states, tokens, _) in enumerate(batches(minis, tmp_path)[1]):
         metric.update(*states, number=number, **({"groups": tokens} if "given" in name else {}))
     result, expected = done.result, metric.compute()
     across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
@@ -109,7 +117,7 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
     assert across["p"].between(0.2, 1).all()
     assert (across["p_of_largest"] >= across["p"]).all()
     assert within["null"].isna().all(), "there is none within a model"
-    assert done.result.scalars["documents"] == min(len(owners.unique()) for _, owners in batches(minis, tmp_path)[1])
+    assert done.result.scalars["documents"] == min(len(owners.unique()) for *_, owners in batches(minis, tmp_path)[1])
     assert "closest layers:" in done.stdout
     assert "different documents at least, which have few orders" in done.stderr
 
@@ -117,7 +125,7 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
 def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
     table = door("analyze.py", "measure=jsd", *words, *pair, *NULL).result.table
     models, parts = batches(minis, tmp_path)
-    logits = ([model.full(tokens).flatten(0, 1) for model in models] for tokens, _ in parts)
+    logits = ([model.finish(own[-1]) for model, own in zip(models, states, strict=True)] for states, *_ in parts)
     across = table.iloc[0]
     assert across["value"] == pytest.approx(np.mean([float(jensen_shannon(*both)) for both in logits]), abs=1e-6)
     assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
@@ -201,8 +209,8 @@ def test_every_option_changes_the_numbers(door, words, pair):
 def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files):
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=60", f"data.files=[{text_files}/0*.txt]"]
     done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
-    assert "after 10 batches every interval is narrower than 10" in done.stderr
-    assert len(done.result.arrays["hsics"]) == 10
+    assert "after 12 batches every interval is narrower than 10" in done.stderr
+    assert len(done.result.arrays["hsics"]) == 12, "one pool of two"
     assert "batches of the 60 asked for: there is no more text" in door("analyze.py", *words, *pair, *more).stderr
 
 
@@ -260,7 +268,7 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
 
 @pytest.mark.slow
 def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
-    long = ["measure=cka", "measure.batches=220", "measure.tokens_per_batch=32"]
+    long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
     killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
@@ -284,12 +292,12 @@ def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
 
 
 def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
-    assert word_documents(Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7])).tolist() == [4, 4, 7]
-    first, second = pieces(["a b c", "d e", "f", "g h i"], [], 4)
-    assert (first.documents, second.documents) == ([0, 1], [2, 3])
-    assert len(word_documents(first)) == first.count == 5
+    assert Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7]).owners.tolist() == [4, 4, 7]
+    found = pieces(["a b c", "d e", "f", "g h i"], [], 6)
+    assert found.documents == [0, 1, 2]
+    assert found.chosen(torch.tensor([2, 0])) == Pieces(["f", "a b c"], [[(0, 1)], [(0, 1), (2, 3), (4, 5)]], [2, 0])
     batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
-    assert word_forms(batch).tolist() == [0, 1, 0, 1, 2]
+    assert batch.forms.tolist() == [0, 1, 0, 1, 2]
 
 
 def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():

@@ -124,7 +124,9 @@ def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):
     from thinkalike.instruments.layer_pairs import gathering
+    from thinkalike.states import batches
 
+    monkeypatch.setattr(batches, "POOL_ROWS", 8)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
     whole = results(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
     monkeypatch.setattr(gathering, "KEPT_EVERY", 2)
@@ -135,7 +137,7 @@ def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     with interrupted_at(3):
         ended = door("analyze.py", *words, list_of(minis, chosen), stopped)
     assert ended.status == 128 + signal.SIGTERM
-    assert "interrupted at batch 3 of 20" in ended.stderr
+    assert "interrupted at pool 3 of 10" in ended.stderr
     assert not results_in(tmp_path / "stopped")
     resumed = door("analyze.py", *words, list_of(minis, chosen), stopped)
     assert resumed.stderr.count("resuming from") == 3
@@ -144,11 +146,11 @@ def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
 
 
 @contextlib.contextmanager
-def interrupted_at(batches):
-    """Let a signal wait after so many batches of a job."""
+def interrupted_at(pools):
+    """Let a signal wait after so many pools of a job."""
     calls = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("thinkalike.processes.asked", lambda: next(calls) == batches)
+        patch.setattr("thinkalike.processes.asked", lambda: next(calls) == pools)
         patch.setattr("thinkalike.interrupts._waiting", signal.SIGTERM)
         yield
 
@@ -167,7 +169,8 @@ def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, word
 
 
 @pytest.mark.slow
-def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path):
+def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path, monkeypatch):
+    monkeypatch.setattr("thinkalike.states.batches.POOL_ROWS", 20)  # of ten batches
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
     wide = results(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
@@ -254,8 +257,8 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
 
 @pytest.mark.slow
 def test_two_processes_share_all_pairs_and_give_the_bits_of_one(door):
-    words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=5"]
-    words += ["measure.tokens_per_batch=256", "model.device=cpu"]
+    words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=9"]
+    words += ["measure.tokens_per_batch=4096", "model.device=cpu"]
     shared = results(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
     for one, other in zip(shared, results(door("analyze.py", *words, "store=one")), strict=True):
         same(one, other)

@@ -157,8 +157,8 @@ def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
 def test_two_processes_give_the_bits_of_one(door, measure):
-    words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=5"]
-    words += ["measure.tokens_per_batch=256", "model.device=cpu", "target.device=cpu"]
+    words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=9"]
+    words += ["measure.tokens_per_batch=4096", "model.device=cpu", "target.device=cpu"]
     shared = door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two").result
     alone = door("analyze.py", *words, "store=one").result
     assert shared.key == alone.key

@@ -9,6 +9,7 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.errors import DataError
+from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
 from thinkalike.states.batches import array_batches
@@ -55,7 +56,7 @@ def test_the_last_token_of_a_word_holds_its_last_character():
 def test_a_words_state_is_that_of_its_last_token_whatever_else_is_in_the_batch(models, family):
     model = models[family]
     texts = [tiny.document(seed, words=5 + 3 * seed) for seed in range(3)]
-    (batch,) = pieces(texts, [model], words=5 + 8 + 11)
+    batch = pieces(texts, [model], words=5 + 8 + 11)
     states = word_states(model, batch)
     assert [len(words) for words in batch.words] == [5, 8, 11]
     place = 0
@@ -74,61 +75,45 @@ def test_a_words_state_is_that_of_its_last_token_whatever_else_is_in_the_batch(m
 def test_pieces_hold_every_word_once_and_fit_every_context(models):
     model = models["gpt2"]
     texts = [tiny.document(seed, words=150) for seed in range(3)]
-    found = list(pieces(texts, [model], words=50))
-    stretches = [(text, spans) for batch in found for text, spans in zip(batch.texts, batch.words, strict=True)]
-    seen = [text[slice(*span)] for text, spans in stretches for span in spans]
-    everything = [word for text in texts for word in text.split()]
+    found = pieces(texts, [model], words=400)
+    stretches = zip(found.texts, found.words, found.documents, strict=True)
+    seen = [(text[slice(*span)], document) for text, spans, document in stretches for span in spans]
+    everything = [(word, document) for document, text in enumerate(texts) for word in text.split()]
     assert seen == everything[: len(seen)]
-    assert len(everything) - len(seen) < 150
-    assert all(len(model.tokenizer(text)["input_ids"]) <= model.context for batch in found for text in batch.texts)
-    assert all(batch.count >= 50 for batch in found)
+    assert 400 <= len(seen) == found.count < 450, "as many as are needed"
+    assert all(len(model.tokenizer(text)["input_ids"]) <= model.context for text in found.texts)
+    assert pieces(texts, [model], words=1000).count == 450
 
 
 def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to():
     numbers = torch.arange(100.0)[:, None]
     first = [numbers, torch.randn(100, 5)]
-    batches = array_batches([first, [numbers + 0.5], first], torch.arange(100), rows_per_batch=8)
-    assert (batches.total, batches.level, batches.parts_left_out) == (13, "stimulus", 0)
-    assert batches.facts == {"data": {"rows": 100, "parts": 13}}
-    found = list(batches.starting(0, 1))
+    groups = torch.arange(100) // 2
+    batches = array_batches([first, [numbers + 0.5], first], groups, rows_per_batch=8)
+    assert (batches.total, batches.batches, batches.level) == (13, 13, "stimulus")
+    assert batches.facts == {"data": {"rows": 100, "batches": 13}}
+    found = [batch for pool in range(13) for batch in batches.pool(pool)]
+    assert [batch.number for batch in found] == list(range(13))
     assert {len(batch.states[0][0]) for batch in found} == {7, 8}
     assert all(batch.mask is None for batch in found)
     for batch in found:
         assert torch.equal(batch.states[0][0] + 0.5, batch.states[1][0])
         assert batch.states[0] is batch.states[2], "a side that is there twice has one list"
+        assert torch.equal(batch.groups, numbered_by_part(groups)[batch.states[0][0][:, 0].long()])
     drawn = torch.cat([batch.states[0][0] for batch in found])[:, 0]
     assert torch.equal(drawn.sort().values, numbers[:, 0])
     assert any(batch.states[0][0].diff(dim=0).abs().max() > 13 for batch in found), "in no order of the file"
-    (last,) = batches.starting(12, 1)
-    assert torch.equal(last.states[1][0], found[12].states[1][0])
 
 
-@pytest.mark.parametrize(("rows", "parts"), [(400, 10), (36, 10), (8, 8)])
-def test_rows_that_one_batch_can_hold_are_all_in_the_first_and_parts_are_left_out_of_the_others(rows, parts):
-    numbers = torch.arange(float(rows))[:, None]
-    batches = array_batches([[numbers]], torch.arange(rows), rows_per_batch=1024)
-    assert (batches.total, batches.parts_left_out) == (parts + 1, parts)
-    whole, *others = [set(batch.states[0][0][:, 0].tolist()) for batch in batches.starting(0, 1)]
-    left_out = [whole - other for other in others]
-    assert whole == set(range(rows)) == set().union(*left_out)
-    assert sum(map(len, left_out)) == rows
+def test_rows_that_one_batch_can_hold_are_one_batch():
+    numbers = torch.arange(40.0)[:, None]
+    batches = array_batches([[numbers]], torch.arange(40), rows_per_batch=1024)
+    (batch,) = batches.pool(0)
+    assert batches.total == 1
+    assert torch.equal(batch.states[0][0], numbers)
 
 
-@pytest.mark.parametrize("per_batch", [20, 1024])
-def test_the_words_of_a_sentence_are_in_one_part_unless_there_are_few_sentences(per_batch):
-    def owners(sentences):
-        batches = array_batches([[torch.arange(120.0)[:, None]]], sentences, rows_per_batch=per_batch)
-        found = [set(batch.states[0][0][:, 0].long().tolist()) for batch in batches.starting(0, 1)]
-        parts = [found[0] - part for part in found[1:]] if batches.parts_left_out else found
-        return [set(sentences[list(part)].tolist()) for part in parts]
-
-    assert sum(map(len, owners(torch.arange(120) % 30))) == 30
-    few = owners(torch.arange(120) % 3)
-    assert len(few) in (6, 10)
-    assert sum(map(len, few)) > 3
-
-
-@pytest.mark.parametrize(("rows", "per_batch"), [(4, 1024), (1, 1024), (100, 3)])
+@pytest.mark.parametrize(("rows", "per_batch"), [(3, 1024), (1, 1024), (100, 3)])
 def test_too_few_rows_for_a_measure_are_refused(rows, per_batch):
     with pytest.raises(DataError, match=f"={per_batch} compares"):
         array_batches([[torch.randn(rows, 3)]], torch.arange(rows), rows_per_batch=per_batch, fewest=4)

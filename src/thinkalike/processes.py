@@ -55,7 +55,7 @@ class ProcessGroup:
         """Go through batches from number `first` on; the processes take turns.
 
         Args:
-            starting: given a number and a step, yields every step-th batch from that number on.
+            starting: given a number and a step, yields every step-th batch, or pool of batches, from that number on.
             add: takes a batch with its number.
         """
         own, done = starting(first + self.rank, self.size), first

@@ -4,7 +4,7 @@
     python analyze.py measure=atlas 'measure.measures=[cka,r2]' measure.stitches=true 'models=[gelu-3l,solu-3l]'
 
 Its parts are jobs like any other, of `measure=cka` and so on, with their own keys and folders. Those that the store
-lacks are done in one pass, in which each model runs once for each batch; what follows from them is the atlas's own.
+lacks are done in one pass, in which each model runs once for each input; what follows from them is the atlas's own.
 """
 
 from __future__ import annotations

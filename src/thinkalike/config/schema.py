@@ -30,6 +30,7 @@ COUNTS = 10**12  # the largest count of tokens: a product of two counts that are
 STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
+POOL_ROWS, POOL_TOKENS = 64, 2**14  # of text over which models run before its tokens are drawn into batches
 THREADS = 1024
 
 Number = int | float

@@ -36,14 +36,14 @@ class CKAConfig(WithNull):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.given == "token" and (self.kernel, self.flatten) != ("linear", "token"):
+        if self.given != "none" and (self.kernel, self.flatten) != ("linear", "token"):
             raise ConfigError(
-                "measure.given=token compares single tokens by the linear kernel: leave out "
+                f"measure.given={self.given} compares single tokens by the linear kernel: leave out "
                 f"measure.kernel={self.kernel} and measure.flatten={self.flatten}, or measure.given"
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "data", "measure", "stimuli")):
+class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.progress import counted, doing
-from thinkalike.states.batches import StateBatches, pair_batches
+from thinkalike.states.batches import StateBatch, pair_batches
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -280,14 +280,14 @@ def likeness_of_members(
 
 
 def _compared(
-    models: Sequence[FrozenModel], states: StateBatches
+    models: Sequence[FrozenModel], batches: Iterable[StateBatch]
 ) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
     """Return CKA of every two models at each layer, and the HSICs of each batch."""
     from thinkalike.measures.minibatch_cka import CKAMeans
 
     m = len(models)
     metrics = [CKAMeans(m, m) for _ in range(models[0].n_layers)]
-    for batch in counted(states.starting(0, 1), "batch of CKA"):
+    for batch in counted(batches, "batch of CKA"):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:
                 metric.update(layer, layer)

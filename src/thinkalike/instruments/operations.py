@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.config.schema import POOL_ROWS, POOL_TOKENS
 from thinkalike.job.operations import Phase, Shapes, forward_passes
 
 if TYPE_CHECKING:
@@ -75,11 +76,13 @@ def layer_pairs(config: AnalyzeConfig, shapes: Shapes, comparing: Callable[..., 
 
 
 def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
-    """Return the bytes of the states of a batch in all layers of each different model, with a copy in float32."""
+    """Return the bytes of the states of a pool, and of a batch, also in float32, in all layers of different models."""
     measure: Any = config.measure
+    batch = measure.tokens_per_batch
+    pool = max(min(POOL_ROWS * row_of(config, shapes), POOL_TOKENS), batch) if config.data else 0
     different = {shape.name: shape for shape in shapes.values()}.values()
-    numbers = sum((each.layers + measure.embed) * each.width * (each.bytes / each.parameters + 4) for each in different)
-    return float(measure.tokens_per_batch * numbers)
+    widths = [((each.layers + measure.embed) * each.width, each.bytes / each.parameters) for each in different]
+    return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in widths))
 
 
 def of_distances(n: int, widths: Widths) -> float:

@@ -26,7 +26,7 @@ class R2Config(LayerPairsConfig):
     ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
 
 
-class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure")):
+class LayerR2(LayerPairs, kind="r2", version=2, reads=("model", "target", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model` and back, and those of each from each other."""
 
     name = "R²"
@@ -47,9 +47,9 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     ) -> StateBatches:
         both = replace(measure, batches=measure.fit_batches + measure.batches)
         batches = super().batches(both, config, models, runs)
-        if batches.total <= measure.fit_batches:
+        if batches.batches <= measure.fit_batches:
             raise ConfigError(
-                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.total} batches of held-out "
+                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.batches} batches of held-out "
                 "text to judge: lower it, or measure.tokens_per_batch"
             )
         return batches

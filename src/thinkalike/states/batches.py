@@ -1,53 +1,63 @@
-"""One iterator for every measure: models and what they read, to batches of states, each model run once per batch."""
+"""One iterator for every measure: models and what they read, to batches of states, each model run once per pool.
+
+Unbiased estimators take the rows of a batch for independent draws, and intervals need batches that differ by chance
+alone, which consecutive text is not. So rows of text are drawn at random over all documents into pools, and the tokens
+of a pool, one by one, into batches.
+"""
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import count, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
+from thinkalike.config.schema import POOL_ROWS, POOL_TOKENS
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.pairs import EncodedPairs, PairBatch
 from thinkalike.data.split import held_out_texts
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.rows import RowGroups, places_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary
-from thinkalike.states.tokens import counted, pieces, token_states, word_documents, word_forms, word_states
+from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 
-PARTS = 10  # of stimuli that one batch can hold, if there are as many
+Run = Callable[[FrozenModel], list[Tensor]]
 
 
 class StateBatch(NamedTuple):
     """States of one batch: by model in the order asked for, then by layer; a model asked for twice has one list."""
 
-    states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
+    number: int  # in the whole run, whoever reads it
+    states: list[list[Tensor]]  # each (n, d) of rows, or (b, t, d) where a measure takes whole sequences
+    groups: Int[Tensor, " *n"]  # what it depends on: a document, sentence or pair, by its number in all batches
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
-    documents: Int[Tensor, " *n"] | None = None  # of each state: the number of its document, or of a stimulus's group
     content: Hashable = None  # equal where models read the same; None: not known
 
 
 @dataclass(frozen=True)
 class StateBatches:
-    """Batches of states, which can be read from any batch on, with any step."""
+    """Batches of states in pools, over each of which models run at once."""
 
-    starting: Callable[[int, int], Iterator[StateBatch]]  # gives the batches from a number on, in steps
-    total: int  # the number of batches, as far as it is known beforehand
+    pool: Callable[[int], Iterator[StateBatch]]  # gives the batches of the pool of that number
+    total: int  # the number of pools
+    batches: int  # in all pools
     level: str  # of the rows: token, word or stimulus
     facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
-    parts_left_out: int = 0  # n where the first batch has all rows, and each of n others leaves a part of them out
 
 
 def text_batches(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
@@ -55,7 +65,9 @@ def text_batches(models: Sequence[FrozenModel], data: DataConfig, measure: Any, 
 
     Args:
         measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
-            words where the tokenizers differ; `embed`, `skip_first_tokens` and `skip_special_tokens`.
+            words where the tokenizers differ; `embed`, `skip_first_tokens` and `skip_special_tokens`; `given`, of which
+            "token_position" takes the means of both from the states of a pool. `flatten` other than token keeps rows of
+            text whole, and the first `fit_batches` share no row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
 
     Raises:
@@ -75,47 +87,155 @@ def text_batches(models: Sequence[FrozenModel], data: DataConfig, measure: Any, 
     return _by_word(models, data, measure, runs)
 
 
+class _Labels(NamedTuple):
+    """What is known of the tokens or words of a pool, (n,), or of whole rows of text, (b, t)."""
+
+    content: Hashable
+    tokens: Int[Tensor, " *n"]
+    groups: Int[Tensor, " *n"]
+    positions: Int[Tensor, " *n"] | None = None
+    mask: Bool[Tensor, "b t"] | None = None
+
+
+class _Text(NamedTuple):
+    """Units of text that models read, rows of tokens or pieces of words, some of which are chosen by their numbers."""
+
+    level: str
+    facts: dict[str, Any]
+    batches: int
+    units: int
+    at_once: int  # how many a model reads in one pass
+    read: Callable[[Int[Tensor, " u"]], _Labels]
+    run: Callable[[FrozenModel, Int[Tensor, " u"]], list[Tensor]]  # the states of what `read` labels, by layer
+
+    def states(self, model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
+        """Return the states of a pool by layer, of which no more than one is in memory twice."""
+        parts = [self.run(model, part) for part in units.split(self.at_once)]
+        return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
+
+
 def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
-    first = models[0]
+    first, asked_for = models[0], measure.tokens_per_batch
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
-    context = min(model.context for model in models)
-    data = replace(data, report_tokens=measure.batches * measure.tokens_per_batch)
+    context = data.context or min(model.context for model in models)
+    data = replace(data, report_tokens=-(-measure.batches * asked_for // context) * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
-    read = partial(read_corpus, data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
-    corpus = runs.text(asked, read)
-    size = max(measure.tokens_per_batch // corpus.report.tokens.shape[1], 1)
-    rows, documents = corpus.report.tokens.split(size), corpus.report.documents.split(size)
+    read_text = partial(read_corpus, data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
+    corpus = runs.text(asked, read_text)
+    rows, groups = corpus.report.tokens, numbered_by_part(corpus.report.documents.flatten().long()).view(-1, context)
     special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
+    kept, at_once = counted(rows, measure.skip_first_tokens, special), max(asked_for // context, 1)
+    is_whole = getattr(measure, "flatten", "token") != "token"
 
-    def starting(number: int, step: int) -> Iterator[StateBatch]:
-        for part, owners in zip(rows[number::step], documents[number::step], strict=True):
-            content = (tuple(part.shape), part.numpy().tobytes())
-            key, run = (content, measure.embed), partial(token_states, rows=part, embed=measure.embed)
-            states = [runs.once(model, key, run) for model in models]
-            yield StateBatch(states, counted(part, measure.skip_first_tokens, special), part, owners, content)
+    def read(units: Int[Tensor, " u"]) -> _Labels:
+        part, mask = rows[units], kept[units]
+        content = (is_whole, tuple(part.shape), part.numpy().tobytes(), mask.numpy().tobytes())
+        if is_whole:
+            return _Labels(content, part, groups[units], mask=mask)
+        return _Labels(content, part[mask], groups[units][mask], torch.arange(context).expand_as(part)[mask])
 
-    return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
+    def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
+        states, places = token_states(model, rows[units], measure.embed), places_of(kept[units]).to(model.device)
+        return states if is_whole else [layer.flatten(0, 1)[places] for layer in states]
+
+    per_batch = at_once * context if is_whole else asked_for
+    total = min(measure.batches, max(rows.numel() // per_batch, 1))
+    most = 1 if is_whole else max(min(POOL_ROWS * context, POOL_TOKENS) // asked_for, 1)
+    text = _Text("token", {"name": data.name, **corpus.facts()}, total, len(rows), at_once, read, run)
+    return _drawn(text, models, measure, runs, most)
 
 
 def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
-    def starting(number: int, step: int) -> Iterator[StateBatch]:
-        texts = pieces(held_out_texts(data), list(dict.fromkeys(models)), measure.tokens_per_batch)
-        for batch in itertools.islice(texts, number, measure.batches, step):
-            content = (tuple(batch.texts), tuple(map(tuple, batch.words)))
-            key, run = (content, measure.embed), partial(word_states, batch=batch, embed=measure.embed)
-            states = [runs.once(model, key, run) for model in models]
-            yield StateBatch(states, tokens=word_forms(batch), documents=word_documents(batch), content=content)
+    wanted, different = measure.batches * measure.tokens_per_batch, list(dict.fromkeys(models))
+    cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
+    text: Pieces = runs.text((repr(data), wanted, cut_for), lambda: pieces(held_out_texts(data), different, wanted))
+    if not text.count:
+        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} words")
+    at_once = max(measure.tokens_per_batch // WORDS_AT_ONCE, 1)
 
-    return StateBatches(starting, measure.batches, "word", {"data": {"name": data.name, "level": "word"}})
+    def read(units: Int[Tensor, " u"]) -> _Labels:
+        part = text.chosen(units)
+        content = (tuple(part.texts), tuple(map(tuple, part.words)))
+        return _Labels(content, part.forms, part.owners)
+
+    def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
+        return word_states(model, text.chosen(units), measure.embed)
+
+    total = min(measure.batches, max(text.count // measure.tokens_per_batch, 1))
+    most = max(min(POOL_ROWS * WORDS_AT_ONCE, POOL_TOKENS) // measure.tokens_per_batch, 1)
+    units = _Text("word", {"name": data.name, "level": "word"}, total, len(text.texts), at_once, read, run)
+    return _drawn(units, models, measure, runs, most)
+
+
+def _drawn(text: _Text, models: Sequence[FrozenModel], measure: Any, runs: ModelRuns, most: int) -> StateBatches:
+    """Return batches of text, in pools of at most so many; those of a pool have equally many rows."""
+    pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)
+
+    def pool_of(number: int) -> Iterator[StateBatch]:
+        units, numbers = pools[number]
+        labels = text.read(units)
+        key: Hashable = (labels.content, measure.embed, text.at_once)
+        pool = {model: runs.once(model, key, partial(text.states, units=units)) for model in models}
+        if measure.given == "token_position" and labels.positions is not None:
+            try:
+                within = RowGroups.of(labels.tokens, FEWEST)
+            except ValueError as error:
+                raise DataError(f"batches {numbers.start} to {numbers.stop - 1}: {error}") from error
+            key, run = (key, "residuals"), partial(_residuals, pool=pool, within=within, positions=labels.positions)
+            pool = {model: runs.once(model, key, run) for model in models}
+        order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
+        size = min(len(order) // len(numbers), measure.tokens_per_batch)
+        for number, chosen in zip(numbers, order.split(max(size, 1)), strict=False):
+            rows = chosen.sort().values  # in the order of the text, which permutations of documents keep
+            content, run = (key, numbers, number), partial(_chosen, pool=pool, rows=rows)
+            states = [runs.once(model, content, run, of_batch=True) for model in models]
+            mask = None if labels.mask is None else labels.mask[rows]
+            yield StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
+
+    return StateBatches(pool_of, len(pools), text.batches, text.level, {"data": text.facts})
+
+
+def _pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
+    """Draw units into pools of about equal size, and return those of each with the numbers of its batches.
+
+    Pools of the batches that maps are `fitted` on have the first units, so that they share at most one document with
+    the others.
+    """
+    pools, generator, edge = [], seeded(0), units * fitted // batches
+    for own, numbers in ((range(edge), range(fitted)), (range(edge, units), range(fitted, batches))):
+        parts = min(-(-len(numbers) // most), max(len(own), 1))
+        drawn = own.start + torch.randperm(len(own), generator=generator)
+        for start, stop in pairwise(len(numbers) * part // max(parts, 1) for part in range(parts + 1)):
+            first, last = (-(-len(own) * cut // len(numbers)) for cut in (start, stop))
+            pools.append((drawn[first:last].sort().values, numbers[start:stop]))
+    return pools
+
+
+Pool = dict[FrozenModel, list[Tensor]]
+
+
+def _residuals(model: FrozenModel, pool: Pool, within: RowGroups, positions: Int[Tensor, " n"]) -> list[Tensor]:
+    """Return the states of a model less the means of their token and of their position; 0 where that token is rare.
+
+    No batch can have a group of such a token either, so that these rows are left out.
+    """
+    order, places = within.order.to(model.device), positions.to(model.device)
+    residuals = ((layer, within.without_means(layer, places).to(layer.dtype)) for layer in pool[model])
+    return [torch.zeros_like(layer).index_copy_(0, order, residual) for layer, residual in residuals]
+
+
+def _chosen(model: FrozenModel, pool: Pool, rows: Int[Tensor, " b"]) -> list[Tensor]:
+    places = rows.to(model.device)
+    return [layer[places] for layer in pool[model]]
 
 
 def pair_batches(
     models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, *, rows: int, first_only: bool, pairs: int
-) -> StateBatches:
-    """Return batches of `rows` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
+) -> Iterator[StateBatch]:
+    """Yield batches of `rows` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
 
-    Pairs come in random order, because batches serve as folds.
+    Pairs come in random order, so that batches differ by chance alone. The groups are the pairs.
 
     Args:
         measure: the settings `site` (see `token_states`); `include_padding` (see `counted`); `batch`, how many pairs
@@ -125,7 +245,9 @@ def pair_batches(
     """
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
 
-    def states_of(batch: PairBatch) -> list[list[Float[Tensor, "n _"]]]:
+    numbers = numbered_by_part(torch.arange(len(order)))
+
+    def states_of(batch: PairBatch, owners: Int[Tensor, " b"]) -> list[list[Shaped[Tensor, "n ..."]]]:
         mask = batch.mask.long()
         chosen = counted(batch.tokens, mask=mask, include_padding=measure.include_padding)
         if first_only:
@@ -136,18 +258,18 @@ def pair_batches(
             return [layer[chosen.to(layer.device)].cpu() for layer in layers]
 
         found = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time
-        return [found[id(model)] for model in models]
+        return [*(found[id(model)] for model in models), [owners[:, None].expand_as(chosen)[chosen]]]
 
-    def everything() -> Iterator[StateBatch]:
-        waiting: list[list[list[Tensor]]] = []
-        for start in range(0, len(order), measure.batch):
-            waiting.append(states_of(encoded.batch(order[start : start + measure.batch], measure.padding or 0)))
-            while sum(len(part[0][0]) for part in waiting) >= rows:
-                whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
-                yield StateBatch([[layer[:rows] for layer in own] for own in whole])
-                waiting = [[[layer[rows:] for layer in own] for own in whole]]
-
-    return StateBatches(lambda number, step: itertools.islice(everything(), number, None, step), 0, "token")
+    waiting: list[list[list[Tensor]]] = []
+    number = count()
+    for start in range(0, len(order), measure.batch):
+        part = slice(start, start + measure.batch)
+        waiting.append(states_of(encoded.batch(order[part], measure.padding or 0), numbers[part]))
+        while sum(len(part[0][0]) for part in waiting) >= rows:
+            whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
+            *states, (groups,) = [[layer[:rows] for layer in own] for own in whole]
+            yield StateBatch(next(number), states, groups)
+            waiting = [[[layer[rows:] for layer in own] for own in whole]]
 
 
 def array_batches(
@@ -155,9 +277,8 @@ def array_batches(
 ) -> StateBatches:
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
-    Where a batch can hold all of them, the first does, and each of the others leaves a part out, on which an interval
-    rests. Else they are drawn into batches of about equal size. Either way the order of the stimuli does not matter,
-    and those of one group are in one part, unless there are too few groups; then each stimulus is a group.
+    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size.
+    Each batch is a pool.
 
     Args:
         groups: what each stimulus belongs to, such as a sentence.
@@ -167,32 +288,21 @@ def array_batches(
     Raises:
         DataError: a batch would have too few.
     """
-    n, whole = len(groups), len(groups) <= rows_per_batch
-    part_of = _parts(groups, PARTS if whole else -(-n // rows_per_batch))
-    parts = range(int(part_of.max()) + 1)
-    chosen = [part_of >= 0, *(part_of != part for part in parts)] if whole else [part_of == part for part in parts]
-    if (least := min(int(each.sum()) for each in chosen)) < fewest:
+    n, total = len(groups), -(-len(groups) // rows_per_batch)
+    if n // total < fewest:
         raise DataError(
-            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {least} at once, and at least "
+            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {n // total} at once, and at least "
             f"{fewest} are needed; give more stimuli, or raise measure.tokens_per_batch if it is below their number"
         )
-    different = {id(side): side for side in sides}
+    parts = [part.sort().values for part in torch.randperm(n, generator=seeded(0)).tensor_split(total)]
+    different, numbers = {id(side): side for side in sides}, numbered_by_part(groups)
 
-    def starting(number: int, step: int) -> Iterator[StateBatch]:
-        for own in chosen[number::step]:
-            states = {key: [layer[own] for layer in side] for key, side in different.items()}
-            yield StateBatch([states[id(side)] for side in sides], documents=groups[own])
+    def pool(number: int) -> Iterator[StateBatch]:
+        own = parts[number]
+        states = {key: [layer[own] for layer in side] for key, side in different.items()}
+        yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
 
-    facts = {"data": {"rows": n, "parts": len(parts)}}
-    return StateBatches(starting, len(chosen), "stimulus", facts, parts_left_out=len(parts) if whole else 0)
-
-
-def _parts(groups: Int[Tensor, " n"], most: int) -> Int[Tensor, " n"]:
-    """Return the part of each stimulus, drawn at random, always in the same way."""
-    n, units = len(groups), len(groups.unique())
-    together = units >= PARTS
-    count = min(most, units if together else n)
-    return torch.zeros_like(groups) if count < 2 else stimulus_folds(n, count, groups=groups if together else None)
+    return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})
 
 
 class ModelRuns:
@@ -204,7 +314,8 @@ class ModelRuns:
     """
 
     def __init__(self) -> None:
-        self._states: dict[Hashable, list[Tensor]] = {}
+        self._of_pool: dict[Hashable, list[Tensor]] = {}
+        self._of_batch: dict[Hashable, list[Tensor]] = {}
         self._texts: dict[Hashable, Any] = {}
 
     def text(self, asked: Hashable, read: Callable[[], Any]) -> Any:
@@ -213,13 +324,15 @@ class ModelRuns:
             self._texts[asked] = read()
         return self._texts[asked]
 
-    def forget(self) -> None:
-        """Let go of all states, because the next inputs come."""
-        self._states.clear()
+    def forget(self, of_batch: bool = False) -> None:
+        """Let go of the states of a batch, because the next one comes, or else of all."""
+        self._of_batch.clear()
+        if not of_batch:
+            self._of_pool.clear()
 
-    def once(self, model: FrozenModel, content: Hashable, run: Callable[[FrozenModel], list[Tensor]]) -> list[Tensor]:
+    def once(self, model: FrozenModel, content: Hashable, run: Run, *, of_batch: bool = False) -> list[Tensor]:
         """Return what a model makes of an input, of this content, which `run` makes the first time."""
-        place = (id(model.module), content)
-        if place not in self._states:
-            self._states[place] = run(model)
-        return self._states[place]
+        place, states = (id(model.module), content), self._of_batch if of_batch else self._of_pool
+        if place not in states:
+            states[place] = run(model)
+        return states[place]

@@ -15,6 +15,8 @@ from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
 
+WORDS_AT_ONCE = 128  # of a piece of text, at most
+
 
 def sites(model: FrozenModel, embed: bool) -> list[Layer]:
     """Return all layers of a model, before them EMBED if asked for."""
@@ -76,21 +78,43 @@ class Pieces:
     def count(self) -> int:
         return sum(map(len, self.words))
 
+    @property
+    def forms(self) -> Int[Tensor, " words"]:
+        """A number for the form of each word, as it is written; equal words have equal numbers."""
+        numbers: dict[str, int] = {}
+        parts = zip(self.texts, self.words, strict=True)
+        words = [text[start:stop] for text, spans in parts for start, stop in spans]
+        return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
 
-def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int, at_most: int = 128) -> Iterator[Pieces]:
-    """Yield batches of at least `words` words, in pieces of at most 128, fewer where they need too many tokens."""
-    batch = Pieces([], [])
+    @property
+    def owners(self) -> Int[Tensor, " words"]:
+        """The number of the document of each word."""
+        return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
+
+    def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
+        """Return some of the pieces."""
+        own = numbers.tolist()
+        return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
+
+
+def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
+    """Return the first texts, of at least `words` words if there are so many, in pieces of at most `WORDS_AT_ONCE`.
+
+    A piece has fewer words where they need too many tokens.
+    """
+    found, left = Pieces([], [], []), words
     for number, text in enumerate(texts):
         spans = [match.span() for match in re.finditer(r"\S+", text)]
-        for start in range(0, len(spans), at_most):
-            for part in _fitting(text, spans[start : start + at_most], models):
+        for start in range(0, len(spans), WORDS_AT_ONCE):
+            for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
                 first, last = part[0][0], part[-1][1]
-                batch.texts.append(text[first:last])
-                batch.words.append([(a - first, b - first) for a, b in part])
-                batch.documents.append(number)
-                if batch.count >= words:
-                    yield batch
-                    batch = Pieces([], [])
+                found.texts.append(text[first:last])
+                found.words.append([(a - first, b - first) for a, b in part])
+                found.documents.append(number)
+                left -= len(part)
+                if left <= 0:
+                    return found
+    return found
 
 
 def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:
@@ -125,19 +149,6 @@ def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[
     states = model.residuals(tokens, sites(model, embed), mask)
     places = torch.tensor(chosen, device=model.device)
     return [state.flatten(0, 1)[places] for state in states]
-
-
-def word_forms(batch: Pieces) -> Int[Tensor, " words"]:
-    """Return a number for the form of each word of a batch, as it is written; equal words have equal numbers."""
-    numbers: dict[str, int] = {}
-    parts = zip(batch.texts, batch.words, strict=True)
-    words = [text[start:stop] for text, spans in parts for start, stop in spans]
-    return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
-
-
-def word_documents(batch: Pieces) -> Int[Tensor, " words"]:
-    """Return the number of the document of each word of a batch."""
-    return torch.tensor(batch.documents).repeat_interleave(torch.tensor([len(spans) for spans in batch.words]))
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -24,8 +24,6 @@ from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import Widths, of_neighbours
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from thinkalike.measures.contract import LayerMeasure
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
@@ -56,8 +54,8 @@ class WithGivenNeighbours(WithNeighbours):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.null and self.given == "token":
-            raise ConfigError("measure.given=token has its chance in closed form: leave measure.null=true out")
+        if self.null and self.given != "none":
+            raise ConfigError(f"measure.given={self.given} has its chance in closed form: leave measure.null=true out")
 
 
 @dataclass
@@ -108,15 +106,12 @@ class Outputs(OfLayerMeasure):
     ) -> StateBatches:
         batches = super().batches(replace(measure, level="token"), config, models, runs)
 
-        def logits(model: FrozenModel, content: Hashable, state: Tensor) -> list[Tensor]:
-            return runs.once(model, (content, "logits"), lambda model: [model.finish(state)])
+        def of_outputs(batch: StateBatch) -> StateBatch:
+            last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
+            key, run = (batch.content, "logits"), lambda model: [model.finish(last[model])]
+            return batch._replace(states=[runs.once(model, key, run, of_batch=True) for model in models])
 
-        def starting(number: int, step: int) -> Iterator[StateBatch]:
-            for batch in batches.starting(number, step):
-                both = zip(models, batch.states, strict=True)
-                yield batch._replace(states=[logits(model, batch.content, own[-1]) for model, own in both])
-
-        return replace(batches, starting=starting)
+        return replace(batches, pool=lambda number: map(of_outputs, batches.pool(number)))
 
 
 class Declared(NamedTuple):
@@ -129,7 +124,7 @@ class Declared(NamedTuple):
     settings: type[WithNull] = WithNull
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
-    version: int = 1
+    version: int = 2
 
 
 OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
@@ -142,7 +137,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithGivenNeighbours, bases=(OfNeighbours,), version=2,
+        settings=WithGivenNeighbours, bases=(OfNeighbours,), version=3,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
@@ -151,11 +146,11 @@ DECLARED = {
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
         "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours, version=2,
+        settings=WithNeighbours, version=3,
     ),
     "second_order_cosine": Declared(
         "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
-        settings=WithNeighbours, version=2,
+        settings=WithNeighbours, version=3,
     ),
 }  # fmt: skip
 

@@ -40,14 +40,15 @@ FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(64, least=2, most=10**9)  # whose mean is the value; intervals are over them
+    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
     skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
-    given: Literal["none", "token"] = "none"  # token: rows are compared with those of the same token or word alone
+    given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token
+    # or word alone; token_position: less the means of their tokens and positions
 
 
 @dataclass
@@ -177,7 +178,8 @@ class LayerPairs(Instrument):
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""
-        return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
+        given = result.table["given"].iloc[0] if "given" in result.table else None
+        return f"{self.name} given the {given}" if given else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.

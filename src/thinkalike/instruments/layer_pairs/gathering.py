@@ -31,8 +31,7 @@ from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
-KEPT_EVERY = 50  # batches
-LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
+KEPT_EVERY = 4  # pools of batches
 
 
 class Side(NamedTuple):
@@ -76,7 +75,7 @@ def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
     limits = {"rows_per_batch": measure.tokens_per_batch, "fewest": kind.fewest(measure)}
     batches = array_batches([found[0].states, found[-1].states], stimuli.groups, **limits)
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
-    measure = replace(measure, batches=batches.parts_left_out or batches.total)
+    measure = replace(measure, batches=batches.batches)
     return Given(measure, sides[0], sides[-1], batches)
 
 
@@ -100,8 +99,8 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
             parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
     table = pd.concat(parts, ignore_index=True)
-    if given.measure.given == "token":
-        table["given"] = "token"
+    if given.measure.given != "none":
+        table["given"] = given.measure.given.replace("_", " and ")
     arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
     arrays |= {"within_target": estimates.within_target.value, **kind.arrays(estimates)}
     scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
@@ -119,7 +118,8 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
 
 def _comparison(kind: LayerPairs, given: Given, work: Work) -> Comparison:
     measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
-    new = partial(kind.metric, measure, *counts, given.batches.parts_left_out > 0)
+    told = measure if measure.given == "none" else replace(measure, given="token")  # positions are taken out before
+    new = partial(kind.metric, told, *counts, False)
     return Comparison(new, measure, given.batches, (str(given.source), str(given.target)), work)
 
 
@@ -135,6 +135,9 @@ def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs
             for model in models
         }
         batches = kind.batches(measure, config, models, runs)
+        if batches.level == "word" and measure.given == "token_position":
+            log.info("words have no common position: compared given the token alone")
+            measure = replace(measure, given="token")
         given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
     return given
 
@@ -166,41 +169,50 @@ class Comparison:
         self.metric, kept = new(), work.resume("batches")
         if kept is not None and not work.processes.rank:
             self.metric.load_state_dict(kept["metric"])
-        self.first = 0 if kept is None else int(kept["batches"])
+        self.first = 0 if kept is None else int(kept["pools"])
         self.error: ThinkalikeError | None = None
         self.is_narrow = False
 
     @property
     def goes_on(self) -> bool:
-        """Whether it wants the next batch."""
+        """Whether it wants the next pool."""
         return self.error is None and not self.is_narrow
 
-    def add(self, number: int, batch: StateBatch) -> None:
+    def following(self, pool: Iterator[StateBatch]) -> StateBatch | None:
+        """Return the next batch of a pool; None where there is none, or this comparison has ended."""
+        try:
+            return None if self.error else next(pool, None)
+        except DataError as error:
+            self.error = error
+            return None
+
+    def add(self, batch: StateBatch) -> None:
         """Add a batch; one that cannot be compared ends this comparison, and no other."""
         mine, theirs = batch.states
         place = mine[0].device
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
-            self.metric.update(mine, theirs, number=number, **self.rows(batch))
+            self.metric.update(mine, theirs, number=batch.number, **self.rows(batch))
         except ValueError as error:
-            self.error = DataError(f"batch {number} of {self.names[0]} (source) and {self.names[1]} (target): {error}")
+            which = f"batch {batch.number} of {self.names[0]} (source) and {self.names[1]} (target)"
+            self.error = DataError(f"{which}: {error}")
             self.error.__cause__ = error
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
         wanted = {"mask": batch.mask}
-        if self.measure.given == "token" and batch.tokens is not None:
+        if self.measure.given != "none":
             wanted["groups"] = batch.tokens
         if getattr(self.metric, "permutations", 0) and self.measure.permute == "document":
-            wanted["documents"] = batch.documents
+            wanted["documents"] = batch.groups
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
 
     def keep(self, done: int) -> None:
-        """Keep a state after so many batches, from which the same comes as without an end."""
+        """Keep a state after so many pools, from which the same comes as without an end."""
         self.collect()
         if not self.work.processes.rank and self.goes_on and done > self.first:
-            self.work.keep("batches", {"metric": self.metric.state_dict(), "batches": done})
+            self.work.keep("batches", {"metric": self.metric.state_dict(), "pools": done})
 
     def collect(self) -> None:
         """Hand all batches, or the error of one, over to the first of the processes that share the job."""
@@ -212,9 +224,10 @@ class Comparison:
         """End the comparison where every interval is narrow enough."""
         width = self.measure.stop_at_width
         if width and self.goes_on and done > self.first and self.metric.update_called:
-            self.is_narrow = bool(self.metric.compute().widest_interval() < width)
+            estimates = self.metric.compute()
+            self.is_narrow = bool(estimates.widest_interval() < width)
             if self.is_narrow:
-                log.info("after %d batches every interval is narrower than %g", done, width)
+                log.info("after %d batches every interval is narrower than %g", estimates.batches, width)
 
     def estimates(self) -> Any:
         """Return the estimates of all batches.
@@ -228,8 +241,6 @@ class Comparison:
         if not self.metric.update_called:
             raise DataError(f"there is too little text for one batch of {what}")
         estimates = self.metric.compute()
-        if estimates.batches < 2:
-            raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
         if estimates.batches < measure.batches and not measure.stop_at_width:
             log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
         return estimates
@@ -249,85 +260,74 @@ def merged(metric: Any, new: Callable[[], Any], processes: ProcessGroup) -> Any:
 
 
 def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: ProcessGroup) -> None:
-    """Go through the batches of all comparisons in step, so that each model runs once for each different input.
+    """Go through the pools of all comparisons in step, so that each model runs once for each different input.
 
     Each comparison reads the batches that it would read alone. Processes that share the job hand the first one what
     they found, and end.
     """
     total = max(each.batches.total for each in comparisons)
     first = min(each.first for each in comparisons)
-    watched = FirstBatch("lower measure.tokens_per_batch, or give fewer models at once")
+    watched = FirstBatch("lower measure.tokens_per_batch or model.context, or give fewer models at once")
 
-    def starting(number: int, step: int) -> Iterator[list[tuple[Comparison, StateBatch]]]:
-        return _in_step(comparisons, runs, number, step, watched)
+    def starting(number: int, step: int) -> Iterator[list[Reading]]:
+        return _in_step(comparisons, runs, number, step)
 
-    def add(number: int, read: Sequence[Read]) -> None:
-        watched(_add, number, read)
-        watched.is_over = True
+    def add(_: int, pools: Sequence[Reading]) -> None:
+        while read := [(each, batch) for each, pool in pools if (batch := watched(each.following, pool))]:
+            watched(_add, read)
+            watched.is_over = True
+            runs.forget(of_batch=True)
 
-    with doing("batch", total or None, first) as activity:
+    with doing("pool", total or None, first) as activity:
         for each in processes.rounds(starting, first, add):
             activity.reach(each.done)
             if each.passes(KEPT_EVERY) or each.asked:
                 for comparison in comparisons:
                     comparison.keep(each.done)
             if each.asked:
-                stop(f"at batch {each.done} of {total}")
-            if each.passes(LOOK_EVERY):
-                for comparison in comparisons:
-                    comparison.look(each.done)
+                stop(f"at pool {each.done} of {total}")
+            for comparison in comparisons:
+                comparison.look(each.done)
     for comparison in comparisons:
         comparison.collect()
     processes.end_of_share()
 
 
-def _in_step(
-    comparisons: Sequence[Comparison], runs: ModelRuns, number: int, step: int, watched: FirstBatch
-) -> Iterator[list[tuple[Comparison, StateBatch]]]:
-    """Yield what all comparisons read at the same number; one that had more batches before waits for the others."""
-    places = {id(each): number + -(-max(each.first - number, 0) // step) * step for each in comparisons}
-    streams = {id(each): each.batches.starting(places[id(each)], step) for each in comparisons}
+def _in_step(comparisons: Sequence[Comparison], runs: ModelRuns, number: int, step: int) -> Iterator[list[Reading]]:
+    """Yield the pools that all comparisons read at the same number; one that had more before waits for the others."""
     for place in itertools.count(number, step):
-        going = [each for each in comparisons if each.goes_on and id(each) in streams]
+        going = [each for each in comparisons if each.goes_on and place < each.batches.total]
         if not going:
             return
-        now = []
-        for each in going:
-            if place >= places[id(each)]:
-                batch = watched(next, streams[id(each)], None)
-                if batch is None:
-                    del streams[id(each)]
-                else:
-                    now.append((each, batch))
-        if now or streams:
-            yield now
+        yield [(each, each.batches.pool(place)) for each in going if place >= each.first]
         runs.forget()
 
 
 Read = tuple[Comparison, StateBatch]
+Reading = tuple[Comparison, Iterator[StateBatch]]
 
 
-def _add(number: int, read: Sequence[Read]) -> None:
-    """Add what comparisons read at one number: those of the same rows, in the same place and way, by one product."""
+def _add(read: Sequence[Read]) -> None:
+    """Add batches that comparisons read at once: those of the same rows, in the same place and way, by one product."""
     alike: dict[Hashable, list[Read]] = {}
     for comparison, batch in read:
         alone = id(comparison) if batch.content is None else None
-        way = repr(comparison.measure), batch.states[0][0].device, batch.content, alone
+        way = repr(comparison.measure), batch.number, batch.states[0][0].device, batch.content, alone
         alike.setdefault(way, []).append((comparison, batch))
     for group in alike.values():
-        if len(group) == 1 or not _added_together(number, group):
+        if len(group) == 1 or not _added_together(group):
             for comparison, batch in group:
-                comparison.add(number, batch)
+                comparison.add(batch)
 
 
-def _added_together(number: int, group: Sequence[Read]) -> bool:
+def _added_together(group: Sequence[Read]) -> bool:
     """Add the same batch to several comparisons; returns False, and adds it to none, where one cannot be compared."""
     place = group[0][1].states[0][0].device
     states = {id(side): side for _, batch in group for side in batch.states}
-    numbered = {key: number for number, key in enumerate(states)}
+    numbered = {key: index for index, key in enumerate(states)}
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
     moved = [[layer.to(place) for layer in side] for side in states.values()]
-    metrics = [comparison.metric for comparison, _ in group]
+    metrics, number = [comparison.metric for comparison, _ in group], group[0][1].number
     try:
         metrics[0].update_pairs(metrics, sides, moved, number=number, **group[0][0].rows(group[0][1]))
     except ValueError:

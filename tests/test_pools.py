@@ -1,0 +1,234 @@
+"""Batches of text are random draws: from rows of all documents to pools, from tokens of a pool to batches."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from conftest import composed
+from thinkalike.config import ModelConfig
+from thinkalike.data.corpus import read_corpus
+from thinkalike.errors import DataError
+from thinkalike.measures import CKA
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states import batches as module
+from thinkalike.states.batches import ModelRuns, text_batches
+
+
+@pytest.fixture(scope="module")
+def short_files(tmp_path_factory):
+    """A folder of documents of some three rows each."""
+    folder = tmp_path_factory.mktemp("short")
+    for number in range(160):
+        (folder / f"{number:03}.txt").write_text(tiny.document(number, words=60))
+    return folder
+
+
+@pytest.fixture
+def config(short_files, tmp_path):
+    """Composes a small job on rows of 32 tokens."""
+
+    def of(*words):
+        data = ["data=text", f"data.files=[{short_files}/*.txt]", "data.report_share=0.5", "data.context=32"]
+        small = ["measure.tokens_per_batch=128", "measure.batches=20", f"data.cache={tmp_path}/cache"]
+        return composed("measure=cka", *data, *small, *words, door="analyze")
+
+    return of
+
+
+@pytest.fixture
+def models():
+    return [tiny.frozen(), tiny.frozen(1)]
+
+
+@pytest.fixture
+def told(models, monkeypatch):
+    """Let a state tell its token, its position, and the key of its row; returns the lengths of passes."""
+    passes = []
+
+    def residuals(self, rows, sites, *_):
+        passes.append(len(rows))
+        places = torch.arange(rows.shape[1]).expand_as(rows)
+        return [torch.stack([rows, places, keys(rows)[:, None].expand_as(rows)], -1).double() for _ in sites]
+
+    monkeypatch.setattr(FrozenModel, "residuals", residuals)
+    return passes
+
+
+def keys(rows):
+    """A number that differs from row to row."""
+    return (rows.long() * torch.arange(1, rows.shape[1] + 1) ** 3).sum(1)
+
+
+def read(config, models):
+    """All batches of a job, pool by pool."""
+    found = text_batches(models, config.data, config.measure, ModelRuns())
+    return [list(found.pool(place)) for place in range(found.total)]
+
+
+def rows_of(config, model, tokens=20 * 128):
+    """The rows that a job reads, and their documents."""
+    config.data.report_tokens = tokens
+    return read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
+
+
+def test_every_token_that_counts_is_in_one_batch_of_many_documents(config, models, told):
+    job = config("measure.skip_first_tokens=2")
+    found = [batch for pool in read(job, models[:1]) for batch in pool]
+    assert told == [4] * 20, "in passes of as many rows as a batch has tokens"
+    assert [batch.number for batch in found] == list(range(20))
+    assert {batch.states[0][0].shape for batch in found} == {(120, 3)}
+    assert all(torch.equal(batch.tokens, batch.states[0][0][:, 0].long()) for batch in found)
+    seen = torch.cat([batch.states[0][0] for batch in found]).long()
+    text = rows_of(job, models[0])
+    names = keys(text.tokens).tolist()
+    named = list(zip(text.tokens.tolist(), names, strict=True))
+    whole = [(row[place], place, name) for row, name in named for place in range(2, 32)]
+    assert sorted(map(tuple, seen.tolist())) == sorted(whole)
+    assert min(len(batch.groups.unique()) for batch in found) > len(text.documents.unique()) / 2
+    own = zip(names, text.documents.tolist(), strict=True)
+    owners = {(name, place): document for name, all_of in own for place, document in enumerate(all_of)}
+    groups = torch.cat([batch.groups for batch in found]).tolist()
+    pairs = {(owners[name, place], group) for (_, place, name), group in zip(seen.tolist(), groups, strict=True)}
+    assert len(pairs) == len(text.documents.unique()), "each document has one number in all batches"
+    assert {group % 10 for _, group in pairs} == set(range(10))
+
+
+def test_pools_are_rows_at_random_of_about_one_size_and_fitted_ones_share_none_with_the_rest(
+    config, models, told, monkeypatch
+):
+    monkeypatch.setattr(module, "POOL_ROWS", 12)  # of three batches
+    job = config("measure=r2", "measure.fit_batches=8")
+    job.measure.batches = 20  # of which 8 to fit on
+    pools = read(job, models[:1])
+    assert [[batch.number for batch in pool] for pool in pools] == [
+        [0, 1], [2, 3, 4], [5, 6, 7], [8, 9, 10], [11, 12, 13], [14, 15, 16], [17, 18, 19]
+    ]  # fmt: skip
+    rows = [set(torch.cat([batch.states[0][0][:, 2] for batch in pool]).tolist()) for pool in pools]
+    assert [len(each) for each in rows] == [8, 12, 12, 12, 12, 12, 12]
+    assert not any(first & second for first, second in pairwise(rows))
+    order = {name: place for place, name in enumerate(keys(rows_of(job, models[0]).tokens).tolist())}
+    places = [sorted(order[name] for name in each) for each in rows]
+    assert max(max(each) for each in places[:3]) == 31
+    assert all(max(each) - min(each) > 15 for each in places), "from the whole side, not one row after the other"
+
+
+def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
+    pools = read(config("measure.flatten=mean", "measure.skip_first_tokens=3"), models[:1])
+    assert [len(pool) for pool in pools] == [1] * 20
+    found = [pool[0] for pool in pools]
+    assert all(batch.states[0][0].shape == (4, 32, 3) for batch in found)
+    assert all(batch.groups.shape == batch.mask.shape == (4, 32) for batch in found)
+    assert not found[0].mask[:, :3].any()
+    order = keys(rows_of(config(), models[0]).tokens).tolist()
+    drawn = [total for batch in found for total in batch.states[0][0][:, 0, 2].tolist()]
+    assert drawn != order
+    assert sorted(drawn) == sorted(order)
+
+
+def test_words_are_drawn_from_pieces_of_all_documents(config, models):
+    models[1].tokenizer = tiny.other_tokenizer(300)
+    found = [batch for pool in read(config("measure.batches=30"), models) for batch in pool]
+    assert len(found) == 30
+    assert {len(layer) for batch in found for side in batch.states for layer in side} <= set(range(118, 129))
+    documents = set(torch.cat([batch.groups for batch in found]).tolist())
+    assert all(len(batch.groups.unique()) > 0.6 * len(documents) for batch in found)
+
+
+@pytest.fixture
+def planted(models, monkeypatch):
+    """Let states be what their position alone decides, the same in all models, and noise of each model's own."""
+    table = 3 * torch.randn(32, 8)
+
+    def residuals(self, rows, sites, *_):
+        chance = torch.Generator().manual_seed(models.index(self) + 2 * int(rows.sum()))
+        return [table + torch.randn(*rows.shape, 8, generator=chance) for _ in sites]
+
+    monkeypatch.setattr(FrozenModel, "residuals", residuals)
+
+
+def test_given_the_position_too_what_it_decides_counts_for_nothing(config, models, planted):
+    values = {}
+    for given in ("token", "token_position"):
+        job = config("measure.tokens_per_batch=1024", "measure.batches=8", f"measure.given={given}")
+        metric = CKA(4, 4, given="token")
+        for pool in read(job, models):
+            for batch in pool:
+                metric.update(*batch.states, number=batch.number, groups=batch.tokens)
+        values[given] = metric.compute().value
+    assert values["token"].min() > 0.8
+    assert values["token_position"].abs().max() < 0.02
+
+
+def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
+    monkeypatch.setattr(module, "FEWEST", 10**4)
+    with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
+        read(config("measure.given=token_position", "measure.batches=16"), models)
+
+
+def test_a_job_says_that_it_is_given_both(door, minis, config, caplog):
+    job = config()
+    own = [f"data.files={job.data.files}", "data=text", "data.report_share=0.5", f"data.cache={job.data.cache}"]
+    small = ["measure.tokens_per_batch=512", "measure.batches=4", "measure.given=token_position", "data.context=32"]
+    pair = [f"model.path={minis}/a", f"target.path={minis}/wide", "target.name=wide"]
+    done = door("analyze.py", "measure=cka", *own, *small, *pair)
+    assert "CKA given the token and position of" in done.stdout
+    assert (done.result.table["given"] == "token and position").all()
+    assert 0.5 < done.result.scalars["rows_used"] < 1
+
+
+@pytest.mark.slow
+def test_words_have_no_position(door, minis, checkpoints, config, tmp_path):
+    job = config()
+    other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
+    own = [f"data.files={job.data.files}", "data=text", "data.report_share=0.5", f"data.cache={job.data.cache}"]
+    small = ["measure.tokens_per_batch=512", "measure.batches=4", "measure.given=token_position"]
+    pair = [f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
+    done = door("analyze.py", "measure=cka", *own, *small, *pair, f"target.path={other}")
+    assert done.stderr.count("words have no common position: compared given the token alone") == 1
+    assert (done.result.table["given"] == "token").all()
+
+
+def hsic(X, Y):
+    """The unbiased HSIC of linear kernels (Song et al. 2012, eq. 5), from products of features alone."""
+    n, k, l = len(X), (X**2).sum(1), (Y**2).sum(1)  # noqa: E741
+    a, b = X @ X.sum(0) - k, Y @ Y.sum(0) - l
+    pairs = ((X.T @ Y) ** 2).sum() - k @ l
+    return (pairs + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * a @ b) / (n * (n - 3))
+
+
+def cka_of(batches):
+    """CKA of each layer with the same layer of the other model, HSICs summed over batches."""
+    layers = []
+    for layer in range(3):
+        sides = [[np.asarray(side[layer], float) for side in states] for states in batches]
+        sides = [[X - X.mean(0) for X in states] for states in sides]
+        across, first, second = (
+            sum(hsic(states[i], states[j]) for states in sides) for i, j in ((0, 1), (0, 0), (1, 1))
+        )
+        layers.append(across / np.sqrt(first * second))
+    return np.array(layers)
+
+
+@pytest.mark.slow
+def test_batch_by_batch_is_as_all_at_once_where_consecutive_text_is_not():
+    job = composed(
+        "measure=cka", "measure.batches=32", "model=gelu-3l-mini", "model@target=solu-3l-mini", door="analyze"
+    )
+    models = [load_model(ModelConfig(**vars(each))) for each in (job.model, job.target)]
+    drawn = [batch.states for pool in read(job, models) for batch in pool]
+    at_once = cka_of([[[torch.cat(layer) for layer in zip(*side, strict=True)] for side in zip(*drawn, strict=True)]])
+    by_batches = cka_of(drawn)
+    job.data.report_tokens = 32 * 1024
+    text = read_corpus(job.data, models[0].tokenizer, 256, bos=models[0].bos_each_row, fit_tokens=1, whole=True).report
+    rows = text.tokens.long().split(4)
+    in_order = cka_of(
+        [[[layer.flatten(0, 1) for layer in model.residuals(part, range(3))] for model in models] for part in rows]
+    )
+    assert np.abs(by_batches - at_once).max() < 0.003
+    assert np.abs(in_order - at_once).max() > 0.015, "control"
