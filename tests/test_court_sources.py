@@ -8,9 +8,10 @@ from sklearn.decomposition import PCA
 
 import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.court import source, table
+from thinkalike.court import constructions, source
+from thinkalike.court.constructions import other_context
 from thinkalike.court.source import STEP, Setting, mixed, normals, prefixes
-from thinkalike.court.table import entries, other_context
+from thinkalike.court.table import entries
 from thinkalike.models.controls import fresh, perturbed, variant
 from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
@@ -116,7 +117,12 @@ def through(X, Y):
 
 @pytest.mark.parametrize(
     ("name", "spread"),
-    [("rotated", 1.0), ("rescaled and permuted", None), ("affine", table.CONDITION), ("affine, condition 1000", 1000)],
+    [
+        ("rotated", 1.0),
+        ("rescaled and permuted", None),
+        ("affine", constructions.CONDITION),
+        ("affine, condition 1000", 1000),
+    ],
 )
 def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, setting, sources):
     own, other = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
@@ -129,7 +135,7 @@ def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, se
     if spread:
         assert singular[0] / singular[-1] == pytest.approx(spread, rel=1e-3)
     else:
-        assert 30 < singular[0] / singular[-1] <= table.SCALES * 1.001
+        assert 30 < singular[0] / singular[-1] <= constructions.SCALES * 1.001
         assert (np.abs(weight) > 1e-3 * np.abs(weight).max(0)).sum() == len(weight), "one dimension each"
 
 
@@ -273,7 +279,7 @@ def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
     kept = (states(source, rows) - states(source, setting.report)).abs().amax((0, 2))
     assert kept[19 + count :].max() < 1e-6
     assert what == "mean" or kept[18 + count] > 1e-2, "control: the one before has a token of its own"
-    codes = table.NGRAMS[name](setting.report, setting.itself.vocabulary).flatten()
+    codes = constructions.NGRAMS[name](setting.report, setting.itself.vocabulary).flatten()
     found = flat(source, setting.report)
     assert len(np.unique(found[:, 0].round(5))) > len(setting.report.unique())
     for code in codes.unique():
@@ -282,7 +288,7 @@ def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
 
 def test_a_trigram_has_its_own_mean_or_else_that_of_its_bigram():
     fitted, asked = torch.tensor([[3, 1, 2, 5, 1, 2, 6, 1, 2]]), torch.tensor([[3, 1, 2, 7, 1, 2]])
-    found = table.TrigramMeans(_Places(), [0], fitted, asked).residuals(asked, [0])[0]
+    found = constructions.TrigramMeans(_Places(), [0], fitted, asked).residuals(asked, [0])[0]
     assert found[0, :, 0].tolist() == [0, 1, 2, 4, 4, 5], "three trigrams, the mean of all, a token, a bigram"
 
 
@@ -317,7 +323,7 @@ def test_token_and_position_means_are_a_sum_of_what_is_left_of_the_target_after_
 
 @pytest.mark.parametrize("last", [4, 8, 32])
 def test_a_bag_is_a_weighted_sum_of_the_vectors_of_the_last_tokens(last, setting, sources):
-    vectors = table.vectors(setting, "embedding").double().numpy()
+    vectors = constructions.vectors(setting, "embedding").double().numpy()
     seen = vectors[setting.fit.flatten()]
     assert np.abs(seen.mean(0)).max() < 1e-4
     assert seen.std(0) == pytest.approx(1, abs=1e-3)
@@ -325,7 +331,7 @@ def test_a_bag_is_a_weighted_sum_of_the_vectors_of_the_last_tokens(last, setting
     found = states(sources[f"bag of the last {last}"], rows)[0, place].double().numpy()
     weights = np.exp(-2 * np.arange(min(last, CONTEXT)) / last)
     total = (weights / np.linalg.norm(weights)) @ vectors[rows[0].flip(0)[: len(weights)]]
-    turn = table._orthogonal(setting, "bag").double().numpy()
+    turn = constructions._orthogonal(setting, "bag").double().numpy()
     assert np.abs(found - vectors[rows[0, place]] - total @ turn).max() < 1e-4
     changed = rows.clone()
     changed[0, 3] = (changed[0, 3] + 1) % TOKENS
@@ -420,7 +426,7 @@ def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
 
 def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
     target, new = setting.target, fresh(setting.target, 1)
-    own, mixed_up = table.fresh_but_for_the_embedding(target, 1), table.reverted(target, 0.1, 1)
+    own, mixed_up = constructions.fresh_but_for_the_embedding(target, 1), constructions.reverted(target, 0.1, 1)
     same = [name for name, weight in own.module.named_parameters() if weight.equal(target.module.get_parameter(name))]
     assert [name for name in same if target.module.get_parameter(name).dim() > 1] == ["tok_embed.weight"]
     for name, weight in mixed_up.module.named_parameters():
