@@ -18,12 +18,12 @@ from torch import Tensor
 
 from thinkalike.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.verdicts import STATED, Thresholds, verdict
-from thinkalike.measures.accumulators import LayerMeans
 from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.kernel_alignment import cka
-from thinkalike.measures.neighbours import mutual_knn, mutual_measure
+from thinkalike.measures.neighbours import chance_share, mutual_knn
+from thinkalike.measures.rows import RowGroups
 
 NEIGHBOURS = 10
 PROFILED = 512  # tokens whose features an MLEM profile is of
@@ -64,16 +64,16 @@ def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evid
 
 def _neighbours_given_token(evidence: Evidence) -> float:
     """Return the share of neighbours among states of one token beyond chance; 0 where a token's states do not vary."""
-    metric, start = LayerMeans(1, 1, mutual_measure(NEIGHBOURS), given="token"), 0
     if not evidence.likeness["cka_given_token"]:
         return 0.0
-    for number, part in enumerate(evidence.bench.report):
+    shares, levels, start = [], [], 0
+    for part in evidence.bench.report:
         source, target = (side[start : start + len(part.own)] for side in evidence.states)
-        metric.update([source], [target], None, number, part.tokens)
+        shares.append(float(mutual_knn(source, target, NEIGHBOURS, part.tokens)))
+        levels.append(chance_share(RowGroups.of(part.tokens, NEIGHBOURS + 2), NEIGHBOURS))
         start += len(part.own)
-    calibrated = metric.compute().calibrated
-    assert calibrated is not None
-    return float(calibrated.value)
+    share, level = sum(shares) / len(shares), sum(levels) / len(levels)
+    return (share - level) / (1 - level)
 
 
 def _profile(evidence: Evidence) -> float:

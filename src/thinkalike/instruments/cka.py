@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import Widths, of_grams
@@ -28,6 +28,7 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
+    batches: int = ranged(64, least=2, most=10**9)  # whose mean is the value
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
@@ -43,7 +44,7 @@ class CKAConfig(WithNull):
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "data", "measure", "stimuli")):
+class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
@@ -52,15 +53,16 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
     def fewest(self, measure: Any) -> int:
         return 4  # the unbiased estimator divides by n - 3
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         from thinkalike.measures.minibatch_cka import CKAMeans
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        return CKAMeans(source_layers, target_layers, left_out=left_out, **options)
+        return CKAMeans(source_layers, target_layers, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        times = measure.batches * (1 + measure.null * measure.permutations)
+        again = 1 if (measure.kernel, measure.given) == ("linear", "none") else 11  # without each part of the documents
+        times = again * measure.batches + 2 * measure.null * measure.permutations
         return float(times * of_grams(measure.tokens_per_batch, source, target))
 
     def batches(
@@ -72,8 +74,9 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
         return batches
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        settling = {} if estimates.left_out else {"convergence": estimates.convergence()}
-        return {"hsics": estimates.hsics} | settling
+        return {name: getattr(estimates, name) for name in ("hsics", "without")} | {
+            "convergence": estimates.convergence()
+        }
 
     def scalars(self, estimates: Any) -> dict[str, float]:
         chance = super().scalars(estimates)

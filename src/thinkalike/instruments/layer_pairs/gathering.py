@@ -119,7 +119,7 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
 
 def _comparison(kind: LayerPairs, given: Given, work: Work) -> Comparison:
     measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
-    new = partial(kind.metric, measure, *counts, given.batches.parts_left_out > 0)
+    new = partial(kind.metric, measure, *counts)
     return Comparison(new, measure, given.batches, (str(given.source), str(given.target)), work)
 
 
