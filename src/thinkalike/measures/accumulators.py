@@ -274,7 +274,7 @@ class LayerMeans(Accumulator):
 
     def _without_parts(
         self, measure: LayerMeasure, layers: Sequence[Any], rows: Rows, blocks: Blocks
-    ) -> dict[Pair, Float[Tensor, "a l m"]]:
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
         """Return the values of all rows, and of all but those of each part; NaN where what is left has no value."""
         parts = rows.documents % PARTS
         if measure.compare_without_parts:
@@ -286,7 +286,7 @@ class LayerMeans(Accumulator):
             found.append(whole if rest.all() else self._compared_again(rows.of(rest), blocks) or _nothing(whole))
         return {pair: torch.stack([each[pair] for each in found]) for pair in whole}
 
-    def _compared_again(self, rows: Rows, blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    def _compared_again(self, rows: Rows, blocks: Blocks) -> dict[Pair, Float[Tensor, "_ _"]]:
         """Return the values of some of the rows, none if they cannot be compared."""
         try:
             measure, _ = self._within(rows)
@@ -303,7 +303,7 @@ class LayerMeans(Accumulator):
         layers: Sequence[Any],
         rows: Rows,
         blocks: Blocks,
-        values: Mapping[Pair, Float[Tensor, "a l m"]],
+        values: Mapping[Pair, Float[Tensor, "_ _ _"]],
     ) -> dict[Pair, Record]:
         """Return of each pair its mean value by chance, (l, m), and the value that is tested with its permutations."""
         owners = rows.documents.cpu() if within is None else rows.documents[within.order].cpu()
@@ -327,14 +327,14 @@ class LayerMeans(Accumulator):
 
     def _signed(
         self, similarities: Sequence[Sequence[Tensor]], owners: Iterable[Tensor], blocks: Blocks
-    ) -> dict[Pair, Float[Tensor, "a l m"]]:
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
         documents = list(owners)
         sides = {(a, b): (blocks.models[a], blocks.models[b]) for a, b in blocks.pairs}
         return {
             pair: signed_similarities(similarities, each, documents, self.permutations) for pair, each in sides.items()
         }
 
-    def _balanced(self, rows: Rows, blocks: Blocks, whole: Sequence[Pair]) -> dict[Pair, Float[Tensor, "a l m"]]:
+    def _balanced(self, rows: Rows, blocks: Blocks, whole: Sequence[Pair]) -> dict[Pair, Float[Tensor, "_ _ _"]]:
         """Return the values of as many rows of each document, and with permuted documents."""
         layers = self.measure.prepared(rows.layers, rows.names)
         owners = rows.documents.cpu()
@@ -348,8 +348,8 @@ class LayerMeans(Accumulator):
         layers: Sequence[Any],
         blocks: Blocks,
         orders: Int[Tensor, "p n"],
-        values: Mapping[Pair, Float[Tensor, "l m"]],
-    ) -> dict[Pair, Float[Tensor, "a l m"]]:
+        values: Mapping[Pair, Float[Tensor, "_ _"]],
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
         """Return the final value of each pair of models, and those with the rows of the second permuted."""
         models, pairs = blocks
         sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
@@ -409,5 +409,5 @@ def _moved(owners: Int[Tensor, " n"], within: RowGroups | None, seed: int) -> In
     return permuted_rows(owners, seed) if within is None else permuted_within(owners, within, seed)
 
 
-def _nothing(values: Mapping[Pair, Float[Tensor, "l m"]]) -> dict[Pair, Float[Tensor, "l m"]]:
+def _nothing(values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, Float[Tensor, "l m"]]:
     return {pair: torch.full_like(each, torch.nan) for pair, each in values.items()}

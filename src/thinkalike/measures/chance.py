@@ -169,9 +169,9 @@ def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
 
 
 def signed_similarities(
-    similarities: Sequence[Sequence[Float[Tensor, "g s s"]]],
+    similarities: Sequence[Sequence[Float[Tensor, "_ _ _"]]],
     sides: tuple[Sequence[int], Sequence[int]],
-    documents: Sequence[Int[Tensor, "g s"]],
+    documents: Sequence[Int[Tensor, "_ _"]],
     permutations: int,
 ) -> Float[Tensor, "a l m"]:
     """Return the correlation of the similarities of different documents in two layers, and of those with random signs.

@@ -88,7 +88,7 @@ def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
     return _measure(partial(centre_groups, groups), compare, similarities=partial(_grams, groups))
 
 
-def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "g s s"]]:
+def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
     """Return the Gram matrices of the groups, each group with the weight of its rows."""
     return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
@@ -146,7 +146,7 @@ def _checked(
 
 def hsics_without_parts(
     layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int], *, estimator: str
-) -> dict[Pair, Float[Tensor, "a l m"]]:
+) -> dict[Pair, Float[Tensor, "_ _ _"]]:
     """Return `layer_hsics` of the linear kernel of all rows, and of all but each part; see `left_out_statistics`.
 
     A part that leaves fewer than 4 rows has NaN.

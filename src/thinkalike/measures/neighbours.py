@@ -152,7 +152,7 @@ def _share_in_common(
     return {(a, b): shares[list(blocks.models[a])][:, list(blocks.models[b])] for a, b in blocks.pairs}
 
 
-def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "g s s"]]:
+def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
     """Return which rows are neighbours of each other, 1, or one of the other, a half."""
     found = []
     for block in groups.blocks(numbers):
