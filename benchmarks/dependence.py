@@ -57,8 +57,7 @@ def scattered(
     tokens = torch.randint(max(vocabulary, 1), (rows,), generator=chance)
 
     def latent() -> Tensor:
-        own = math.sqrt(1 - share) * normal(rows, LATENT) + math.sqrt(share) * normal(documents, LATENT)[owners]
-        return own
+        return math.sqrt(1 - share) * normal(rows, LATENT) + math.sqrt(share) * normal(documents, LATENT)[owners]
 
     first = latent()
     second = math.sqrt(common) * first + math.sqrt(1 - common) * latent()

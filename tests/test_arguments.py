@@ -111,6 +111,7 @@ CALLS = {
     "noise_covariance": {"residuals": X, "freedom": N - 1},
     "onset": None,
     "group_change_point": {"values": MODELS[..., :3], "groups": ["a", "a", "b", "b"], "resamples": 20},
+    "calibrate": {"function": lambda x, y: x[0, 0] * y[0, 0], "X": X, "Y": Y, "groups": GROUPS, "permutations": 3},
     "permuted_rows": {"documents": GROUPS.sort().values, "seed": 0},
     "population_penalties": {"values": MODELS},
     "procrustes_distance": {"X": X, "Y": Y},

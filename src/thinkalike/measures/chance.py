@@ -17,7 +17,6 @@ from thinkalike.plots import plot
 
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
-FEWEST_APART = 3  # documents; of so many nothing is left of the similarities
 GOLDEN, MIXING = -7046029254386353131, ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))  # SplitMix64
 
 
@@ -179,7 +178,8 @@ def signed_similarities(
     It is Σ K_ij L_ij / √(Σ K_ij² Σ L_ij²) over the rows i and j of one group and different documents, each less what
     its two rows have on average. Were it for chance alone, so would be Σ s_i s_j K_ij L_ij, with the sign s_i that is
     drawn for the document of row i: the wild bootstrap of a degenerate U-statistic over documents (Dehling & Mikosch
-    1994; for HSIC Chwialkowski et al. 2014). Documents may so have any lengths, and any rows of each group.
+    1994; for HSIC Chwialkowski et al. 2014). Documents may so have any lengths, and any rows of each group. Centring
+    takes from the variance of signed sums; the share that it takes of d documents of equal length is given back.
 
     Args:
         similarities: Of each layer, by size of groups.
@@ -196,12 +196,13 @@ def signed_similarities(
         squares += torch.stack([each.square().sum() for each in centred]).cpu()
         draws = [1 - 2 * (scrambled(owners, seed) & 1) for seed in range(permutations)]
         signs = torch.stack([torch.ones_like(owners), *draws], -1).double()  # (g, s, p)
+        scales = torch.ones(len(owners), permutations + 1, dtype=torch.float64, device=owners.device)
+        count = (1 / (owners.shape[1] - apart.sum(2))).sum(1).round()[:, None]  # of documents
+        scales[:, 1:] = torch.where(count > 3, (count - 1) / (count - 3), 1).sqrt()  # what U-centring takes of signs
         for i, j in product(range(counts[0]), range(counts[1])):
             both = centred[sides[0][i]] * centred[sides[1][j]]
-            total[:, i, j] += ((both @ signs) * signs).sum((0, 1)).cpu()
-    norms, count = squares.sqrt(), len(torch.cat([owners.flatten() for owners in documents]).unique())
-    if count > FEWEST_APART:  # what rows have on average is of the same documents
-        total[1:] *= ((count - 1) / (count - 3)) ** 0.5
+            total[:, i, j] += (((both @ signs) * signs).sum(1) * scales).sum(0).cpu()
+    norms = squares.sqrt()
     return total / torch.outer(norms[list(sides[0])], norms[list(sides[1])])
 
 

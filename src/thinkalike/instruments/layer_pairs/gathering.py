@@ -188,11 +188,9 @@ class Comparison:
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
-        wanted = {"mask": batch.mask}
+        wanted = {"mask": batch.mask, "documents": batch.documents}
         if self.measure.given == "token" and batch.tokens is not None:
             wanted["groups"] = batch.tokens
-        if getattr(self.metric, "permutations", 0) and self.measure.permute == "document":
-            wanted["documents"] = batch.documents
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
 
