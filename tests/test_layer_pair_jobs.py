@@ -80,7 +80,9 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
     assert len(result.table) == 3 * 16
     for column in ("value", "low", "high"):
-        np.testing.assert_allclose(across[column], getattr(expected, column).flatten(), rtol=0, atol=1e-5)
+        ends = getattr(expected, column).flatten()
+        ends = ends.where(ends.isfinite(), math.nan)  # a table has nothing there
+        np.testing.assert_allclose(across[column], ends, rtol=0, atol=1e-5)
     assert result.scalars["documents"] == expected.documents
     within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
     assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5

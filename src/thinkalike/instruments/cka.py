@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,7 +14,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import Widths, of_grams
+from thinkalike.instruments.operations import AGAIN, Widths, of_grams
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -61,7 +62,7 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
         return CKAMeans(source_layers, target_layers, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        again = 1 if (measure.kernel, measure.given) == ("linear", "none") else 11  # without each part of the documents
+        again = 1 if (measure.kernel, measure.given) == ("linear", "none") else AGAIN
         times = again * measure.batches + 2 * measure.null * measure.permutations
         return float(times * of_grams(measure.tokens_per_batch, source, target))
 
@@ -84,7 +85,8 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
             return chance
         distance = estimates.distance()
         ends = zip(("distance", "distance_low", "distance_high"), distance, strict=True)
-        return {name: float(end) for name, end in ends} | {"clipped": float(distance.clipped)} | chance
+        finite = {name: float(end) for name, end in ends if end.isfinite()}  # of few documents there is no interval
+        return finite | {"clipped": float(distance.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)
@@ -103,5 +105,6 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
         if "distance" in result.scalars:
             from thinkalike.measures.estimates import span
 
-            value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
-            show_text(f"distance between the models (equation 2): {span(value, low, high, '.4f')}", indent=2)
+            low, high = (result.scalars.get(f"distance_{end}", math.nan) for end in ("low", "high"))
+            distance = span(result.scalars["distance"], low, high, ".4f")
+            show_text(f"distance between the models (equation 2): {distance}", indent=2)

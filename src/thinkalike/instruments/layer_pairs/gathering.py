@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -104,7 +105,9 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         table["given"] = "token"
     arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
     arrays |= {"within_target": estimates.within_target.value, **kind.arrays(estimates)}
-    scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
+    scalars = {"batches": float(estimates.batches)}
+    if math.isfinite(width := estimates.widest_interval()):  # there are intervals
+        scalars["widest_interval"] = width
     if estimates.rows_used is not None:
         scalars["rows_used"] = estimates.rows_used
     return Outcome(
