@@ -200,11 +200,16 @@ def test_every_option_changes_the_numbers(door, words, pair):
 
 
 def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files):
-    more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=60", f"data.files=[{text_files}/0*.txt]"]
+    more = [
+        "measure=cka",
+        "measure.tokens_per_batch=128",
+        "measure.batches=100",
+        f"data.files=[{text_files}/[0-2]*.txt]",
+    ]
     done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
     assert "after 10 batches every interval is narrower than 10" in done.stderr
     assert len(done.result.arrays["hsics"]) == 10
-    assert "batches of the 60 asked for: there is no more text" in door("analyze.py", *words, *pair, *more).stderr
+    assert "batches of the 100 asked for: there is no more text" in door("analyze.py", *words, *pair, *more).stderr
 
 
 @pytest.mark.slow
