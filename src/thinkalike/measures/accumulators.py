@@ -396,13 +396,18 @@ class LayerMeans(Accumulator):
         return LayerPairEstimate(across.value, across.low, across.high, first, second, *counts, **further)
 
     def _finished(self, columns: Record) -> Float[Tensor, "a k k"]:
-        """Return the values over all batches, of all rows, and without each part of enough documents."""
+        """Return the values over all batches, of all rows, and without each part of enough documents.
+
+        There are none of the last if one is not known, as a batch without the part was too small to compare.
+        """
         values, documents = columns["values"], columns["documents"]
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if len(documents) >= FEWEST_GROUPS else [0]
         finish, values = self.measure.finish, values[:, kept]
         if not finish:
-            return values.mean(0)
-        return finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
+            found = values.mean(0)
+        else:
+            found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
+        return found if found[1:].isfinite().all() else found[:1]
 
 
 def _moved(owners: Int[Tensor, " n"], within: RowGroups | None, seed: int) -> Int[Tensor, " n"]:

@@ -82,14 +82,14 @@ def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
 def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *, level: float = 0.95) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
-    Replicates are the same statistic without each of b groups of rows in turn (Tukey 1958). Fewer than two groups, or a
-    replicate that is not a number, say nothing about the spread: the interval is (-∞, ∞).
+    Replicates are the same statistic without each of b groups of rows in turn (Tukey 1958). Fewer than two groups say
+    nothing about the spread: the interval is (-∞, ∞).
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
     error = replicates.var(0, correction=0).mul(b - 1).sqrt()
-    return interval_around(value, (student_t(level, b - 1) * error).nan_to_num(math.inf))
+    return interval_around(value, student_t(level, b - 1) * error)
 
 
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
