@@ -402,11 +402,8 @@ class LayerMeans(Accumulator):
         """
         values, documents = columns["values"], columns["documents"]
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if len(documents) >= FEWEST_GROUPS else [0]
-        finish, values = self.measure.finish, values[:, kept]
-        if not finish:
-            found = values.mean(0)
-        else:
-            found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
+        finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
+        found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         return found if found[1:].isfinite().all() else found[:1]
 
 
