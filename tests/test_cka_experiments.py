@@ -86,7 +86,7 @@ def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
     low[1:3, 1:5] = 0.5
     both, alike, odd = case(tmp_path, ab=high, cb=low), [("a", "b")], [("c", "b")]
     claim = experiments._odd_one_out("", both, alike, odd)
-    assert (claim.verdict, claim.units, claim.tolerance) == ("holds", "20 batches", "above 0")
+    assert (claim.verdict, claim.units, claim.tolerance) == ("holds", "10 parts of the documents", "above 0")
     assert 0 < claim.smallest_effect < 0.05
     assert "+0.3" in claim.numbers
     assert re.search(r"minus that of \(c, b\): \+0\.\d{4} \[\+0\.\d{4}, \+0\.\d{4}\]$", claim.numbers)
