@@ -1,7 +1,8 @@
-"""How often intervals over documents, over documents and seeds, and over several layers hold what they should.
+"""How often intervals over documents, over documents and seeds, over several layers and of layer pairs hold the truth.
 
-    python benchmarks/coverage.py               all three tables, one thread, a few minutes
+    python benchmarks/coverage.py               all four tables, one thread, some minutes
     python benchmarks/coverage.py --draws 20    the same from a tenth of the simulations, coarser
+    python benchmarks/coverage.py --draws 400 --table layer-pairs
 
 Documents are simulated as reports find them. Their lengths are equal, log-normal (σ 1.06, so that 45 documents weigh as
 14.6 of equal length, as whole files of Python's standard library do), or log-normal and cut at 0.56 of the median, as
@@ -17,10 +18,22 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from dependence import scattered
 from scipy.stats import norm
 from torch import Tensor
 
-from thinkalike.measures import Estimate, bootstrap_interval, documents_and_seeds_interval, effective_number, student_t
+from thinkalike.measures import (
+    PROCRUSTES,
+    Estimate,
+    LayerMeans,
+    LayerMeasure,
+    bootstrap_interval,
+    cka_measure,
+    documents_and_seeds_interval,
+    effective_number,
+    mutual_measure,
+    student_t,
+)
 
 DOCUMENTS = (20, 31, 45, 100, 200)
 LENGTHS = ("equal", "bounded", "log-normal")
@@ -164,13 +177,59 @@ def over_layers(draws: int) -> None:
         print(f"| {n} | {shared:g} | {100 * np.mean(held[True]):.1f} | {100 * np.mean(held[False]):.1f} |")
 
 
+PAIRS: dict[str, tuple[LayerMeasure, int]] = {  # and how many tokens there are
+    "CKA": (cka_measure(), 0),
+    "CKA given token": (cka_measure(), 8),
+    "mutual neighbours": (mutual_measure(5), 0),
+    "Procrustes": (PROCRUSTES, 0),
+}
+ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
+
+
+def layer_pair(name: str, batches: int, documents: int, share: float, lengths: str, seed: int) -> Estimate:
+    """Return a measure of one layer of each of two models, whose maps are always the same."""
+    measure, vocabulary = PAIRS[name]
+    fixed, chance = torch.Generator().manual_seed(1), torch.Generator().manual_seed(seed)
+    rows = ROWS * batches * (2 if vocabulary else 1)
+    drawn = scattered(rows, documents, share, chance, lengths=lengths, common=COMMON, vocabulary=vocabulary, maps=fixed)
+    means = LayerMeans(1, 1, measure, given="token" if vocabulary else "none")
+    for part in torch.arange(rows).chunk(batches):
+        groups = {"groups": drawn.tokens[part]} if vocabulary else {}
+        means.update([drawn.source[0][part]], [drawn.target[0][part]], documents=drawn.documents[part], **groups)
+    return means.compute()
+
+
+def over_layer_pairs(draws: int) -> None:
+    """Print how often intervals of layer pairs hold the value at very many documents, whose rows do not depend."""
+    print("| measure | documents | batches that one spans | lengths | share 0 | .1 | .3 | .5 |")
+    print("|---" * 8, "|", sep="")
+    for name in PAIRS:
+        truth = float(layer_pair(name, 300, 10**6, 0.0, "equal", 0).value)
+        for documents, batches, kind in itertools.product((16, 64), (4, 16, 64), ("equal", "geometric")):
+            held = []
+            for share in (0.0, 0.1, 0.3, 0.5):
+                found = [layer_pair(name, batches, documents, share, kind, seed + 1) for seed in range(draws)]
+                held.append(np.mean([bool(each.low <= truth <= each.high) for each in found]))
+            covered = " | ".join(f"{100 * each:.1f}" for each in held)
+            print(f"| {name} | {documents} | {batches / documents:g} | {kind} | {covered} |", flush=True)
+
+
+TABLES = {
+    "documents": over_documents,
+    "seeds": over_documents_and_seeds,
+    "layers": over_layers,
+    "layer-pairs": lambda draws: over_layer_pairs(max(draws // 10, 1)),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200, help=f"draws of lengths, with {DATASETS} data sets each")
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for table in (over_documents, over_documents_and_seeds, over_layers):
-        table(options.draws)
+    for name in options.table:
+        TABLES[name](options.draws)
         print()
 
 

@@ -11,7 +11,6 @@ from thinkalike.measures import (
     LayerMeasure,
     LayerPredictions,
     jackknife,
-    leave_one_out,
     mutual_measure,
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
@@ -30,22 +29,43 @@ def batch(layers, n=6, d=3):
     return [torch.randn(n, d, dtype=torch.float64) for _ in range(layers)]
 
 
-def test_it_is_the_mean_over_batches_with_a_jackknife_interval():
-    means, pairs = LayerMeans(2, 3, dots_measure()), [(batch(2), batch(3)) for _ in range(5)]
+def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
+    """The documents of one part lie in several batches, and no part has the same share of each."""
+    pairs = [(batch(2, 12), batch(3, 12)) for _ in range(5)]
+    owners = [torch.randint(30, (12,)) for _ in pairs]
+    means = LayerMeans(2, 3, dots_measure())
     for number, (source, target) in enumerate(pairs):
-        means.update(source, target, None, number)
-    matrices = torch.stack([dots([*source, *target]) for source, target in pairs])
-    expected = jackknife(matrices.mean(0), leave_one_out(matrices))
+        means.update(source, target, None, number, documents=owners[number])
+
+    def mean(kept):
+        return torch.stack(
+            [dots([x[kept(own)] for x in [*a, *b]]) for (a, b), own in zip(pairs, owners, strict=True)]
+        ).mean(0)
+
+    every = mean(lambda own: own >= 0)
+    expected = jackknife(every, torch.stack([mean(lambda own, part=part: own % 10 != part) for part in range(10)]))
     result = means.compute()
-    assert result.batches == 5
+    assert (result.batches, result.documents) == (5, len(torch.cat(owners).unique()))
     for part, rows, columns in (
         (result, slice(2), slice(2, None)),
         (result.within_source, slice(2), slice(2)),
         (result.within_target, slice(2, None), slice(2, None)),
     ):
         for own, other in zip(part, expected[rows, columns], strict=True):
-            torch.testing.assert_close(own, other, rtol=0, atol=1e-14)
-    assert result.widest_interval() == float((expected.high - expected.low).max())
+            torch.testing.assert_close(own, other, rtol=0, atol=1e-13)
+    assert result.widest_interval() == pytest.approx(float((expected.high - expected.low).max()))
+
+
+def test_a_part_in_no_batch_is_not_left_out_and_too_few_rows_give_no_interval():
+    source, target = batch(1, 16), batch(1, 16)
+    for documents, rows, finite in ((torch.arange(16) // 2 + 10, 16, True), (torch.arange(16) // 8, 16, False)):
+        means = LayerMeans(1, 1, dots_measure())
+        means.update(source, target, documents=documents[:rows])
+        assert bool(means.compute().low.isfinite()) == finite
+    few = LayerMeans(1, 1, DISTANCE_CORRELATION)
+    few.update([x[:9] for x in source], [x[:9] for x in target], documents=torch.tensor([0] * 6 + [1, 2, 3]))
+    few.update(source, target, documents=torch.arange(16))
+    assert few.compute().low == -torch.inf
 
 
 def test_a_model_with_itself_is_prepared_once():
@@ -57,9 +77,10 @@ def test_a_model_with_itself_is_prepared_once():
 
     alone, copied = (LayerMeans(2, 2, dots_measure(prepared)) for _ in range(2))
     alone.update(source, source)
-    assert seen == ["source layer 0", "source layer 1"]
+    assert seen[:2] == ["source layer 0", "source layer 1"]
+    alone_count = len(seen)
     copied.update(source, [layer.clone() for layer in source])
-    assert len(seen) == 6
+    assert len(seen) == 3 * alone_count
     torch.testing.assert_close(alone.compute().value, copied.compute().value, rtol=0, atol=1e-14)
     torch.testing.assert_close(alone.compute().within_target.value, copied.compute().within_target.value)
 

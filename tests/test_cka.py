@@ -307,9 +307,10 @@ def test_what_happens_to_the_states_afterwards_does_not_matter():
 
 
 def numbers_of(result):
-    chance = (result.chance.null, result.chance.calibrated) if result.chance else ()
+    chance = [result.chance.calibrated] if result.chance else []
     estimates = result, result.within_source, result.within_target, *chance
-    found = [x for estimate in estimates if estimate for x in (estimate.value, estimate.low, estimate.high)]
+    found = [x for estimate in estimates for x in (estimate.value, estimate.low, estimate.high)]
+    found += [result.chance.null, result.chance.p] if result.chance else []
     return [*found, result.leverage_source, result.leverage_target, result.convergence()]
 
 
@@ -354,18 +355,18 @@ def test_two_processes_see_the_same_as_one(tmp_path):
 
 def test_it_is_a_metric_of_torchmetrics_also_in_a_collection_and_another_device(device):
     data = batches(3)
-    metric = gathered([], groups=torch.arange(12), permutations=2).to(device)
+    metric = gathered([], groups=torch.arange(12)).to(device)
     both = MetricCollection({"unbiased": CKA(2, 3), "biased": CKA(2, 3, estimator="biased")}).to(device)
     groups = torch.arange(12) // 6
     for number, (sources, targets) in enumerate(data):
         moved = [x.to(device) for x in sources], [y.to(device) for y in targets]
         agree(
             metric(*moved, groups=groups),
-            gathered([(sources, targets)], [number], permutations=2, groups=groups),
+            gathered([(sources, targets)], [number], groups=groups),
             1e-10,
         )
         both.update(*moved)
-    agree(metric.compute(), gathered(data, permutations=2, groups=groups), 1e-10)
+    agree(metric.compute(), gathered(data, groups=groups), 1e-10)
     found = both.compute()
     agree(found["unbiased"], gathered(data), 1e-12)
     agree(found["biased"], gathered(data, estimator="biased"), 1e-12)
@@ -411,19 +412,39 @@ def test_inference_mode_leaves_nothing_that_is_locked():
     agree(metric.compute(), gathered(data).compute(), 0)
 
 
-def test_the_jackknife_leaves_out_one_batch_at_a_time():
+def with_documents(data, left_out=None, **options):
+    """A metric of batches of 12 rows of documents 0..23, each in every other batch, without those of a part."""
+    depths = [len(side) for side in data[0]]
+    metric = CKA(*depths, **options)
+    for number, (sources, targets) in enumerate(data):
+        documents = torch.arange(12) * 2 + number % 2
+        kept = documents % 10 != (-1 if left_out is None else left_out)
+        metric.update([x[kept] for x in sources], [y[kept] for y in targets], None, number, documents=documents[kept])
+    return metric.compute()
+
+
+def error_of(values):
+    """The standard error of a statistic from those without each of 10 parts."""
+    return (9 / 10 * (values - values.mean(0)).square().sum(0)).sqrt()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"estimator": "biased"}, {"aggregate": "mean_of_ratios"}, {"kernel": "rbf"}],
+    ids=["unbiased", "biased", "mean of ratios", "rbf"],
+)
+def test_the_jackknife_leaves_out_the_same_documents_of_all_batches(options):
     data = batches(5)
-    found = gathered(data).compute()
-    left_out = torch.stack([gathered(data[:i] + data[i + 1 :]).compute().value for i in range(5)])
-    error = (4 / 5 * (left_out - left_out.mean(0)).square().sum(0)).sqrt()
-    half = scipy.stats.t.ppf(0.975, 4) * error
+    found = with_documents(data, **options)
+    left_out = torch.stack([with_documents(data, part, **options).value for part in range(10)])
+    half = scipy.stats.t.ppf(0.975, 9) * error_of(left_out)
     same(found.high, found.value + half, 1e-8)
     same(found.low, found.value - half, 1e-8)
-    differences = left_out[:, 0, 0] - left_out[:, 1, 2]
-    error = (4 / 5 * (differences - differences.mean()).square().sum()).sqrt()
+    assert found.documents == 24
     difference = found.difference((0, 0), (1, 2))
     same(difference.value, found.value[0, 0] - found.value[1, 2])
-    same(difference.high - difference.value, scipy.stats.t.ppf(0.975, 4) * error, 1e-8)
+    error = error_of(left_out[:, 0, 0] - left_out[:, 1, 2])
+    same(difference.high - difference.value, scipy.stats.t.ppf(0.975, 9) * error, 1e-8)
 
 
 def test_the_jackknife_of_a_mean_is_its_t_interval():
@@ -434,11 +455,19 @@ def test_the_jackknife_of_a_mean_is_its_t_interval():
     same(found.high, high, 1e-8)
 
 
-def test_one_batch_has_no_interval_but_a_value():
-    found = gathered(batches(1)).compute()
-    assert torch.equal(found.low, torch.full((2, 3), -torch.inf, dtype=F64))
-    assert found.widest_interval() == found.difference((0, 0), (0, 1)).high == torch.inf
-    assert found.value.isfinite().all()
+def test_fewer_than_eight_documents_have_no_interval_but_a_value():
+    sources, targets = batches(1)[0]
+    for count in (7, 8):
+        metric = CKA(2, 3)
+        metric.update(sources, targets, documents=torch.arange(12) % count)
+        found = metric.compute()
+        assert found.value.isfinite().all()
+        assert found.documents == count
+        assert (
+            (found.widest_interval() == torch.inf)
+            == (found.difference((0, 0), (0, 1)).high == torch.inf)
+            == (count < 8)
+        )
 
 
 def simulated(batches, n, maps):
@@ -464,22 +493,13 @@ def test_intervals_cover_the_planted_value_in_95_of_100_runs():
 
 
 def test_the_distance_of_two_models_is_equation_2():
-    torch.manual_seed(0)
-    data = [layers(30, 3, 4, 5, 6) for _ in range(6)]
-
-    def distance(parts, layers=2):
-        metric = CKA(2, 2)
-        for features in parts:
-            metric.update(features[:2], features[2:])
-        return metric.compute()
-
-    result = distance(data)
+    data = [(each[:2], each[2:]) for each in (layers(12, 3, 4, 5, 6) for _ in range(6))]
+    result = with_documents(data)
     found = result.distance()
     arccos = [torch.arccos(result.value[layer, layer]) for layer in range(2)]
     same(found.value, (arccos[0] ** 2 + arccos[1] ** 2).sqrt())
-    left_out = torch.stack([distance(data[:i] + data[i + 1 :]).distance().value for i in range(6)])
-    error = (5 / 6 * (left_out - left_out.mean()).square().sum()).sqrt()
-    same(found.high - found.value, scipy.stats.t.ppf(0.975, 5) * error, 1e-8)
+    error = error_of(torch.stack([with_documents(data, part).distance().value for part in range(10)]))
+    same(found.high - found.value, scipy.stats.t.ppf(0.975, 9) * error, 1e-8)
     assert found.clipped == 0
 
 
@@ -491,9 +511,9 @@ def test_a_model_is_at_distance_0_from_itself_and_clips_are_counted():
     found = result.distance()
     same(found.value, 0.0, 1e-3)
     assert 0 <= found.clipped <= 3
-    hsics = result.hsics.clone()
-    hsics[:, 0, 3] *= 1.5
-    beyond = dataclasses.replace(result, hsics=hsics).distance()
+    value = result.value.clone()
+    value[0, 0] *= 1.5
+    beyond = dataclasses.replace(result, value=value).distance()
     assert beyond.clipped == found.clipped + (result.value[0, 0] <= 1)
     assert beyond.value.isfinite()
 
@@ -526,51 +546,48 @@ def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, 
 def test_the_null_is_cka_with_the_rows_of_the_target_permuted(estimator, kernel, device):
     data = batches(3)
     metric = CKA(2, 3, estimator=estimator, kernel=kernel, aggregate="mean_of_ratios", permutations=1)
-    expected = []
-    for number, (sources, targets) in enumerate(data):
+    for sources, targets in data:
         metric.update([x.to(device) for x in sources], [y.to(device) for y in targets])
-        rows = permuted_rows(torch.arange(12), torch.Generator().manual_seed(number))
-        expected.append([[cka(x, y[rows], estimator=estimator, kernel=kernel) for y in targets] for x in sources])
+    home = (torch.arange(12) % 10).argsort(stable=True)  # parts of the documents stand together
+    moved = home[permuted_rows(home, 0)]
+    first, other = ([x[rows] for x in side] for side, rows in zip(data[0], (home, moved), strict=True))
+    null = torch.tensor([[cka(x, y, estimator=estimator, kernel=kernel) for y in other] for x in first])
     found = metric.compute()
-    null = torch.tensor(expected).mean(0)
-    same(found.chance.null.value, null)
+    same(found.chance.null, null)
     same(found.chance.calibrated.value, (found.value.cpu() - null) / (1 - null))
-    assert (found.chance.null.low < found.chance.null.high).all()
 
 
 def test_calibration_takes_the_biased_estimator_to_zero_for_independent_features():
-    metric = CKA(1, 1, estimator="biased", permutations=1)
+    metric = CKA(1, 1, estimator="biased", permutations=50)
     for x, y in torch.randn(40, 2, 16, 64, dtype=F64):
         metric.update([x], [y])
     found = metric.compute()
     assert found.value > 0.7
-    assert found.chance.calibrated.low < 0 < found.chance.calibrated.high
-    assert found.chance.calibrated.high < 0.1
+    assert abs(found.chance.calibrated.value) < 0.05
     plain = CKA(1, 1)
     plain.update([x], [y])
     assert plain.compute().chance is None
 
 
 def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_show_no_chance():
-    """Rows of a document depend on each other; of two documents, half of the permutations move nothing."""
-    documents = torch.arange(4).repeat_interleave(6)
+    """Rows of a document depend on each other; of eight documents, most permutations leave one at home."""
+    documents = 10 * torch.arange(8).repeat_interleave(3)  # of one part, so that rows stay where they are
     (x,), (y,) = layers(24, 5), layers(24, 4)
-    metric, free = CKA(1, 1, permutations=30), CKA(1, 1, permutations=30)
-    metric.update([x], [x], documents=documents)
-    free.update([x], [x])
-    chance = metric.compute().chance
-    generator, expected = torch.Generator().manual_seed(0), []
-    for _ in range(30):
-        order = permuted_rows(documents, generator)
-        moved = (order.view(4, 6)[:, 0] // 6 != torch.arange(4)).all()
-        expected.append((float(cka(x, x[order])), bool(moved)))
-    assert chance.documents == 4
-    away = [value for value, moved in expected if moved]
-    assert 0 < len(away) < 30
-    assert float(chance.null.value) == pytest.approx(sum(away) / len(away), abs=1e-10)
-    assert float(chance.p) == pytest.approx((1 + sum(value >= 1 - 1e-9 for value, _ in expected)) / 31)
-    assert float(chance.p) > 1 / 31, "control: some permutations move nothing"
-    assert float(free.compute().chance.p) == 1 / 31
+    metric = CKA(1, 1, permutations=30)
+    metric.update([x], [x + 30 * torch.randn(24, 5, dtype=F64)], documents=documents)
+    same_rows = CKA(1, 1, permutations=30)
+    same_rows.update([x], [x], documents=documents)
+    chance = same_rows.compute().chance
+    orders = [permuted_rows(documents, seed) for seed in range(30)]
+    away = [float(cka(x, x[order])) for order in orders if (order != torch.arange(24)).all()]
+    assert chance.documents == 8
+    assert 0 < len(away) < 30, "control"
+    assert float(chance.null) == pytest.approx(sum(away) / len(away), abs=1e-10)
+    assert float(chance.p) == 1 / 31
+    assert float(metric.compute().chance.p) > 1 / 31
+    few = CKA(1, 1, permutations=5)
+    few.update([x], [x], documents=torch.arange(24) % 7)
+    assert few.compute().chance.p.isnan().all()
     with pytest.raises(ValueError, match="documents of shape"):
         metric.update([x], [y], documents=documents[:3])
 

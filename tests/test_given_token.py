@@ -20,6 +20,8 @@ from thinkalike.measures import (
     token_codes,
 )
 from thinkalike.measures import hsic as gram_products
+from thinkalike.measures.chance import permuted_within
+from thinkalike.measures.neighbours import chance_share
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30
@@ -63,15 +65,21 @@ def test_groups_are_the_rows_of_each_token_that_has_enough():
         RowGroups.of(tokens, 4)
 
 
-def test_shuffling_stays_within_groups_and_moves_rows():
-    tokens = drawn()
+def test_documents_change_places_within_groups_in_the_same_order_in_all():
+    tokens = torch.arange(60) % 3
+    documents = torch.arange(60) // 6  # each token twice in each document
     groups = RowGroups.of(tokens, 2)
-    kept, order = tokens[groups.order], groups.shuffled(3)
+    kept, owners, order = (
+        tokens[groups.order],
+        documents[groups.order],
+        permuted_within(documents[groups.order], groups, 3),
+    )
     assert torch.equal(kept[order], kept)
-    assert sorted(order.tolist()) == list(range(len(kept)))
-    assert (order != torch.arange(len(kept))).float().mean() > 0.5
-    assert torch.equal(order, groups.shuffled(3))
-    assert not torch.equal(order, groups.shuffled(4))
+    assert sorted(order.tolist()) == list(range(60))
+    moved = owners[order].view(3, 20)
+    assert torch.equal(moved, moved[:1].expand(3, 20)), "the same document comes in the place of another for all tokens"
+    assert (order != torch.arange(60)).float().mean() > 0.5
+    assert not torch.equal(order, permuted_within(owners, groups, 4))
 
 
 def test_states_without_their_tokens_mean_are_those_of_numpy():
@@ -216,9 +224,9 @@ def test_the_null_shuffles_within_tokens_and_leaves_what_the_token_brings():
     x, y = alike(tokens, 0.9)
     result = given(x, y, tokens, permutations=1)
     groups = RowGroups.of(tokens, 4)
-    order = groups.order[groups.shuffled(0)]
+    order = groups.order[permuted_within(groups.order, groups, 0)]
     expected = by_numpy(x[groups.order], y[order], tokens[groups.order])
-    assert float(result.chance.null.value[0, 0]) == pytest.approx(expected, abs=1e-10)
+    assert float(result.chance.null[0, 0]) == pytest.approx(expected, abs=1e-10)
     assert abs(expected) < 0.05
     assert float(result.chance.calibrated.value[0, 0]) == pytest.approx((value(result) - expected) / (1 - expected))
 
@@ -281,28 +289,25 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
         expected.append(by_sklearn(x, y, tokens, 3))
         assert float(mutual_knn(x, y, 3, tokens)) == pytest.approx(expected[-1][0], abs=1e-12)
         metric.update([x.view(20, 20, -1)], [y.view(20, 20, -1), x.view(20, 20, -1)], None, number, tokens.view(20, 20))
-    share, chance, rows = (np.mean(column) for column in zip(*expected, strict=True))
+    share, _, rows = (np.mean(column) for column in zip(*expected, strict=True))
     result = metric.compute()
     assert float(result.value[0, 0]) == pytest.approx(share, abs=1e-12)
-    assert result.by_chance == pytest.approx(chance, abs=1e-12)
+    assert chance_share(RowGroups.of(tokens, 5), 3) == pytest.approx(expected[-1][1], abs=1e-12)
     assert result.rows_used == pytest.approx(rows / N)
-    assert float(result.calibrated.value[0, 0]) == pytest.approx((share - chance) / (1 - chance), abs=1e-12)
-    assert float(result.calibrated.value[0, 1]) == 1
-    assert result.calibrated.low[0, 0] < result.calibrated.value[0, 0] < result.calibrated.high[0, 0]
+    assert float(result.value[0, 1]) == 1
+    assert result.low[0, 0] < result.value[0, 0] < result.high[0, 0]
     again = LayerMeans(1, 2, mutual_measure(3), given="token")
     again.load_state_dict(metric.state_dict())
-    assert torch.equal(again.compute().calibrated.high, result.calibrated.high)
+    assert torch.equal(again.compute().high, result.high)
 
 
-def test_features_with_nothing_in_common_share_what_chance_gives_given_the_token():
-    metric = LayerMeans(1, 1, mutual_measure(3), given="token")
-    for number in range(12):
-        tokens = drawn()
-        x, y = alike(tokens, 0.0)
-        metric.update([x], [y], None, number, tokens)
-    result = metric.compute()
-    assert result.calibrated.low[0, 0] < 0 < result.calibrated.high[0, 0]
-    assert result.value[0, 0] > 0.1, "control: chance is not nothing"
+def test_the_null_of_neighbours_given_the_token_is_what_chance_gives():
+    tokens = drawn()
+    metric = LayerMeans(1, 1, mutual_measure(3), 100, given="token")
+    metric.update(*([each] for each in alike(tokens, 0.0)), groups=tokens)
+    null = float(metric.compute().chance.null)
+    assert null == pytest.approx(chance_share(RowGroups.of(tokens, 5), 3), abs=0.015)
+    assert null > 0.1, "control: chance is not nothing"
 
 
 def within(x, y, tokens, x_held, y_held, held):

@@ -65,7 +65,7 @@ def batches(minis, folder):
     return models, found
 
 
-NULL = ["measure.null=true", "measure.permutations=4", "measure.permute=token"]
+NULL = ["measure.null=true", "measure.permutations=4"]
 METRICS = {  # the words of a measure, and what it computes from batches
     "cka": (["measure=cka"], lambda: CKA(4, 4)),
     "cka given": (["measure=cka", "measure.given=token"], lambda: CKA(4, 4, given="token")),
@@ -82,13 +82,17 @@ METRICS = {  # the words of a measure, and what it computes from batches
 def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words, pair, minis, tmp_path):
     more, new = METRICS[name]
     done, metric = door("analyze.py", *words, *pair, *more), new()
-    for number, (states, tokens, _) in enumerate(batches(minis, tmp_path)[1]):
-        metric.update(*states, number=number, **({"groups": tokens} if "given" in name else {}))
+    for number, (states, tokens, owners) in enumerate(batches(minis, tmp_path)[1]):
+        groups = {"groups": tokens} if "given" in name else {}
+        metric.update(*states, number=number, documents=owners, **groups)
     result, expected = done.result, metric.compute()
     across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
     assert len(result.table) == 3 * 16
     for column in ("value", "low", "high"):
-        assert np.abs(across[column].to_numpy() - getattr(expected, column).flatten().numpy()).max() < 1e-5
+        ends = getattr(expected, column).flatten()
+        ends = ends.where(ends.isfinite(), math.nan)  # a table has nothing there
+        np.testing.assert_allclose(across[column], ends, rtol=0, atol=1e-5)
+    assert result.scalars["documents"] == expected.documents
     within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
     assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
     assert len(result.figures) == 2
@@ -104,9 +108,6 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
         assert (result.table["given"] == "token").all()
         assert "given the token of a and wide" in done.stdout
-    if name == "mutual_knn given":
-        assert result.scalars["chance"] == pytest.approx(expected.by_chance)
-        assert np.abs(across["calibrated"].to_numpy() - expected.calibrated.value.flatten().numpy()).max() < 1e-5
 
 
 def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
@@ -114,12 +115,13 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
     table = done.result.table
     across, within = table.iloc[:16], table.iloc[16:]
     assert (across["calibrated"] - (across["value"] - across["null"]) / (0 - across["null"])).abs().max() < 1e-9
-    assert across["p"].between(0.2, 1).all()
-    assert (across["p_of_largest"] >= across["p"]).all()
     assert within["null"].isna().all(), "there is none within a model"
-    assert done.result.scalars["documents"] == min(len(owners.unique()) for *_, owners in batches(minis, tmp_path)[1])
-    assert "closest layers:" in done.stdout
-    assert "different documents at least, which have few orders" in done.stderr
+    owners = [each for *_, each in batches(minis, tmp_path)[1]]
+    count, first = len(torch.cat(owners).unique()), len(owners[0].unique())
+    assert done.result.scalars["documents"] == count
+    assert across["p"].isna().all() == (first < 8)
+    assert ("closest layers:" in done.stdout) == (first >= 8)
+    assert (f"{count} different documents are too few" in done.stderr) == (count < 8)
 
 
 def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
@@ -163,7 +165,7 @@ def test_predictions_within_and_across_are_those_of_linear_maps_and_go_on_from_a
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
 def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models, door, words, minis, monkeypatch):
     passes, layers = [], []
-    residuals, hsics = FrozenModel.residuals, kernel_alignment.linear_statistics
+    residuals, hsics = FrozenModel.residuals, kernel_alignment.left_out_statistics
 
     def run(self, tokens, *rest):
         passes.append(tuple(tokens.shape))
@@ -174,7 +176,7 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
         return hsics(rows, *rest)
 
     monkeypatch.setattr(FrozenModel, "residuals", run)
-    monkeypatch.setattr(kernel_alignment, "linear_statistics", compared)
+    monkeypatch.setattr(kernel_alignment, "left_out_statistics", compared)
     paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
     names = [f"model.name={both[0]}", f"target.name={both[1]}"]
     table = door("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.table
@@ -207,7 +209,8 @@ def test_every_option_changes_the_numbers(door, words, pair):
 
 
 def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files):
-    more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=60", f"data.files=[{text_files}/0*.txt]"]
+    files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
+    more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
     done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
     assert "after 12 batches every interval is narrower than 10" in done.stderr
     assert len(done.result.arrays["hsics"]) == 12, "one pool of two"
@@ -237,11 +240,10 @@ def test_models_of_different_tokenizers_are_compared_by_words(door, words, check
         ("distance_correlation", "measure.given=token"),
         ("jaccard", "measure.neighbours=255 measure.tokens_per_batch=256"),
         ("jsd", "measure.level=word"),
-        ("mutual_knn", "measure.given=token measure.null=true"),
     ],
 )
 def test_settings_that_a_measure_has_no_value_for_are_refused(measure, setting):
-    with pytest.raises(ConfigError, match=setting.split()[-1 if "null" in setting else 0].split("=")[0]):
+    with pytest.raises(ConfigError, match=setting.split()[0].split("=")[0]):
         composed(f"measure={measure}", *setting.split(), door="analyze")
 
 
@@ -307,7 +309,7 @@ def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():
     new = {"mine": Declared("my measure", lambda measure: DISTANCE_CORRELATION)}
     (schema,) = declare(new, "somewhere").values()
     made = Instrument.known.pop("somewhere:mine")()
-    metric = made.metric(schema(null=True, permutations=3), 1, 1, False)
+    metric = made.metric(schema(null=True, permutations=3), 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
     assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
     assert (made.kind, made.name, schema().kind) == ("mine", "my measure", "mine")

@@ -164,10 +164,9 @@ def test_mantel_moves_whole_groups_and_compares_pairs_between_them():
     x, y = (scipy.stats.rankdata(pdist(layer.double().numpy())) for (layer,) in sides)
     square, between = squareform(y), (groups[rows] != groups[columns]).numpy()
     centred = x[between] - x[between].mean()
-    generator = torch.Generator().manual_seed(0)
     chance = []
-    for _ in range(19):
-        order = permuted_rows(groups, generator).numpy()
+    for number in range(19):
+        order = permuted_rows(groups, number).numpy()
         chance.append(centred @ square[order[rows], order[columns]][between])
     assert float(found.p) == pytest.approx((1 + sum(np.array(chance) >= centred @ y[between])) / 20)
     torch.testing.assert_close(found.value, rsa(*sides))

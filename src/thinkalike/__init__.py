@@ -13,6 +13,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.measures import DifferentiableMLEM as DifferentiableMLEM
     from thinkalike.measures import Stitch as Stitch
     from thinkalike.measures import bootstrap_interval as bootstrap_interval
+    from thinkalike.measures import calibrate as calibrate
     from thinkalike.measures import cka as cka
     from thinkalike.measures import feature_importance as feature_importance
     from thinkalike.measures import hsic0 as hsic0
@@ -43,6 +44,7 @@ _NAMES = {  # in the order of their documentation
     "measures": [
         *("Stitch", "token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
         *("DifferentiableMLEM", "mutual_knn", "feature_importance", "rsa", "mantel", "weighted_tau", "mds"),
+        "calibrate",
     ],
 }
 _HOME = {name: f"thinkalike.{module}" for module, names in _NAMES.items() for name in names}

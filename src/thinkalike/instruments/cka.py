@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -10,10 +11,10 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import Widths, of_grams
+from thinkalike.instruments.operations import AGAIN, Widths, of_grams
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -28,6 +29,7 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
+    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
@@ -52,15 +54,16 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
     def fewest(self, measure: Any) -> int:
         return 4  # the unbiased estimator divides by n - 3
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         from thinkalike.measures.minibatch_cka import CKAMeans
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        return CKAMeans(source_layers, target_layers, left_out=left_out, **options)
+        return CKAMeans(source_layers, target_layers, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        times = measure.batches * (1 + measure.null * measure.permutations)
+        again = 1 if (measure.kernel, measure.given) == ("linear", "none") else AGAIN
+        times = again * measure.batches + 2 * measure.null * measure.permutations
         return float(times * of_grams(measure.tokens_per_batch, source, target))
 
     def batches(
@@ -72,8 +75,9 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
         return batches
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        settling = {} if estimates.left_out else {"convergence": estimates.convergence()}
-        return {"hsics": estimates.hsics} | settling
+        return {name: getattr(estimates, name) for name in ("hsics", "without")} | {
+            "convergence": estimates.convergence()
+        }
 
     def scalars(self, estimates: Any) -> dict[str, float]:
         chance = super().scalars(estimates)
@@ -81,7 +85,8 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
             return chance
         distance = estimates.distance()
         ends = zip(("distance", "distance_low", "distance_high"), distance, strict=True)
-        return {name: float(end) for name, end in ends} | {"clipped": float(distance.clipped)} | chance
+        finite = {name: float(end) for name, end in ends if end.isfinite()}  # of few documents there is no interval
+        return finite | {"clipped": float(distance.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)
@@ -100,5 +105,6 @@ class LayerCKA(LayerPairs, kind="cka", version=3, reads=("model", "target", "dat
         if "distance" in result.scalars:
             from thinkalike.measures.estimates import span
 
-            value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
-            show_text(f"distance between the models (equation 2): {span(value, low, high, '.4f')}", indent=2)
+            low, high = (result.scalars.get(f"distance_{end}", math.nan) for end in ("low", "high"))
+            distance = span(result.scalars["distance"], low, high, ".4f")
+            show_text(f"distance between the models (equation 2): {distance}", indent=2)

@@ -19,6 +19,8 @@ Widths = Sequence[int]  # of every layer that is compared
 Pairs = Sequence[tuple[int, int]]  # of layers
 
 EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)
+PARTS = 10  # of the documents, without each of which measures of layer pairs are, too
+AGAIN = 1 + PARTS * (1 - 1 / PARTS) ** 2  # times n² operations, of all rows and again without each part
 STRIP = 64  # rows of the Gram matrices that are computed at once, also beyond the diagonal
 WORDS = 8  # tokens of a sentence of the grammars, about
 PAIR = 40  # tokens of a pair of MNLI, about
@@ -41,13 +43,13 @@ def row_of(config: Any, shapes: Shapes) -> int:
 
 
 def of_grams(n: int, source: Widths, target: Widths | None) -> float:
-    """Return n (n + 64) (Σ d + l² + l m + m²): half of every Gram matrix, and products of every two of them.
+    """Return n (n + 64 + 20) (Σ d + l² + l m + m²): half of every Gram matrix, and products of every two of them.
 
-    Where the target is None, a model is compared with itself.
+    The last are also without each of 10 parts of the rows. Where the target is None, a model is compared with itself.
     """
     mine, theirs = len(source), len(target or ())
     compared = mine**2 + mine * theirs + theirs**2
-    return float(n * (n + STRIP) * (sum(source) + sum(target or ()) + compared))
+    return float(n * (n + STRIP + 2 * PARTS) * (sum(source) + sum(target or ()) + compared))
 
 
 def of_neighbours(n: int, source: Widths, target: Widths | None) -> float:

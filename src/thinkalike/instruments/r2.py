@@ -33,7 +33,7 @@ class LayerR2(LayerPairs, kind="r2", version=2, reads=("model", "target", "data"
     takes_activations: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False  # what judges waits for all that fits
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         from thinkalike.measures.prediction import LayerPredictions
 
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}

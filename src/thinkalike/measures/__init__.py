@@ -17,6 +17,7 @@ _NAMES = """
 accumulators: Accumulator LayerMeans
 bootstrapping: auc bootstrap_difference bootstrap_interval documents_and_seeds_interval effective_number
 bootstrapping: sum_by_document
+calibrating: Calibrated calibrate
 chance: Chance LayerPairEstimate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
 closed_forms: least_squares procrustes reduced_rank unexplained_by

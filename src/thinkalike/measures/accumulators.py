@@ -1,4 +1,4 @@
-"""Measures of all layer pairs of two models, gathered batch by batch, with jackknife intervals over batches and a null.
+"""Measures of all layer pairs of two models, gathered batch by batch, with intervals over documents and a null.
 
 Every measure of layer pairs is gathered by an `Accumulator`: each batch leaves a few small tensors, its record, for
 each pair of models, and records may come in any order, from several processes, and go on from a `state_dict`.
@@ -7,7 +7,7 @@ each pair of models, and records may come in any order, from several processes, 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,14 +15,23 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.chance import Chance, LayerPairEstimate, Permutations, chance_of, permutations_of
+from thinkalike.measures.chance import (
+    AT_HOME,
+    LayerPairEstimate,
+    balanced_rows,
+    chance_of,
+    permuted_rows,
+    permuted_within,
+    signed_similarities,
+)
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, joined
-from thinkalike.measures.estimates import as_batches, jackknife, leave_one_out
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, jackknife
 from thinkalike.measures.rows import RowGroups, labels_of_rows, places_of, rows_of
 from thinkalike.progress import counted
 
 States = Sequence[Float[Tensor, " ..."]]
 Record = dict[str, Tensor]
+APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 
 
@@ -68,10 +77,12 @@ class Accumulator:
         Args:
             source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
             mask: The tokens that count.
-            number: The number of this batch in the whole run, which seeds its permutations; by default the next one. A
-                batch takes the place of one that has its number. Processes that share a run need it.
+            number: The number of this batch in the whole run; by default the next one. A batch takes the place of one
+                that has its number. Processes that share a run need it.
             groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The document of each state, which permutations move as blocks; by default each row is one.
+            documents: The number of the document of each state, or of what else rows depend on each other in, the same
+                in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
+                see `numbered_by_part`, and nulls move them as blocks.
 
         Raises:
             ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
@@ -132,27 +143,48 @@ class Accumulator:
         self.records = {int(number): dict(record) for number, record in state.items()}
 
     def _columns(self) -> Record:
-        """Return the records of all batches in the order of their numbers, stacked by name."""
-        records = [self.records[number] for number in sorted(self.records) if self.records[number]]
-        if not records:
-            raise ValueError("there is no mean of no batches: call update first")
-        names = dict.fromkeys(name for record in records for name in record)
-        return {name: torch.stack([record[name] for record in records if name in record]) for name in names}
+        """Return the records of all batches in the order of their numbers, by name."""
+        return columns_of([self.records[number] for number in sorted(self.records) if self.records[number]])
+
+
+def columns_of(records: Sequence[Record]) -> Record:
+    """Return what batches recorded, stacked by name; of documents, which there are in any batch."""
+    if not records:
+        raise ValueError("there is no mean of no batches: call update first")
+    names = dict.fromkeys(name for record in records for name in record)
+    columns = {name: [record[name] for record in records if name in record] for name in names}
+    documents = torch.cat(columns.pop("documents")).unique()
+    return {name: torch.stack(each) for name, each in columns.items()} | {"documents": documents}
+
+
+class Rows(NamedTuple):
+    """The rows of a batch, those of one part of the documents side by side."""
+
+    layers: Sequence[Tensor]  # different ones
+    names: Sequence[str]
+    documents: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"] | None
+
+    def of(self, chosen: Shaped[Tensor, " m"]) -> Rows:
+        """Return some of the rows, by number or by a mask."""
+        tokens = None if self.tokens is None else self.tokens[chosen]
+        return Rows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)
 
 
 class LayerMeans(Accumulator):
-    """The mean over batches of any measure of layer pairs.
+    """The mean over batches of any measure of layer pairs, with intervals over documents.
 
-    All layer pairs see the same permutations, so that the largest of them has a null as well. Each batch has its own;
-    the p-th value by chance is the mean over batches of the p-th permutation of each.
+    Each batch is compared with all its rows, and without those of each tenth of the documents. Means over batches of
+    all, and of each that leaves out the same documents, give the jackknife.
+
+    The null is that of the first batch, of which all layer pairs see the same permutations, so that the closest of them
+    has a null as well. Given the token it is that of the measure's `similarities`.
 
     Args:
         source_layers, target_layers, given: See `Accumulator`; the measure must have a form within groups for "token".
         measure: The measure; of a ratio, such as CKA, means over batches come before the ratio.
-        permutations: How often to compare also with the target's documents permuted inside each batch, or given the
-            token, its rows of each token. A p-value is at least 1 / (permutations + 1). 0: no null.
-        left_out: Whether the first batch has all rows, and the others have all but a part of them, see `as_batches`;
-            then the null is that of the first batch.
+        permutations: How often to compare also with the target's documents permuted, see `Chance`. A p-value is at
+            least 1 / (permutations + 1). 0: no null.
         after_ratio: Whether to take the mean of each batch's ratio instead.
     """
 
@@ -162,50 +194,44 @@ class LayerMeans(Accumulator):
         target_layers: int,
         measure: LayerMeasure,
         permutations: int = 0,
-        left_out: bool = False,
         *,
         given: str = "none",
         after_ratio: bool = False,
     ):
         super().__init__(source_layers, target_layers, given=given)
-        self.measure, self.permutations = measure, permutations
-        self.left_out, self.after_ratio = left_out, after_ratio
+        self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
     def _compared(self, metrics: Sequence[Any], sides: Sequence[Pair], batch: Batch) -> list[Record]:
-        measure, within = self.measure, None
-        if batch.groups is not None:
-            assert measure.given is not None
-            labels = labels_of_rows(batch.groups, batch.mask, batch.states[sides[0][0]][0], "tokens")
-            within = RowGroups.of(labels, measure.fewest)
-            measure = measure.given(within)
-        layers, places = self._prepared(measure, sides, batch)
+        rows, places = self._rows(sides, batch)
         models = list(dict.fromkeys(places.values()))  # a model that is the same as another is compared once
         pairs = [(models.index(places[a]), models.index(places[b])) for a, b in sides]
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
-        with torch.autocast(batch.states[sides[0][0]][0].device.type, enabled=False):
-            values = measure.compare(layers, Blocks(models, whole))
-            nulls = self._nulls(measure, layers, models, pairs, batch, within)
-        shared, records = self._shares(within), []
+        measure, within = self._within(rows)
+        layers = measure.prepared(rows.layers, rows.names)
+        with torch.autocast(rows.layers[0].device.type, enabled=False):
+            values = self._without_parts(measure, layers, rows, Blocks(models, whole))
+            is_first = any(metric._is_first(batch.number) for metric in metrics)
+            compared = Blocks(models, list(dict.fromkeys(pairs)))
+            nulls = self._nulls(measure, within, layers, rows, compared, values) if is_first else {}
+        shared, records = {"documents": rows.documents.unique()}, []
+        if within:
+            shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
         for (a, b), pair in zip(sides, pairs, strict=True):
-            record = {"values": joined(values, pair).double(), **nulls.get(pair, {}), **shared}
+            joint = [joined({key: each[part] for key, each in values.items()}, pair) for part in range(1 + PARTS)]
+            record = {"values": torch.stack(joint).double(), **nulls.get(pair, {}), **shared}
             if measure.leverage:
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 record["leverages"] = torch.stack(own)
             records.append(record)
         return records
 
-    def _shares(self, within: RowGroups | None) -> Record:
-        """Return how many rows stand in groups, and how many there are, and the value by chance where it is known."""
-        if within is None:
-            return {}
-        shares = {"used": [len(within.order), within.rows]}
-        by_chance = {"by_chance": self.measure.by_chance(within)} if self.measure.by_chance else {}
-        return {name: torch.tensor(each, dtype=torch.float64) for name, each in (shares | by_chance).items()}
+    def _is_first(self, number: int) -> bool:
+        """Return whether a batch is to have a null: no batch before it has one."""
+        known = [other for other, record in self.records.items() if "null" in record]
+        return self.permutations > 0 and number <= min(known, default=number)
 
-    def _prepared(
-        self, measure: LayerMeasure, sides: Sequence[Pair], batch: Batch
-    ) -> tuple[list[Any], dict[int, tuple[int, ...]]]:
-        """Return the different layers, each prepared once, and where those of each model stand among them."""
+    def _rows(self, sides: Sequence[Pair], batch: Batch) -> tuple[Rows, dict[int, tuple[int, ...]]]:
+        """Return the rows of the different layers, and where the layers of each model stand among them."""
         called = {model: f"model {model}" for side in sides for model in side}
         if len(sides) == 1:
             called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
@@ -218,106 +244,172 @@ class LayerMeans(Accumulator):
         layers, names = zip(*different.values(), strict=True)
         dtype, kept = common_dtype(layers), None if batch.mask is None else places_of(batch.mask)
         rows = [rows_of(layer.to(dtype), self.measure.flatten, batch.mask, kept) for layer in layers]
-        return measure.prepared(rows, names), places
+        documents, tokens = self._documents(batch, layers[0]), None
+        if batch.groups is not None:
+            tokens = labels_of_rows(batch.groups, batch.mask, layers[0], "tokens")
+        for name, row in zip(names, rows, strict=True):
+            if len(row) != len(documents):
+                raise ValueError(
+                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
+                )
+        return Rows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
+
+    def _documents(self, batch: Batch, first: Tensor) -> Int[Tensor, " n"]:
+        """Return the document of each row; a sequence that is one row is of that of its first token."""
+        documents = batch.documents
+        if documents is None:
+            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
+            documents = documents + batch.number * APART
+        if self.measure.flatten == "token" or first.ndim == 2:
+            return labels_of_rows(documents, batch.mask, first, "documents")
+        return documents.to(first.device).flatten(1)[:, 0]
+
+    def _within(self, rows: Rows) -> tuple[LayerMeasure, RowGroups | None]:
+        """Return the measure, given the token that within groups of rows of one token, and these groups."""
+        if rows.tokens is None:
+            return self.measure, None
+        assert self.measure.given is not None
+        within = RowGroups.of(rows.tokens, self.measure.fewest)
+        return self.measure.given(within), within
+
+    def _without_parts(
+        self, measure: LayerMeasure, layers: Sequence[Any], rows: Rows, blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
+        """Return the values of all rows, and of all but those of each part; NaN where what is left has no value."""
+        parts = rows.documents % PARTS
+        if measure.compare_without_parts:
+            return measure.compare_without_parts(layers, blocks, torch.bincount(parts, minlength=PARTS).tolist())
+        whole = measure.compare(layers, blocks)
+        found = [whole]
+        for part in range(PARTS):
+            rest = parts != part
+            found.append(whole if rest.all() else self._compared_again(rows.of(rest), blocks) or _nothing(whole))
+        return {pair: torch.stack([each[pair] for each in found]) for pair in whole}
+
+    def _compared_again(self, rows: Rows, blocks: Blocks) -> dict[Pair, Float[Tensor, "_ _"]]:
+        """Return the values of some of the rows, none if they cannot be compared."""
+        try:
+            measure, _ = self._within(rows)
+            return measure.compare(measure.prepared(rows.layers, rows.names), blocks)
+        except ValueError:
+            return {}
+
+    # ---- what chance gives
 
     def _nulls(
         self,
         measure: LayerMeasure,
-        layers: Sequence[Any],
-        models: Sequence[tuple[int, ...]],
-        pairs: Sequence[Pair],
-        batch: Batch,
         within: RowGroups | None,
+        layers: Sequence[Any],
+        rows: Rows,
+        blocks: Blocks,
+        values: Mapping[Pair, Float[Tensor, "_ _ _"]],
     ) -> dict[Pair, Record]:
-        """Return of each pair the values of permuted rows, (p, l, m), their mean by chance, and the documents."""
-        if not self.permutations or (self.left_out and batch.number) or (within and self.measure.by_chance):
-            return {}
-        moves, documents = self._moves(batch, within)
-        pairs = list(dict.fromkeys(pairs))
+        """Return of each pair its mean value by chance, (l, m), and the value that is tested with its permutations."""
+        owners = rows.documents.cpu() if within is None else rows.documents[within.order].cpu()
+        orders = torch.stack([_moved(owners, within, seed) for seed in range(self.permutations)])
+        home = (orders == torch.arange(len(owners))).double().mean(1)
+        away, documents = home <= home.min().clamp(min=AT_HOME), len(owners.unique())
+        permuted = self._permuted(measure, layers, blocks, orders, {pair: each[0] for pair, each in values.items()})
+        null = {pair: each[1:][away].mean(0) for pair, each in permuted.items()}
+        if not measure.finish and min(float((measure.best - each).abs().min()) for each in null.values()) < NO_ROOM:
+            alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
+            raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
+        chosen, tested = balanced_rows(owners), permuted
+        if within:
+            assert measure.similarities is not None
+            tested = self._signed([measure.similarities(layer) for layer in layers], within.blocks(owners), blocks)
+        elif documents >= FEWEST_GROUPS and chosen.numel() < len(owners):
+            documents = len(chosen) if chosen.numel() >= measure.fewest else 0
+            tested = self._balanced(rows.of(chosen.flatten()), blocks, list(values)) if documents else permuted
+        moved = torch.tensor(documents)
+        return {pair: {"null": null[pair], "tested": tested[pair], "moved": moved} for pair in blocks.pairs}
+
+    def _signed(
+        self, similarities: Sequence[Sequence[Tensor]], owners: Iterable[Tensor], blocks: Blocks
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
+        documents = list(owners)
+        sides = {(a, b): (blocks.models[a], blocks.models[b]) for a, b in blocks.pairs}
+        return {
+            pair: signed_similarities(similarities, each, documents, self.permutations) for pair, each in sides.items()
+        }
+
+    def _balanced(self, rows: Rows, blocks: Blocks, whole: Sequence[Pair]) -> dict[Pair, Float[Tensor, "_ _ _"]]:
+        """Return the values of as many rows of each document, and with permuted documents."""
+        layers = self.measure.prepared(rows.layers, rows.names)
+        owners = rows.documents.cpu()
+        orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
+        values = self.measure.compare(layers, blocks._replace(pairs=whole))
+        return self._permuted(self.measure, layers, blocks, orders, values)
+
+    def _permuted(
+        self,
+        measure: LayerMeasure,
+        layers: Sequence[Any],
+        blocks: Blocks,
+        orders: Int[Tensor, "p n"],
+        values: Mapping[Pair, Float[Tensor, "_ _"]],
+    ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
+        """Return the final value of each pair of models, and those with the rows of the second permuted."""
+        models, pairs = blocks
         sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
         front, back = (sorted({place for model in side for place in models[model]}) for side in (sources, targets))
         own = [tuple(front.index(place) for place in models[model]) for model in sources]
         own += [tuple(len(front) + back.index(place) for place in models[model]) for model in targets]
-        blocks = Blocks(own, [(sources.index(a), len(sources) + targets.index(b)) for a, b in pairs])
-        found: list[list[Tensor]] = []
-        for order in counted(moves.orders.to(batch.states[0][0].device), "permutation"):
-            permuted = [measure.moved(layers[place], order) for place in back]
-            values = measure.compare([*(layers[place] for place in front), *permuted], blocks)
-            found.append([values[pair].double() for pair in blocks.pairs])
-        nulls = {}
-        for pair, each in zip(pairs, zip(*found, strict=True), strict=True):
-            null = torch.stack(each).cpu()
-            level = null[moves.away].mean(0)
-            if not measure.finish and (measure.best - level).abs().min() < NO_ROOM:
-                alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
-                raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
-            nulls[pair] = {"nulls": null, "levels": level, "documents": torch.tensor(documents)}
-        return nulls
+        apart = Blocks(own, [(sources.index(a), len(sources) + targets.index(b)) for a, b in pairs])
+        found: dict[Pair, list[Tensor]] = {pair: [values[pair].double()] for pair in pairs}
+        for order in counted(orders.to(values[pairs[0]].device), "permutation"):
+            moved = [measure.moved(layers[place], order) for place in back]
+            across = measure.compare([*(layers[place] for place in front), *moved], apart)
+            for pair, place in zip(pairs, apart.pairs, strict=True):
+                found[pair].append(across[place].double())
+        if not measure.finish:
+            return {pair: torch.stack(each) for pair, each in found.items()}
+        finished = {}
+        for pair, each in found.items():
+            depth = len(each[0])
+            joint = joined(values, pair).double().repeat(len(each), 1, 1)
+            joint[:, :depth, depth:] = torch.stack(each)
+            finished[pair] = measure.finish(joint)[:, :depth, depth:]
+        return finished
 
-    def _moves(self, batch: Batch, within: RowGroups | None) -> tuple[Permutations, int]:
-        """Return the permutations of rows, and how many documents they move."""
-        count, first = self.permutations, batch.states[0][0]
-        if within is not None:  # rows of one token change places
-            orders = torch.stack([within.shuffled(batch.number * count + place) for place in range(count)]).cpu()
-            return Permutations(orders, torch.ones(count, dtype=torch.bool)), len(within.order)
-        if self.measure.flatten == "token" or first.ndim == 2:
-            documents = batch.documents
-            if documents is None:
-                documents = torch.arange(first[..., 0].numel()).view(first.shape[:-1])
-            owners = labels_of_rows(documents, batch.mask, first, "documents").cpu()
-        else:
-            owners = torch.arange(len(first))
-        return permutations_of(owners, count, batch.number), len(owners.unique())
+    # ---- all batches
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""
         return self.result(self._columns())
 
     def result(self, columns: Record) -> LayerPairEstimate:
-        """Return the mean over batches, with intervals and the null, from their records, stacked by name."""
-        values, depth = self._values(columns), self.source_layers
-        parts = jackknife(self.finished(values, batch_mean), self.finished(values, leave_one_out))
+        """Return the mean over batches, with intervals and the null, from their records by name."""
+        values, depth = self._finished(columns), self.source_layers
+        parts = jackknife(values[0], values[1:])
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
-        if "nulls" in columns:
-            further["chance"] = self._chance(values, columns)
+        if "null" in columns:
+            null, tested, moved = (columns[name][0] for name in ("null", "tested", "moved"))
+            sign = 1 if self.measure.higher_is_closer else -1
+            further["chance"] = chance_of(values[:, :depth, depth:], null, tested, int(moved), self.measure.best, sign)
         if "used" in columns:
             kept, rows = columns["used"].sum(0)
             further["rows_used"] = float(kept / rows)
-        if "by_chance" in columns:
-            levels = columns["by_chance"].mean(), leave_one_out(columns["by_chance"])[:, None, None]
-            both = zip((batch_mean(values), leave_one_out(values)), levels, strict=True)
-            calibrated = [(share[..., :depth, depth:] - level) / (1 - level) for share, level in both]
-            further |= {"by_chance": float(levels[0]), "calibrated": jackknife(*calibrated)}
-        return LayerPairEstimate(across.value, across.low, across.high, first, second, len(values), **further)
+        counts = len(columns["values"]), len(columns["documents"])
+        return LayerPairEstimate(across.value, across.low, across.high, first, second, *counts, **further)
 
-    def _values(self, columns: Record) -> Float[Tensor, "b k k"]:
-        return as_batches(columns["values"]) if self.left_out else columns["values"]
+    def _finished(self, columns: Record) -> Float[Tensor, "a k k"]:
+        """Return the values over all batches, of all rows, and without each part of enough documents.
 
-    def finished(self, values: Float[Tensor, "b k k"], mean: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the values of a mean over batches: of a ratio, the mean comes before it, or after it if asked."""
-        finish = self.measure.finish
-        if not finish:
-            return mean(values)
-        return mean(finish(values)) if self.after_ratio and not self.left_out else finish(mean(values))
-
-    def _chance(self, values: Float[Tensor, "b k k"], columns: Record) -> Chance:
-        depth, count = self.source_layers, len(values)
-        nulls, levels = (columns[name].expand(count, *columns[name].shape[1:]) for name in ("nulls", "levels"))
-
-        def across(place: Tensor, mean: Callable[[Tensor], Tensor]) -> Tensor:
-            """Return values across the models; permuted rows change likenesses across, and none within a model."""
-            moved = values.clone()
-            moved[:, :depth, depth:] = place
-            return self.finished(moved, mean)[..., :depth, depth:]
-
-        kept = values[:, :depth, depth:]
-        own, chance = ((across(each, batch_mean), across(each, leave_one_out)) for each in (kept, levels))
-        null = torch.stack([across(each, batch_mean) for each in nulls.unbind(1)])
-        sign = 1 if self.measure.higher_is_closer else -1
-        return chance_of(own, chance, null, int(columns["documents"].min()), self.measure.best, sign)
+        There are none of the last if one is not known, as a batch without the part was too small to compare.
+        """
+        values, documents = columns["values"], columns["documents"]
+        kept = [0, *(1 + documents % PARTS).unique().tolist()] if len(documents) >= FEWEST_GROUPS else [0]
+        finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
+        found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
+        return found if found[1:].isfinite().all() else found[:1]
 
 
-def batch_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, "*s"]:
-    """Return the mean over batches."""
-    return values.mean(0)
+def _moved(owners: Int[Tensor, " n"], within: RowGroups | None, seed: int) -> Int[Tensor, " n"]:
+    return permuted_rows(owners, seed) if within is None else permuted_within(owners, within, seed)
+
+
+def _nothing(values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, Float[Tensor, "l m"]]:
+    return {pair: torch.full_like(each, torch.nan) for pair, each in values.items()}

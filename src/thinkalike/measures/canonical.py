@@ -16,7 +16,7 @@ from torch import Tensor
 from thinkalike.measures.closed_forms import CUTOFF, PairStatistics
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 
-LEFT = 1e-4  # of a direction's variance; with less there is nothing left of it
+LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 
 

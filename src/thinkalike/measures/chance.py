@@ -1,26 +1,31 @@
-"""Values of layer pairs with their intervals, and what chance gives: nulls by permutation, calibrated values, p."""
+"""Values of layer pairs with their intervals, and what chance gives: nulls by document, calibrated values, p."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from itertools import product
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
-from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife
+from thinkalike.measures.rows import RowGroups
 from thinkalike.plots import plot
 
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
-Means = tuple[Float[Tensor, "l m"], Float[Tensor, "b l m"]]  # over all batches, and over all but each
+GOLDEN, MIXING = -7046029254386353131, ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))  # SplitMix64
 
 
 @dataclass(frozen=True, eq=False)
 class Chance:
-    """The null of the values of l x m layer pairs by permutation.
+    """The null of the values of l x m layer pairs: documents change places, in one batch.
+
+    p and `largest` are of `balanced_rows`, or given the token of the similarities of different documents; they are NaN
+    if those are of fewer than 8 documents.
 
     Attributes:
         null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
@@ -30,10 +35,10 @@ class Chance:
         p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993), for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
-        documents: How many different documents the batch with the fewest has.
+        documents: How many documents change places.
     """
 
-    null: Estimate
+    null: Float[Tensor, "l m"]
     calibrated: Estimate
     p: Float[Tensor, "l m"]
     p_of_largest: Float[Tensor, "l m"]
@@ -46,19 +51,17 @@ class LayerPairEstimate(Estimate):
     """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
 
     Attributes:
+        documents: How many different documents the rows of all batches are of; of fewer than 8 there is no interval.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
         chance: The null by permutations, None without any.
-        by_chance: The value of features with nothing in common, where it is known in closed form.
-        calibrated: (value - by_chance) / (1 - by_chance), (l, m): 0 by chance and at most 1.
     """
 
     within_source: Estimate  # (l, l)
     within_target: Estimate  # (m, m)
     batches: int
+    documents: int
     rows_used: float | None = field(default=None, kw_only=True)
     chance: Chance | None = field(default=None, kw_only=True)
-    by_chance: float | None = field(default=None, kw_only=True)
-    calibrated: Estimate | None = field(default=None, kw_only=True)
 
     label: ClassVar[str] = "value"  # what plots call a value
 
@@ -79,58 +82,134 @@ class LayerPairEstimate(Estimate):
 
 
 def chance_of(
-    values: Means, levels: Means, nulls: Float[Tensor, "p l m"], documents: int, best: float = 1.0, sign: int = 1
+    values: Float[Tensor, "a l m"],
+    null: Float[Tensor, "l m"],
+    tested: Float[Tensor, "p l m"],
+    documents: int,
+    best: float = 1.0,
+    sign: int = 1,
 ) -> Chance:
-    """Return values beside their levels by chance and the values of permutations; the sign of a distance is -1."""
-    calibrated = [(value - level) / (best - level) for value, level in zip(values, levels, strict=True)]
-    value, closest = sign * values[0], (sign * nulls).flatten(1).amax(1)
-    chance = float(closest.mean())
+    """Return values beside what chance gives; the sign of a distance is -1.
+
+    Args:
+        values: The value, and then those without each part of the documents.
+        tested: The value to be tested, and then those of permutations.
+    """
+    calibrated = (values - null) / (best - null)
+    tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
+    value, others = tested[0], tested[1:]
+    closest = others.flatten(1).amax(1)
+    level = float(closest.mean())
     return Chance(
-        jackknife(*levels),
-        jackknife(*calibrated),
-        _share(sign * nulls, value),
+        null,
+        jackknife(calibrated[0], calibrated[1:]),
+        _share(others, value),
         _share(closest[:, None, None], value),
-        (float(value.max()) - chance) / (sign * best - chance),
+        (float(value.max()) - level) / (sign * best - level),
         documents,
     )
 
 
 def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
-    """Return (1 + #{chance ≥ value}) / (1 + p)."""
-    return (1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))
+    """Return (1 + #{chance ≥ value}) / (1 + p), NaN of a value that is not a number."""
+    return ((1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))).where(value.isfinite(), torch.nan)
 
 
-class Permutations(NamedTuple):
-    """Orders of the rows of a batch, (p, n), and which of them leave next to no row where it was, (p,)."""
-
-    orders: Int[Tensor, "p n"]
-    away: Bool[Tensor, " p"]
+# ---- documents change places: all rows of a document together, and the same documents in every part of the rows
 
 
-def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Permutations:
-    """Return this number of permutations of documents, see `permuted_rows`, on the CPU."""
-    generator = seeded(seed)
-    orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
-    home = (orders == torch.arange(len(documents))).double().mean(1)
-    return Permutations(orders, home <= home.min().clamp(min=AT_HOME))
+def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
+    """Return pseudo-random integers, the same for the same number and seed (SplitMix64; Steele et al. 2014)."""
+    mixed = numbers.long() + (seed + 1) * GOLDEN % 2**63
+    for shift, factor in MIXING:
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return mixed
 
 
-def permuted_rows(documents: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
 
     If two models have nothing in common, documents are exchangeable and their rows are not, so documents are permuted
-    as blocks (Winkler et al. 2015): single rows would make chance look smaller than it is. Documents in a random order
-    are laid end to end. Those of one length are permuted exactly; others lie across two places, as far as their lengths
-    differ. Rows of a single document are rotated by a random number, which keeps neighbours.
+    as blocks (Winkler et al. 2015): single rows would make chance look smaller than it is. Documents are laid end to
+    end in an order that depends on their numbers and the seed alone. Those of one length are permuted exactly; others
+    lie across two places, as far as their lengths differ. Rows of a single document are rotated by a random number,
+    which keeps neighbours.
     """
-    labels = documents.unique(return_inverse=True)[1].cpu()
-    home = labels.argsort(stable=True)  # rows document by document
-    count = int(labels.max()) + 1
-    if count == 1:
-        moved = home.roll(int(torch.randint(len(home), (1,), generator=generator)))
-    else:
-        ranks = torch.randperm(count, generator=generator)
-        moved = ranks[labels].argsort(stable=True)
+    home = documents.argsort(stable=True)  # rows document by document
+    ranks = scrambled(documents, seed)
+    moved = ranks.argsort(stable=True)
+    if (documents == documents[0]).all():
+        moved = home.roll(int(ranks[0]) % len(home))
     order = torch.empty_like(home)
     order[home] = moved
-    return order.to(documents.device)
+    return order
+
+
+def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: int) -> Int[Tensor, " kept"]:
+    """Return an order of rows that stand in groups, in each of which documents changed places; see `permuted_rows`."""
+    blocks = zip(groups.blocks(torch.arange(len(documents))), groups.blocks(documents.cpu()), strict=True)
+    both = [each for places, owners in blocks for each in zip(places, owners, strict=True)]
+    return torch.cat([places[permuted_rows(own, seed)] for places, own in both])
+
+
+def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
+    """Return the first m rows of each of the d documents that have as many, with the most rows d m of d ≥ 8 documents.
+
+    Documents change places exactly where all have as many rows. Fewer than 8 documents all remain.
+    """
+    _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
+    sizes = counts.sort(descending=True).values
+    kept = torch.arange(1, len(sizes) + 1, device=sizes.device) * sizes
+    kept[: min(FEWEST_GROUPS, len(sizes)) - 1] = 0
+    most = int(sizes[kept.argmax()])
+    order = labels.argsort(stable=True)
+    place = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[labels[order]]
+    return order[(counts[labels[order]] >= most) & (place < most)].view(-1, most)
+
+
+def signed_similarities(
+    similarities: Sequence[Sequence[Float[Tensor, "_ _ _"]]],
+    sides: tuple[Sequence[int], Sequence[int]],
+    documents: Sequence[Int[Tensor, "_ _"]],
+    permutations: int,
+) -> Float[Tensor, "a l m"]:
+    """Return the correlation of the similarities of different documents in two layers, and of those with random signs.
+
+    It is Σ K_ij L_ij / √(Σ K_ij² Σ L_ij²) over the rows i and j of one group and different documents, each less what
+    its two rows have on average. Were it for chance alone, so would be Σ s_i s_j K_ij L_ij, with the sign s_i that is
+    drawn for the document of row i: the wild bootstrap of a degenerate U-statistic over documents (Dehling & Mikosch
+    1994; for HSIC Chwialkowski et al. 2014). Documents may so have any lengths, and any rows of each group. Centring
+    takes from the variance of signed sums; the share that it takes of d documents of equal length is given back.
+
+    Args:
+        similarities: Of each layer, by size of groups.
+        sides: The l and the m layers that are compared.
+        documents: Of each row, by size of groups.
+    """
+    counts = len(sides[0]), len(sides[1])
+    total = torch.zeros(permutations + 1, *counts, dtype=torch.float64)
+    squares = torch.zeros(len(similarities), dtype=torch.float64)
+    for size, owners in enumerate(documents):
+        apart = (owners[:, :, None] != owners[:, None, :]).double()
+        fit = torch.linalg.pinv(apart.sum(2).diag_embed() + apart, hermitian=True)
+        centred = [_centred(layer[size].double(), apart, fit) for layer in similarities]
+        squares += torch.stack([each.square().sum() for each in centred]).cpu()
+        draws = [1 - 2 * (scrambled(owners, seed) & 1) for seed in range(permutations)]
+        signs = torch.stack([torch.ones_like(owners), *draws], -1).double()  # (g, s, p)
+        scales = torch.ones(len(owners), permutations + 1, dtype=torch.float64, device=owners.device)
+        count = (1 / (owners.shape[1] - apart.sum(2))).sum(1).round()[:, None]  # of documents
+        scales[:, 1:] = torch.where(count > 3, (count - 1) / (count - 3), 1).sqrt()  # what U-centring takes of signs
+        for i, j in product(range(counts[0]), range(counts[1])):
+            both = centred[sides[0][i]] * centred[sides[1][j]]
+            total[:, i, j] += (((both @ signs) * signs).sum(1) * scales).sum(0).cpu()
+    norms = squares.sqrt()
+    return total / torch.outer(norms[list(sides[0])], norms[list(sides[1])])
+
+
+def _centred(
+    similarity: Float[Tensor, "g s s"], apart: Float[Tensor, "g s s"], fit: Float[Tensor, "g s s"]
+) -> Float[Tensor, "g s s"]:
+    """Return similarities of different documents less the a_i + a_j that is nearest to them."""
+    between = similarity * apart
+    own = (fit @ between.sum(2, keepdim=True))[..., 0]
+    return between - apart * (own[:, :, None] + own[:, None, :])

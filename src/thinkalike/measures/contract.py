@@ -73,7 +73,9 @@ class LayerMeasure:
             since sums over batches come before the ratio; None if likenesses are the values.
         flatten: What a row is, see `rows_of`.
         given: The same measure within groups of rows, such as those of one token; None if there is none.
-        by_chance: The value of features with nothing in common within groups, where it is known in closed form.
+        similarities: The similarities of rows that a measure within groups compares, (g, s, s) for each size of groups.
+        compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
+            parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
     """
 
@@ -86,7 +88,8 @@ class LayerMeasure:
     finish: Callable[[Tensor], Tensor] | None = None
     flatten: str = "token"
     given: Callable[[RowGroups], LayerMeasure] | None = None
-    by_chance: Callable[[RowGroups], float] | None = None
+    similarities: Callable[[Any], list[Tensor]] | None = None
+    compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
 
     def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:

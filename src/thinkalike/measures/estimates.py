@@ -79,21 +79,11 @@ def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def as_batches(records: Float[Tensor, " a *s"]) -> Float[Tensor, " b *s"]:
-    """Turn s, a statistic of all rows, and r, the same of all but each of b parts, into values of b = a - 1 batches.
-
-    They are s + (b - 1) (mean(r) - r), Tukey's pseudo-values without his correction of the bias: their mean is s, and
-    their means without each batch spread as r.
-    """
-    whole, without = records[:1], records[1:]
-    return whole + (len(without) - 1) * (without.mean(0, keepdim=True) - without)
-
-
 def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *, level: float = 0.95) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
-    Replicates are the same statistic without each of the b batches in turn (Tukey 1958). A single batch says nothing
-    about the spread: its interval is (-∞, ∞).
+    Replicates are the same statistic without each of b groups of rows in turn (Tukey 1958). Fewer than two groups say
+    nothing about the spread: the interval is (-∞, ∞).
     """
     b = len(replicates)
     if b < 2:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -110,36 +111,66 @@ def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | Non
 
     Products are taken in the dtype of the rows, and summed up in float64. By default one model has all layers.
     """
-    blocks = blocks or one_model(len(rows))
+    return next(left_out_statistics(rows, blocks or one_model(len(rows)), [len(rows[0])]))
+
+
+@torch.no_grad()
+def left_out_statistics(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> Iterator[GramStatistics]:
+    """Yield the statistics of all rows, and then of all but each part of them in turn, from one pass over K = X X'.
+
+    Args:
+        sizes: Of the parts, which follow one another.
+    """
     own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
-    sums = [(x @ x.sum(0)).double() - norms for x, norms in zip(rows, own, strict=True)]
+    totals = [torch.stack([part.sum(0) for part in x.split([*sizes])]) for x in rows]
+    sums = [(x @ part.sum(0)).double() - norms for x, part, norms in zip(rows, totals, own, strict=True)]
     is_tall = len(rows[0]) >= MANY and rows[0].dtype == torch.float64
-    diagonals = blocks.by_model(own)
-    products = _feature_products(rows, blocks, diagonals) if is_tall else _tiled_products(rows, blocks)
-    return GramStatistics(products, blocks.by_model(sums), diagonals)
+    make = _feature_products if is_tall else _tiled_products
+    products = make(rows, blocks, sizes)
+    whole = {pair: each.sum((0, 1)) for pair, each in products.items()}
+    yield GramStatistics(whole, blocks.by_model(sums), blocks.by_model(own))
+    to_parts = [(x @ part.T).double() for x, part in zip(rows, totals, strict=True)]
+    start = 0
+    for number, size in enumerate(sizes):
+        kept = torch.ones(len(rows[0]), dtype=torch.bool, device=rows[0].device)
+        kept[start : start + size] = False
+        left = {
+            pair: whole[pair] - each[number].sum(0) - each[:, number].sum(0) + each[number, number]
+            for pair, each in products.items()
+        }
+        without = [(every - part[:, number])[kept] for every, part in zip(sums, to_parts, strict=True)]
+        yield GramStatistics(left, blocks.by_model(without), blocks.by_model([each[kept] for each in own]))
+        start += size
 
 
 def _feature_products(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, own: Sequence[Float[Tensor, "l n"]]
-) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij = ‖X'Y‖² - Σᵢ K_ii L_ii of every two layers of the models compared."""
-    found = {}
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another: <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii if g = h."""
+    parts, found = [x.split([*sizes]) for x in rows], {}
     for a, b in blocks.pairs:
-        squares = [[(rows[i].T @ rows[j]).square().sum() for j in blocks.models[b]] for i in blocks.models[a]]
-        found[a, b] = torch.stack([torch.stack(row) for row in squares]) - own[a] @ own[b].T
+        found[a, b] = rows[0].new_empty(len(sizes), len(sizes), len(blocks.models[a]), len(blocks.models[b]))
+        for (row, i), (column, j) in product(enumerate(blocks.models[a]), enumerate(blocks.models[b])):
+            flat = torch.stack([(x.T @ y).flatten() for x, y in zip(parts[i], parts[j], strict=True)])
+            own = [(x.square().sum(1) * y.square().sum(1)).sum() for x, y in zip(parts[i], parts[j], strict=True)]
+            found[a, b][..., row, column] = flat @ flat.T - torch.stack(own).diag()
     return found
 
 
-def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij of every two layers of the models compared, tile by tile on and above the diagonal.
+def _tiled_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers of the models compared.
 
-    The product over pairs of layers waits for memory, so all layers' tiles are written side by side, and one small
-    product for each two models reads them, out of the cache. A model's tiles have memory of their own, which begins
-    where memory is aligned: bits may depend on that.
+    They come tile by tile on and above the diagonal. The product over pairs of layers waits for memory, so all layers'
+    tiles are written side by side, and small products for each two models read them, out of the cache. A model's tiles
+    have memory of their own, which begins where memory is aligned: bits may depend on that.
     """
-    n, counts = len(rows[0]), [len(places) for places in blocks.models]
+    n, counts, parts = len(rows[0]), [len(places) for places in blocks.models], (len(sizes), len(sizes))
     tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
-    total = {(a, b): rows[0].new_zeros(counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    total = {(a, b): rows[0].new_zeros(*parts, counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
     largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
     memory = [rows[0].new_empty(count * largest) for count in counts]
     for top, left, h, w in tiling.tiles(n):
@@ -149,9 +180,22 @@ def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> dic
             for tile in tiles:
                 tile.triu_(1)
         by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
-        for a, b in blocks.pairs:
-            total[a, b] += torch.bmm(by_row[a], by_row[b].mT).sum(0, dtype=torch.float64)
-    return {pair: 2 * each for pair, each in total.items()}
+        for column, across in _within(sizes, left, w):
+            for a, b in blocks.pairs:
+                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT)
+                for row, down in _within(sizes, top, h):
+                    total[a, b][row, column] += found[down].sum(0, dtype=torch.float64)
+    return {pair: each + each.transpose(0, 1) for pair, each in total.items()}  # of both halves
+
+
+def _within(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
+    """Yield the parts that `count` rows from the first one on are of, and the places of each among them."""
+    start = 0
+    for number, size in enumerate(sizes):
+        low, high = max(start, first) - first, min(start + size, first + count) - first
+        if low < high:
+            yield number, slice(low, high)
+        start += size
 
 
 def _fill(tiles: Sequence[Tensor], blocks: Blocks, sides: Sequence[tuple[Tensor, Tensor]]) -> None:

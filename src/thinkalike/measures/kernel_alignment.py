@@ -15,10 +15,12 @@ from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, common_dtype, one_model
 from thinkalike.measures.hsic import (
     FEWEST,
+    GramStatistics,
     all_hsics,
     block_statistics,
     dense_statistics,
     hsic1,
+    left_out_statistics,
     linear_statistics,
     rbf_gram,
     rounding_of,
@@ -76,12 +78,19 @@ def cka_measure(
     If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one.
     """
     compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
-    return _measure(centre, compare, flatten=flatten, given=partial(_within, estimator))
+    without = partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None
+    given = partial(_within, estimator)
+    return _measure(centre, compare, flatten=flatten, given=given, compare_without_parts=without)
 
 
 def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
     compare = partial(layer_hsics_within, groups=groups, estimator=estimator)
-    return _measure(partial(centre_groups, groups), compare)
+    return _measure(partial(centre_groups, groups), compare, similarities=partial(_grams, groups))
+
+
+def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
+    """Return the Gram matrices of the groups, each group with the weight of its rows."""
+    return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
 def _measure(prepare: Callable[..., CentredRows], compare: CompareAll, **options: Any) -> LayerMeasure:
@@ -113,18 +122,46 @@ def layer_hsics(
     A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
     rows = [layer.rows for layer in layers]
-    if _alone(blocks):  # permuted rows are compared across models alone
-        refuse_flaws(layers)
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
     else:
         statistics = dense_statistics([x @ x.T if kernel == "linear" else rbf_gram(x) for x in rows], blocks)
+    hsics = _checked(statistics, layers, blocks, estimator)
+    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
+
+
+def _checked(
+    statistics: GramStatistics, layers: Sequence[CentredRows], blocks: Blocks, estimator: str
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSICs of all rows, unless a layer cannot be compared."""
+    if _alone(blocks):  # permuted rows are compared across models alone
+        refuse_flaws(layers)
     hsics = all_hsics(statistics, estimator)
     if estimator == "unbiased":
-        left = {model: rounding_of(statistics, model, rows[0].dtype) for model in _alone(blocks)}
+        left = {model: rounding_of(statistics, model, layers[0].rows.dtype) for model in _alone(blocks)}
         flat = {model: hsics[model, model].diagonal() <= least for model, least in left.items()}
         _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
-    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
+    return hsics
+
+
+def hsics_without_parts(
+    layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int], *, estimator: str
+) -> dict[Pair, Float[Tensor, "_ _ _"]]:
+    """Return `layer_hsics` of the linear kernel of all rows, and of all but each part; see `left_out_statistics`.
+
+    A part that leaves fewer than 4 rows has NaN.
+    """
+    found: dict[Pair, list[Tensor]] = {pair: [] for pair in blocks.pairs}
+    for place, statistics in enumerate(left_out_statistics([layer.rows for layer in layers], blocks, sizes)):
+        if place == 0:
+            hsics = _checked(statistics, layers, blocks, estimator)
+        elif len(layers[0].rows) - sizes[place - 1] >= FEWEST:
+            hsics = all_hsics(statistics, estimator)
+        else:
+            hsics = {pair: torch.full_like(each[0], torch.nan) for pair, each in found.items()}
+        for pair, each in _in_units(hsics, layers, blocks).items():
+            found[pair].append(each)
+    return {pair: torch.stack(each) for pair, each in found.items()}
 
 
 def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from math import prod
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.measures.accumulators import Record, columns_of
 from thinkalike.measures.minibatch_cka import CKAMeans, CKAResult
 
 
@@ -61,7 +63,7 @@ class CKA(Metric):
         self.options: dict[str, Any] = {"estimator": estimator, "kernel": kernel, "flatten": flatten, "given": given}
         self.options["permutations"] = permutations
         self._means = CKAMeans(source_layers, target_layers, aggregate=aggregate, **self.options)
-        self._shapes = {"number": (), **self._means.shapes()}
+        self._shapes = self._means.shapes()
         # one flat vector for each batch: torchmetrics can gather these from processes of which some have no batch
         self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
         self.set_dtype(torch.float64)
@@ -77,23 +79,26 @@ class CKA(Metric):
         documents: Int[Tensor, " ..."] | None = None,
     ) -> None:
         """Add one batch: the same tokens, or rows, in both models; see `Accumulator.update`."""
-        number = len(self._batches()) if number is None else number
-        self._means.records.clear()
+        known = self._parsed(self._batches())
+        number = len(known) if number is None else number
+        self._means.records = {other: record for other, record in known if "null" in record}
         self._means.update(source, target, mask, number, groups, documents)
-        record = {"number": torch.tensor(number), **self._means.records[number]}
-        flat = torch.cat([record[name].double().flatten() for name in self._shapes])
-        self.records = [*self._batches(), flat.to(self.device)]
+        record = self._means.records[number]
+        parts = [record.get(name, torch.full(shape, torch.nan)) for name, shape in self._shapes.items()]
+        documents = record["documents"]
+        flat = [part.double().flatten() for part in (torch.tensor([number, len(documents)]), documents, *parts)]
+        self.records = [*self._batches(), torch.cat(flat).to(self.device)]
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
         """Add one batch as `update` does, and return its own CKA."""
         self.update(*args, **kwargs)
-        return self._result(self._batches()[-1])
+        return self._result(self._batches()[-1:])
 
     def compute(self) -> CKAResult:
         """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
         if not self.update_called:
             raise ValueError("there is no CKA of no batches: call update first")
-        return self._result(torch.cat(self._batches()))
+        return self._result(self._batches())
 
     def reset(self) -> None:
         """Forget all batches."""
@@ -118,12 +123,20 @@ class CKA(Metric):
     def _batches(self) -> list[Tensor]:
         return [self.records] if isinstance(self.records, Tensor) else self.records
 
-    def _result(self, records: Float[Tensor, " _"]) -> CKAResult:
+    def _parsed(self, batches: Sequence[Tensor]) -> list[tuple[int, Record]]:
+        """Return the numbers and the records of batches that are laid end to end."""
+        found, rest = [], torch.cat([*batches]) if batches else torch.empty(0)
         sizes = [prod(shape) for shape in self._shapes.values()]
-        table = records.view(-1, sum(sizes))
-        parts = table[table[:, 0].argsort(stable=True)].split(sizes, 1)
-        named = zip(self._shapes.items(), parts, strict=True)
-        return self._means.result({name: part.view(-1, *shape) for (name, shape), part in named})
+        while len(rest):
+            (number, count), rest = rest[:2].long().tolist(), rest[2:]
+            documents, *parts, rest = rest.split([count, *sizes, len(rest) - count - sum(sizes)])
+            named = zip(self._shapes.items(), parts, strict=True)
+            record = {name: part.view(shape) for (name, shape), part in named if not part.isnan().all()}
+            found.append((number, {"documents": documents.long(), **record}))
+        return sorted(found, key=itemgetter(0))
+
+    def _result(self, batches: Sequence[Tensor]) -> CKAResult:
+        return self._means.result(columns_of([record for _, record in self._parsed(batches)]))
 
     def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
         # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box

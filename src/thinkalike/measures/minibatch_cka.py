@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,16 +9,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.accumulators import LayerMeans, Record, batch_mean
+from thinkalike.measures.accumulators import LayerMeans, Record
 from thinkalike.measures.chance import LayerPairEstimate
-from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
+from thinkalike.measures.estimates import PARTS, Estimate, jackknife
 from thinkalike.measures.kernel_alignment import alignment, check_choices, cka_measure
 
 
 class CKAMeans(LayerMeans):
     """CKA of batches as all measures of layer pairs are gathered; `thinkalike.CKA` is this as a metric of torchmetrics.
 
-    For its options see `CKA`; batches that are `left_out`, see `LayerMeans`, have one aggregate.
+    For its options see `CKA`.
     """
 
     def __init__(
@@ -33,14 +32,13 @@ class CKAMeans(LayerMeans):
         flatten: str = "token",
         given: str = "none",
         permutations: int = 0,
-        left_out: bool = False,
     ):
         check_choices(estimator=estimator, aggregate=aggregate, kernel=kernel, flatten=flatten, given=given)
         if given == "token" and (kernel, flatten) != ("linear", "token"):
             raise ValueError(f"given=token compares single tokens by kernel=linear, not {kernel} of flatten={flatten}")
         measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
-        super().__init__(source_layers, target_layers, measure, permutations, left_out, given=given, after_ratio=after)
-        self.aggregate = "ratio_of_means" if left_out else aggregate
+        super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after)
+        self.aggregate = aggregate
 
     def compute(self) -> CKAResult:
         """Return the CKA of all batches so far, with intervals; see `LayerMeans.compute`."""
@@ -49,16 +47,17 @@ class CKAMeans(LayerMeans):
     def result(self, columns: Record) -> CKAResult:
         """Return the CKA of these batches, with intervals."""
         estimate, depth = super().result(columns), self.source_layers
-        most, values = columns["leverages"].amax(0), self._values(columns)
+        most, without = columns["leverages"].amax(0), self._finished(columns)[1:, :depth, depth:]
         sides: dict[str, Any] = {"leverage_source": most[:depth], "leverage_target": most[depth:]}
-        return CKAResult(**vars(estimate), **sides, hsics=values, aggregate=self.aggregate, left_out=self.left_out)
+        hsics = columns["values"][:, 0]
+        return CKAResult(**vars(estimate), **sides, hsics=hsics, without=without, aggregate=self.aggregate)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the tensors of a batch's record, by name."""
+        """Return the shapes of what a batch records beside its documents, by name; one batch alone has a null."""
         l, m, p = self.source_layers, self.target_layers, self.permutations  # noqa: E741
         within = {"used": (2,)} if self.given == "token" else {}
-        nulls = {"nulls": (p, l, m), "levels": (l, m), "documents": ()} if p else {}
-        return {"values": (l + m, l + m), "leverages": (l + m,), **within, **nulls}
+        nulls = {"null": (l, m), "tested": (1 + p, l, m), "moved": ()} if p else {}
+        return {"values": (1 + PARTS, l + m, l + m), "leverages": (l + m,), **within, **nulls}
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +69,7 @@ class ModelDistance(Estimate):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CKAResult(LayerPairEstimate):
-    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
+    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
 
     `value`, `low` and `high` are (l, m).
     """
@@ -78,36 +77,31 @@ class CKAResult(LayerPairEstimate):
     leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
     leverage_target: Float[Tensor, " m"]
     hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
+    without: Float[Tensor, "p l m"]  # the value without each part of the documents; none of fewer than 8 documents
     aggregate: str
-    left_out: bool = False  # all rows were compared at once, and `hsics` are what each part of them adds
 
     label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
-        """Return the CKA of one layer pair, (source, target), minus that of another, paired over batches."""
+        """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
         (a, b), (c, d) = first, second
-        whole, replicates = self._across(batch_mean), self._across(leave_one_out)
-        return jackknife(whole[a, b] - whole[c, d], replicates[:, a, b] - replicates[:, c, d])
+        return jackknife(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
 
     def distance(self) -> ModelDistance:
         """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
-        layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (batch_mean, leave_one_out))
-        distance = jackknife(arc_length(layers), arc_length(replicates))
+        layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
+        distance = jackknife(arc_length(layers), arc_length(without))
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on; meaningless if `left_out`."""
-        counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
-        return self._across(lambda values: values.cumsum(0) / counts)
-
-    def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
-        """Return CKA with the mean over batches before the ratio (Nguyen et al. 2021) or after (Brown et al. 2023)."""
+        """Return the CKA of the first batch, of the first two, and so on."""
         depth, is_before = len(self.value), self.aggregate == "ratio_of_means"
-        ckas = alignment(mean(self.hsics)) if is_before else mean(alignment(self.hsics))
-        return ckas[..., :depth, depth:]
+        counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
+        sums = (self.hsics if is_before else alignment(self.hsics)).cumsum(0) / counts
+        return (alignment(sums) if is_before else sums)[..., :depth, depth:]
 
 
 def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:

@@ -104,11 +104,17 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     return found
 
 
-def _in_order(numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
-    """Return the neighbours of rows in another order, by their new numbers."""
+def _in_order(
+    numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"], groups: RowGroups | None = None
+) -> Int[Tensor, "n k"]:
+    """Return the neighbours of rows in another order, by their new numbers in their group."""
+    rows = torch.arange(len(order), device=order.device)
     places = torch.empty_like(order)
-    places[order] = torch.arange(len(order), device=order.device)
-    return places[numbers[order]]
+    places[order] = rows
+    if groups is None:
+        return places[numbers[order]]
+    first = torch.cat([block[:, :1].expand_as(block).flatten() for block in groups.blocks(rows)])[:, None]
+    return places[(numbers + first)[order]] - first
 
 
 def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
@@ -116,10 +122,10 @@ def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> Laye
     return LayerMeasure(
         partial(_numbers, k=k, groups=groups),
         partial(_share_in_common, k=k, groups=groups),
-        _in_order,
+        partial(_in_order, groups=groups),
         fewest=k + 2,
         given=partial(mutual_measure, k),
-        by_chance=partial(chance_share, k=k),
+        similarities=None if groups is None else partial(_adjacency, groups),
     )
 
 
@@ -144,6 +150,15 @@ def _share_in_common(
         start += count * size
     shares = shared / (k * rows)
     return {(a, b): shares[list(blocks.models[a])][:, list(blocks.models[b])] for a, b in blocks.pairs}
+
+
+def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
+    """Return which rows are neighbours of each other, 1, or one of the other, a half."""
+    found = []
+    for block in groups.blocks(numbers):
+        member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
+        found.append(member + member.mT)
+    return found
 
 
 class Neighbours(NamedTuple):

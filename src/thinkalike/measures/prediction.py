@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import Accumulator, Batch, Record, States
+from thinkalike.measures.accumulators import APART, Accumulator, Batch, Record, States
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import Pair
@@ -171,11 +171,16 @@ class LayerPredictions(Accumulator):
             self._prediction.fit(rows, rows)
             return {}
         self._prediction.judge(rows, rows, batch.number)
-        return {"used": torch.tensor([len(within.order), within.rows] if within else [1, 1])}
+        documents = batch.documents
+        if documents is None:
+            documents = torch.arange(len(rows[0])) + batch.number * APART
+        used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
+        return {"used": used, "documents": documents.unique()}
 
     def compute(self) -> PredictionEstimate:
         """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
-        depth, judged = self.source_layers, self._columns()["used"]
+        depth, columns = self.source_layers, self._columns()
+        judged = columns["used"]
         assert self._prediction is not None
         onward, backward = self._prediction.compute()
         matrices = Estimate(*(self._matrix(*parts) for parts in zip(onward, backward, strict=True)))
@@ -188,6 +193,7 @@ class LayerPredictions(Accumulator):
             matrices[:depth, :depth],
             matrices[depth:, depth:],
             len(judged),
+            len(columns["documents"]),
             back=Estimate(*(part.T for part in back)),
             rows_used=kept / rows if self.given == "token" else None,
         )

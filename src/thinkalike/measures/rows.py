@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.contract import common_dtype
 from thinkalike.measures.hsic import ROUNDINGS
 
@@ -189,14 +189,6 @@ class RowGroups:
         for count, size in self.shapes:
             yield rows[start : start + count * size].unflatten(0, (count, size))
             start += count * size
-
-    def shuffled(self, seed: int) -> Int[Tensor, " kept"]:
-        """Return a permutation of rows that stand in `order`, at random within every group."""
-        generator, parts = seeded(seed), []
-        for block in self.blocks(torch.arange(len(self.order))):
-            order = torch.rand(block.shape, generator=generator).argsort(1)
-            parts.append(block.gather(1, order).flatten())
-        return torch.cat(parts).to(self.order.device)
 
     def without_means(
         self,

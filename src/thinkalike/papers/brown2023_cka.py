@@ -1,8 +1,8 @@
 """CKA within and between Pythia, SoLU and GeLU models: figures 3, 4, 5, 9, 10 and table 1 of Brown et al. 2023.
 
 What the paper reads off its heatmaps is stated here as a statistic of their cells, with a jackknife interval over
-batches; all jobs of an experiment see the same batches. Blocks of a model with L layers: early, its first L/8 (at least
-one; the paper's pythia-6.9b has 3 of 32); last, its final layer; middle, from L/4 to L - L/4.
+documents; all jobs of an experiment see the same batches. Blocks of a model with L layers: early, its first L/8 (at
+least one; the paper's pythia-6.9b has 3 of 32); last, its final layer; middle, from L/4 to L - L/4.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
-from thinkalike.measures.kernel_alignment import alignment
+from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.models.load import head_dimensions
 from thinkalike.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
@@ -28,16 +27,10 @@ Names = tuple[str, str]  # of source and target
 LEVEL = 0.01  # of CKA: up to this a direction is none
 
 
-def cells_of(result: Result, mean: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return CKA (..., l, m) across the two models of a result, of HSICs (b, k, k) over which `mean` is taken."""
-    depth = len(result.arrays["value"])
-    return alignment(mean(torch.from_numpy(result.arrays["hsics"])))[..., :depth, depth:]
-
-
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
-    """Return the statistic with its jackknife interval over batches."""
-    whole = statistic([cells_of(result, lambda hsics: hsics.mean(0)) for result in results])
-    return jackknife(whole, statistic([cells_of(result, leave_one_out) for result in results]), level=level)
+    """Return the statistic with its jackknife interval over documents; all results are of the same text."""
+    whole, without = ([torch.from_numpy(each.arrays[name]) for each in results] for name in ("value", "without"))
+    return jackknife(statistic(whole), statistic(without), level=level)
 
 
 def early(layers: int) -> slice:
@@ -97,7 +90,7 @@ def _result(case: Case, names: Names) -> Result:
 
 
 def _judged(claim: str, bound: Bound, steps: Sequence[Estimate], words: str, result: Result) -> Claim:
-    units = f"{len(result.arrays['hsics'])} batches"
+    units = f"{len(result.arrays['without'])} parts of the documents"
     return judged(claim, [(bound, step) for step in steps], words, units)
 
 

@@ -21,7 +21,7 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import Widths, of_neighbours
+from thinkalike.instruments.operations import AGAIN, Widths, of_neighbours
 
 if TYPE_CHECKING:
     from thinkalike.measures.contract import LayerMeasure
@@ -49,16 +49,6 @@ class WithKept(WithNull):
 
 
 @dataclass
-class WithGivenNeighbours(WithNeighbours):
-    """The settings of mutual nearest neighbours; by chance k / (n - 1) of n tokens are shared."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.null and self.given != "none":
-            raise ConfigError(f"measure.given={self.given} has its chance in closed form: leave measure.null=true out")
-
-
-@dataclass
 class OutputConfig(WithNull):
     """The settings of a measure of outputs."""
 
@@ -79,18 +69,18 @@ class OfLayerMeasure(LayerPairs):
     def fewest(self, measure: Any) -> int:
         return self.measure_of(measure).fewest
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         from thinkalike.measures.accumulators import LayerMeans
 
-        chance = measure.permutations if measure.null else 0, left_out
-        return LayerMeans(source_layers, target_layers, self.measure_of(measure), *chance, given=measure.given)
+        permutations = measure.permutations if measure.null else 0
+        return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, given=measure.given)
 
 
 class OfNeighbours(OfLayerMeasure):
     """A measure of mutual nearest neighbours."""
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return float(measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
+        return float(AGAIN * measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
 
 
 class Outputs(OfLayerMeasure):
@@ -137,7 +127,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithGivenNeighbours, bases=(OfNeighbours,), version=3,
+        settings=WithNeighbours, bases=(OfNeighbours,), version=3,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),

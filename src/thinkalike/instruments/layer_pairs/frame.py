@@ -7,6 +7,7 @@ of a model. A measure gives an `Accumulator` of `thinkalike.measures.accumulator
 from __future__ import annotations
 
 import logging
+import math
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
-
 
 # ruff: noqa: UP045
 @dataclass
@@ -55,13 +54,13 @@ class LayerPairsConfig(MeasureConfig):
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
 
+    batches: int = ranged(16, least=1, most=10**9)  # whose mean is the value; each is compared 11 times for intervals
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
-    permutations: int = ranged(99, least=1, most=10**6)  # of each batch; p is at least 1 / (permutations + 1)
-    permute: Literal["document", "token"] = "document"  # what null moves; of stimuli the group, such as a sentence
+    permutations: int = ranged(99, least=1, most=10**6)  # of documents, in one batch; p is at least 1 / (this + 1)
 
     @property
     def unused(self) -> Collection[str]:
-        return () if self.null else {"permutations", "permute"}
+        return () if self.null else {"permutations"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,8 +110,8 @@ class LayerPairs(Instrument):
         return 2
 
     @abstractmethod
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
-        """Return what gathers the batches; `left_out`: the first has all rows, and the others all but a part."""
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
+        """Return what gathers the batches."""
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         """Return the operations of comparing all batches of layers of these widths, beside the models' passes."""
@@ -127,16 +126,16 @@ class LayerPairs(Instrument):
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models: those of the null."""
         if (chance := estimates.chance) is None:
-            return {} if estimates.calibrated is None else {"calibrated": estimates.calibrated.value}
+            return {}
         calibrated = zip(("calibrated", "calibrated_low", "calibrated_high"), chance.calibrated, strict=True)
-        return {"null": chance.null.value, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
+        return {"null": chance.null, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        """Return further headline numbers: those of the null."""
-        if (chance := estimates.chance) is None:
-            return {} if estimates.by_chance is None else {"chance": estimates.by_chance}
-        least = float(chance.p_of_largest.min())
-        return {"largest_calibrated": chance.largest, "largest_p": least, "documents": float(chance.documents)}
+        """Return further headline numbers: how many documents there were, and those of the null, where there is p."""
+        found, chance = {"documents": float(estimates.documents)}, estimates.chance
+        if chance is None or math.isnan(chance.largest):
+            return found
+        return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         (outcome,) = self.run_all([(self, config, work)])
@@ -165,11 +164,14 @@ class LayerPairs(Instrument):
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
-        if estimates.chance is not None and estimates.chance.documents < FEW_DOCUMENTS:
-            log.warning(
-                f"warning: batches hold {estimates.chance.documents} different documents at least, which have few "
-                "orders, so that p is large; raise measure.tokens_per_batch"
-            )
+        from thinkalike.measures.estimates import FEWEST_GROUPS
+
+        counts = {"documents": estimates.documents}
+        if estimates.chance is not None:
+            counts["documents of equal length in a batch, of which p is,"] = estimates.chance.documents
+        for what, count in counts.items():
+            if count < FEWEST_GROUPS:
+                log.warning("warning: %d different %s are too few", count, what)
 
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike import figures
@@ -204,8 +206,8 @@ class LayerPairs(Instrument):
         across, scalars = _rows_across(result.table), result.scalars
         source, target = across["source"].iloc[0], across["target"].iloc[0]
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-        rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
-        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {parts}")
+        rest = f"{stimuli['count']} stimuli" if stimuli else f"{count} batches"
+        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over documents")
         for cell in _of_equal_depth(across).itertuples():
             number = span(cell.value, cell.low, cell.high, "+.4f")
             show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -103,7 +104,9 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         table["given"] = given.measure.given.replace("_", " and ")
     arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
     arrays |= {"within_target": estimates.within_target.value, **kind.arrays(estimates)}
-    scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
+    scalars = {"batches": float(estimates.batches)}
+    if math.isfinite(width := estimates.widest_interval()):  # there are intervals
+        scalars["widest_interval"] = width
     if estimates.rows_used is not None:
         scalars["rows_used"] = estimates.rows_used
     return Outcome(
@@ -119,7 +122,7 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
 def _comparison(kind: LayerPairs, given: Given, work: Work) -> Comparison:
     measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
     told = measure if measure.given == "none" else replace(measure, given="token")  # positions are taken out before
-    new = partial(kind.metric, told, *counts, False)
+    new = partial(kind.metric, told, *counts)
     return Comparison(new, measure, given.batches, (str(given.source), str(given.target)), work)
 
 
@@ -200,11 +203,9 @@ class Comparison:
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
-        wanted = {"mask": batch.mask}
+        wanted = {"mask": batch.mask, "documents": batch.groups}
         if self.measure.given != "none":
             wanted["groups"] = batch.tokens
-        if getattr(self.metric, "permutations", 0) and self.measure.permute == "document":
-            wanted["documents"] = batch.groups
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
 

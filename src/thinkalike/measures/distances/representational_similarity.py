@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
 from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
@@ -108,10 +107,10 @@ def mantel(
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
     within = owners[rows] == owners[columns]
     vectors = vectors.where(~within, vectors[:, ~within].double().mean(1, keepdim=True))  # which adds a constant
-    found, generator = compare(vectors, further, comparator), seeded(seed)
+    found = compare(vectors, further, comparator)
     reached, surpassed = torch.ones_like(found), torch.ones_like(found)
-    for _ in counted(range(permutations), "permutation"):
-        order = permuted_rows(owners, generator)
+    for number in counted(range(permutations), "permutation"):
+        order = permuted_rows(owners, seed * permutations + number)
         chance = compare(vectors, further[:, place[order[rows], order[columns]]], comparator)
         reached += chance >= found - TIE
         surpassed += chance.max() >= found - TIE

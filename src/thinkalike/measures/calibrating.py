@@ -1,0 +1,73 @@
+"""Any measure of two sets of features, with an interval and a p-value for rows that depend on each other in groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.chance import balanced_rows, permuted_rows
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, check_groups, jackknife, numbered_by_part
+from thinkalike.progress import counted
+
+
+class Calibrated(NamedTuple):
+    """A value with its 95 % interval, and what it is by chance.
+
+    Attributes:
+        null: The mean value where whole groups of Y changed places.
+        p: The share of permutations of groups, with the value itself, whose value is at least as large.
+        groups: How many different groups there are.
+    """
+
+    value: float
+    low: float
+    high: float
+    null: float
+    p: float
+    groups: int
+
+
+@takes_arrays
+def calibrate(
+    function: Callable[[Tensor, Tensor], Any],
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n e"],
+    groups: Int[Tensor, " n"],
+    permutations: int = 99,
+    seed: int = 0,
+) -> Calibrated:
+    """Return the value of any function of two sets of features, larger if more alike, with its interval and p.
+
+    The interval is the jackknife that leaves out whole groups, those of one tenth at a time. p is of as many rows of
+    each group that has them, since only groups of equal length are exchangeable; it is at least 1 / (permutations + 1).
+    Of fewer than 8 groups there is no interval, (-∞, ∞), and of fewer of equal length p is NaN.
+
+    Args:
+        function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
+        X, Y: Row i of both is of stimulus i.
+        groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
+
+    Raises:
+        ValueError: X and Y differ in their rows, or there is not one group for each.
+    """
+    check_groups(groups, len(X))
+    numbers = numbered_by_part(groups)
+    count, parts = len(numbers.unique()), numbers % PARTS
+    value = float(function(X, Y))
+    kept = [parts != part for part in parts.unique()] if count >= FEWEST_GROUPS else []
+    without = torch.tensor([float(function(X[rest], Y[rest])) for rest in kept], dtype=torch.float64)
+    found = jackknife(torch.tensor(value, dtype=torch.float64), without)
+    seeds = [seed * permutations + place for place in range(permutations)]
+    null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
+    chosen = balanced_rows(numbers)
+    p, rows = float("nan"), chosen.flatten()
+    if len(chosen) >= FEWEST_GROUPS:
+        own, x, y = numbers[rows], X[rows], Y[rows]
+        tested = float(function(x, y))
+        p = (1 + sum(float(function(x, y[permuted_rows(own, each)])) >= tested for each in seeds)) / (1 + permutations)
+    return Calibrated(value, float(found.low), float(found.high), sum(null) / len(null), p, count)
