@@ -38,14 +38,13 @@ def agree(one, other, *numbers):
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
 def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics = [CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES]
+    metrics, alones = ([CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
         CKAMeans.update_pairs(metrics, SIDES, states, mask, number, groups)
-        for (source, target), metric in zip(SIDES, metrics, strict=True):
-            alone = CKAMeans(*depths((source, target)), given=given, permutations=null)
+        for (source, target), metric, alone in zip(SIDES, metrics, alones, strict=True):
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
             agree(alone, metric, number)
 

@@ -11,7 +11,7 @@ from itertools import combinations_with_replacement
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
@@ -19,7 +19,7 @@ from thinkalike.measures.accumulators import APART, Accumulator, Batch, Record, 
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
 
@@ -41,7 +41,8 @@ class LinearPrediction:
     def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE, nothing: float | None = None):
         self.moments, self.ridge, self.nothing = Moments(pairs), ridge, nothing
         self.pairs = self.moments.pairs
-        self._sums: dict[int, Tensor] = {}  # by batch: (pair, direction, squares of residuals and of states)
+        self._sums: dict[int, Tensor] = {}  # by batch: (part, pair, direction, squares of residuals and of states)
+        self._documents: dict[int, Tensor] = {}  # by batch: the numbers of those in it
         self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
 
     @takes_arrays
@@ -53,14 +54,25 @@ class LinearPrediction:
 
     @takes_arrays
     @torch.no_grad()
-    def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
-        """Add a batch of held-out rows, as `Moments.update` takes them; its number is by default the next one.
+    def judge(
+        self,
+        sources: LayerStates,
+        targets: LayerStates,
+        number: int | None = None,
+        documents: Int[Tensor, " n"] | None = None,
+    ) -> None:
+        """Add a batch of held-out rows, as `Moments.update` takes them.
+
+        Args:
+            number: Of the batch; by default the next one.
+            documents: The number of the document of each row, the same in all batches; by default each row is one.
 
         Raises:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
         rows: dict[tuple[int, int], Tensor] = {}
-        sums = torch.zeros(len(self.pairs), 2, 2, dtype=torch.float64)
+        number = len(self._sums) if number is None else number
+        sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
         for place, pair in enumerate(self.pairs):
             moments = self.moments.of(pair)
             ways = moments, moments.reversed
@@ -71,42 +83,54 @@ class LinearPrediction:
             x, y = rows[0, pair[0]], rows[1, pair[1]]
             if len(x) != len(y):
                 raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
+            owners = torch.arange(len(x)) + number * APART if documents is None else documents
+            belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
             for direction, (given, wanted) in enumerate(((x, y), (y, x))):
                 residual = wanted - given @ self._map((direction, pair[direction]), ways[direction])
-                sums[place, direction] = torch.stack([residual.square().sum(), wanted.square().sum()])
+                squares = torch.stack([residual.square().sum(1), wanted.square().sum(1)], 1)
+                sums[:, place, direction] = (belongs @ squares).cpu()
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
-        self._sums[len(self._sums) if number is None else number] = sums
+        self._sums[number], self._documents[number] = sums, owners.unique().cpu()
+
+    def documents(self, number: int) -> Int[Tensor, " documents"]:
+        """Return the numbers of the documents of a batch that judged."""
+        return self._documents[number]
 
     def compute(self) -> tuple[Estimate, Estimate]:
-        """Return R² from the source, and back, of each pair, with 95 % jackknife intervals over the batches that judge.
+        """Return R² from the source, and back, of each pair, with 95 % intervals over documents, a tenth left out.
+
+        Fewer than `FEWEST_GROUPS` documents have the interval (-∞, ∞).
 
         Raises:
             ValueError: No batch judged, or a layer does not vary in those that did, unless `nothing` says what that is.
         """
         if not self._sums:
             raise ValueError("there is no R² of no rows: call fit, then judge")
-        sums = torch.stack([self._sums[number] for number in sorted(self._sums)])
+        sums = torch.stack([self._sums[number] for number in sorted(self._sums)]).sum(0)
+        documents = torch.cat(list(self._documents.values())).unique()
         constant = (sums[..., 1].sum(0) == 0).nonzero().tolist()
         if constant and self.nothing is None:
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        whole, without = (self._explained(part) for part in (sums.sum(0), sums.sum(0) - sums))
-        both = jackknife(whole, without)
+        whole, without = sums.sum(0), sums.sum(0) - sums[(documents % PARTS).unique()]
+        enough = len(documents) >= FEWEST_GROUPS
+        both = jackknife(self._explained(whole), self._explained(without if enough else without[:1]))
         return both[:, 0], both[:, 1]
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
             "moments": self.moments.state_dict(),
-            "sums": {str(number): sums for number, sums in self._sums.items()},
+            "sums": {str(number): (sums, self._documents[number]) for number, sums in self._sums.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
         self.moments.load_state_dict(state["moments"])
-        self._sums = {int(number): sums for number, sums in state["sums"].items()}
+        self._sums = {int(number): sums for number, (sums, _) in state["sums"].items()}
+        self._documents = {int(number): documents for number, (_, documents) in state["sums"].items()}
         self._factors = {}
 
     def _explained(self, sums: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b"]:
@@ -170,12 +194,13 @@ class LayerPredictions(Accumulator):
         if batch.number < self.fit_batches:
             self._prediction.fit(rows, rows)
             return {}
-        self._prediction.judge(rows, rows, batch.number)
         documents = batch.documents
-        if documents is None:
-            documents = torch.arange(len(rows[0])) + batch.number * APART
+        if documents is not None:
+            documents = labels_of_rows(documents, batch.mask, layers[0], "documents")
+            documents = documents[within.order] if within else documents
+        self._prediction.judge(rows, rows, batch.number, documents)
         used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-        return {"used": used, "documents": documents.unique()}
+        return {"used": used, "documents": self._prediction.documents(batch.number)}
 
     def compute(self) -> PredictionEstimate:
         """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
