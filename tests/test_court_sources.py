@@ -28,7 +28,7 @@ NOISE = {"noise of 2 %": 0.02, "noisy states": 0.1, "noise of 30 %": 0.3}
 TRAINED = ("trained on", "tuned", "token alone")
 KINDS = {
     *("same", "near", "distorted", "scaled", "part", "layer", "superset", "mixture", "wrong tokens", "answers"),
-    *("token", "position", "bag", "delay", "leak", "untrained", "shortcut", "real", "dose"),
+    *("token", "n-gram", "position", "bag", "delay", "leak", "untrained", "shortcut", "real", "dose"),
 }
 
 
@@ -48,7 +48,10 @@ def setting(tmp_path_factory):
         fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
-    made = Setting(tiny.frozen(0), LAYER, drawn(40, 1), drawn(8, 2), drawn(40, 3), 0, train, siblings)
+    report = drawn(8, 2)
+    made = Setting(
+        tiny.frozen(0), LAYER, drawn(40, 1), report, torch.zeros_like(report), drawn(40, 3), 0, train, siblings
+    )
     made.train.seen = seen
     return made
 
@@ -231,7 +234,7 @@ def test_another_layer_is_the_targets(name, layer, setting, sources):
 
 def test_the_embedding_is_before_the_first_layer_and_no_other_layer():
     target = tiny.frozen(0)
-    first = Setting(target, 0, drawn(2, 1), drawn(2, 2), drawn(2, 3), 0, lambda module, name: None)
+    first = Setting(target, 0, *(drawn(2, seed) for seed in (1, 2, 2, 3)), 0, lambda module, name: None)
     made = {entry.name: entry for entry in entries(first)}
     expected = target.residuals(first.report, [EMBED])[0]
     assert (states(made["embedding"].made(first), first.report) - expected).abs().max() < 1e-6
