@@ -7,7 +7,7 @@ sources of one target, layer and seed are compared with each other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import fmean
 from typing import NamedTuple
@@ -181,29 +181,6 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
             | {"rank_correlation": rho}
             for share, value in said
         ]
-    return pd.DataFrame(rows)
-
-
-def thresholds(table: pd.DataFrame) -> dict[str, float]:
-    """Return by judge the value that best tells what is alike from decoys: the middle of the worst and the best.
-
-    Where they overlap it is the middle of the overlap. It is in the judge's own unit and direction.
-    """
-    found = {}
-    for judge in judges_of(table, ALIKE):
-        alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, judge.against))
-        found[judge.name] = float(alike.min() + decoys.max()) / 2 * (1 if judge.higher else -1)
-    return found
-
-
-def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
-    """Return which shares of alike sources and of decoys fall on the right side of thresholds from other targets."""
-    rows = []
-    for judge in judges_of(table, ALIKE):
-        limit = limits[judge.name] * (1 if judge.higher else -1)
-        right = {"alike": scores(table, judge, ALIKE) > limit, "decoys": scores(table, judge, judge.against) <= limit}
-        shares = {name: float(each.to_numpy().mean()) for name, each in right.items()}
-        rows.append({"judge": judge.name, "threshold": limits[judge.name], **shares})
     return pd.DataFrame(rows)
 
 

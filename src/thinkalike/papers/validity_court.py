@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -79,9 +79,6 @@ def _court(case: Case) -> Conclusion:
         tables["sentences"] = court.nested(table) if several else court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
         claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
-    if several and court.judges_of(table, court.ALIKE):
-        tables["thresholds"] = limits = _halves(table, _thresholds_of_others)
-        claims += _threshold_claims(limits, units)
     return Conclusion(
         table, claims, partial(_draw, table, curves), {k: each for k, each in tables.items() if len(each)}
     )
@@ -96,10 +93,6 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
-def _thresholds_of_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
-    return court.transferred(other, court.thresholds(fitted))
-
-
 def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
     """Return whether verdicts on each kind are right for nine in ten that are decided, which are three in four."""
     claims = []
@@ -107,27 +100,6 @@ def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
         holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
         numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
         claims.append(counted(f"verdicts are right for sources of kind {row['kind']}{how}", holds, numbers, units))
-    return claims
-
-
-def _halves(table: pd.DataFrame, judge: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
-    """Return what is found on one half of the targets by what was fitted on the other, in both directions."""
-    targets = list(table["target"].unique())
-    first = table["target"].isin(targets[: len(targets) // 2])
-    halves = {"first half of the targets": (table[first], table[~first]), "second half": (table[~first], table[first])}
-    return pd.concat(
-        [judge(fitted, other).assign(fitted_on=name) for name, (fitted, other) in halves.items()], ignore_index=True
-    )
-
-
-def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
-    """Return whether each judge's threshold is right on targets on which it was not fitted."""
-    claims = []
-    for judge, rows in limits.groupby("judge", sort=False):
-        numbers = [f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()]
-        claim = f"a threshold of {judge} from half of the targets is right on the other half"
-        right = bool((rows[["alike", "decoys"]] == 1).all(axis=None))
-        claims.append(counted(claim, right, "; ".join(numbers), units))
     return claims
 
 
