@@ -12,12 +12,13 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states import batches as module
-from thinkalike.states.batches import ModelRuns, text_batches
+from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +74,10 @@ def read(config, models):
 
 def rows_of(config, model, tokens=20 * 128):
     """The rows that a job reads, and their documents."""
-    config.data.report_tokens = tokens
-    return read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
+    config.data.report_tokens = SPREAD * tokens
+    text = read_corpus(config.data, model.tokenizer, 32, bos=model.bos_each_row, fit_tokens=1, whole=True).report
+    chosen = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))[: tokens // 32].sort().values
+    return TokenRows(text.tokens[chosen], text.documents[chosen])
 
 
 def test_every_token_that_counts_is_in_one_batch_of_many_documents(config, models, told):

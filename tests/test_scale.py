@@ -115,7 +115,7 @@ def test_comparing_a_batch_takes_what_the_counter_of_torch_counts(source, target
         for batches in (0, 1)
     )
     assert once > fit
-    assert twice - once == pytest.approx(judge)
+    assert twice - once == pytest.approx(judge, rel=0.1), "and sums by part of the documents"
 
 
 def test_maps_take_what_the_counter_of_torch_counts():

@@ -233,7 +233,7 @@ def pack(
         "report_documents": len(report_rows.documents.unique()),
         "dropped_tokens": fit_left + report_left,
     }
-    _check(config, counts, context, report_tokens)
+    _check(config, counts, context, report_tokens, bounded=most_bytes is not None)
     return Corpus(fit_rows, report_rows, counts)
 
 
@@ -287,7 +287,7 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
     return end, tokenizer.bos_token_id if bos else None
 
 
-def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int) -> None:
+def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, *, bounded: bool) -> None:
     """Refuse too little text, and warn of a report that is shorter than asked for."""
     if not counts["fit_tokens"]:
         raise DataError(f"data={config.name} has too little text to fit on: not one row of {context} tokens")
@@ -298,6 +298,6 @@ def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_t
             f"and an interval needs two; give more text, or raise data.report_share={config.report_share} or "
             f"data.report_tokens={report_tokens}"
         )
-    if counts["report_tokens"] < report_tokens // context * context:
+    if bounded and counts["report_tokens"] < report_tokens // context * context:
         log.warning("data %s: the report has only %s of %s tokens: there is no more text",
                     config.name, f"{counts['report_tokens']:,}", f"{report_tokens:,}")  # fmt: skip

@@ -34,6 +34,7 @@ from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, tok
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
+SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
 
@@ -119,11 +120,14 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
     context = data.context or min(model.context for model in models)
-    data = replace(data, report_tokens=-(-measure.batches * asked_for // context) * context)
+    wanted = -(-measure.batches * asked_for // context)
+    data = replace(data, report_tokens=SPREAD * wanted * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
     read_text = partial(read_corpus, data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
     corpus = runs.text(asked, read_text)
-    rows, groups = corpus.report.tokens, numbered_by_part(corpus.report.documents.flatten().long()).view(-1, context)
+    chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
+    rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
+    groups = numbered_by_part(documents.flatten().long()).view(-1, context)
     special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
     kept, at_once = counted(rows, measure.skip_first_tokens, special), max(asked_for // context, 1)
     is_whole = getattr(measure, "flatten", "token") != "token"
