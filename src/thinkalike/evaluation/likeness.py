@@ -33,7 +33,7 @@ from thinkalike.progress import counted
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
-COMPONENTS = 48  # of the embedding, by which a bag of tokens is described
+COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 LAGS, DECAYS = (
     (1, 2, 3, 4, 5, 6),
     (0.5, 0.7, 0.85, 0.95),

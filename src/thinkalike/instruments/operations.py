@@ -29,7 +29,7 @@ LBFGS = 100  # steps, about
 REPORTED = 262144  # tokens of the report where the data do not state it
 STATISTICS = 2.0**18  # tokens, at most, of closed forms and of the means of tokens
 LIKENESS = 2.0**16  # tokens to fit on, and of the report, at most, of the likeness of states
-COVARIATES = 576.0  # of the tokens before each, by which a bag of them is described
+COVARIATES = 768.0  # of the tokens before each, by which a bag of them is described
 
 
 def both_of(shapes: Shapes) -> tuple[Shape, Shape]:
