@@ -206,8 +206,8 @@ class LayerPairs(Instrument):
         across, scalars = _rows_across(result.table), result.scalars
         source, target = across["source"].iloc[0], across["target"].iloc[0]
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-        rest = f"{stimuli['count']} stimuli" if stimuli else f"{count} batches"
-        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over documents")
+        rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
+        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {units}")
         for cell in _of_equal_depth(across).itertuples():
             number = span(cell.value, cell.low, cell.high, "+.4f")
             show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
