@@ -19,8 +19,7 @@ SETTINGS = {  # an experiment may be run with several values of these; the value
 }
 SHARED = {  # claims that an experiment makes about many subjects, with the number of the table that has a row for each
     r"(?P<row>.+) (?P<column>ranks .+ every decoy).*": 0,
-    r"a threshold of (?P<row>.+) (?P<column>from half of the targets is right on the other half)": 0,
-    r"the verdict is right for every source of kind (?P<row>\w+)(?P<column>.*)": 1,
+    r"(?P<column>verdicts are right) for sources of kind (?P<row>[\w -]+)(?P<more>.*)": 1,
 }
 INTERVAL = re.compile(r"[+-]?\d[\d.]* \[[^\]]*\]")
 MOST_INTERVALS, MOST_WORDS = 4, 20  # of a cell

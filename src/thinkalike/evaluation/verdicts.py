@@ -3,8 +3,8 @@
 A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
 holds the next token; and it can cost much because training stopped early. So a verdict never rests on the penalty
 alone, but on which directions the states share, held out and both ways, as they are and *beyond the tokens*. No change
-of basis of either side moves what it reads. Thresholds are those that validity/court fits on sources of known
-similarity, rounded.
+of basis of either side moves what it reads. Thresholds lie in the gaps that validity/court finds between sources of
+known similarity.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Thresholds(NamedTuple):
         bare: how much larger a share of the source's variance than of the target's may be beyond the tokens.
     """
 
-    leak: float = 0.04
+    leak: float = 0.025
     same: float = 0.95
     related: float = 0.06
     gain: float = 0.05
