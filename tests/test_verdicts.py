@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinkalike.evaluation.verdicts import TRIED, VERDICTS, WIDEST, Thresholds, untried, verdict
+from thinkalike.evaluation.verdicts import TRIED, VERDICTS, WIDEST, Thresholds, held, untried, verdict
 
 WIDTH = 0.01
 LEAST = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond")
@@ -91,3 +91,8 @@ def test_what_the_rules_were_not_tried_on_is_said():
     assert untried(TRIED | {"fit_tokens": 256}, 0.9, WIDEST) == "256 fit_tokens"
     assert "60% have a token" in untried(TRIED, 0.6, WIDEST)
     assert untried(TRIED, 0.9, 4096) == "models of width 4,096"
+
+
+def test_a_verdict_carries_how_many_cases_were_right():
+    assert held("alike beyond the tokens") == "14 of 15"
+    assert [name for name in VERDICTS if held(name) == "not tried"] == ["better model", "undecided"]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=4,
+    version=5,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -142,7 +142,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     import pandas as pd
 
     from thinkalike.evaluation.stitches import document_bytes
-    from thinkalike.evaluation.verdicts import UNDECIDED, untried, verdict
+    from thinkalike.evaluation.verdicts import UNDECIDED, held, untried, verdict
     from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
     from thinkalike.models.controls import randomised
 
@@ -167,6 +167,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     if why := untried(setting.corpus.counts, alike.rows_used, width):
         log.warning("warning: verdicts are undecided, as their rules were not tried on %s", why)
     table["verdict"] = [UNDECIDED if why else verdict(row) for row in table.to_dict("records")]
+    table["verdict_held"] = table["verdict"].map(held)
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
