@@ -222,9 +222,8 @@ NEARNESS = {
     "norm ratio": ("norm_ratio", ".3f"), "bits per byte": ("bits_per_byte", ".4f"),
 }  # fmt: skip
 SHARED = {
-    "directions →": "cca", "←": "cca_back", "least →": "cca_least", "least ←": "cca_least_back", "output": "r2_output",
-    "beyond the tokens: →": "cca_beyond", "beyond ←": "cca_back_beyond", "output beyond": "r2_output_beyond",
-    "future": "future",
+    "directions →": "cca", "←": "cca_back", "output": "r2_output",
+    "beyond the tokens: →": "cca_beyond", "output beyond": "r2_output_beyond", "future": "future",
 }  # fmt: skip
 
 
