@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import PretrainConfig
-from thinkalike.court.source import Remembered, Setting, Source, States, Tokens, mixed, normals, prefixes, stage
+from thinkalike.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.token_means import BigramMeans, Codes, TokenMeans, bigrams
+from thinkalike.measures.chance import mixed
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.controls import fresh, variant
 from thinkalike.models.families import EMBED

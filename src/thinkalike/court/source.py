@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.evaluation.language import BATCH_TOKENS
+from thinkalike.measures.chance import STEP, mixed, shifted
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.steps import SteppedModule
@@ -133,24 +134,7 @@ def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t 
 # A code is a whole number that says on what noise depends: a token, a pair of tokens, or all tokens up to a place. The
 # same codes give the same numbers in every call, in every order and on every device.
 
-STEP = 0x9E3779B97F4A7C15 - 2**64  # of the sequence; integers of torch are signed, and products wrap
-FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 HALF = 2**32
-
-
-def mixed(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-    """Return whole numbers of 64 bits in which every bit depends on every bit of the codes.
-
-    The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-    """
-    codes = (codes ^ _shifted(codes, 30)) * FIRST
-    codes = (codes ^ _shifted(codes, 27)) * SECOND
-    return codes ^ _shifted(codes, 31)
-
-
-def _shifted(codes: Int[Tensor, "*b"], by: int) -> Int[Tensor, "*b"]:
-    """Return the bits moved to the right, with zeros put in; torch's own shift puts in the sign."""
-    return (codes >> by) & ((1 << (64 - by)) - 1)
 
 
 def normals(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*b d"]:
@@ -164,7 +148,7 @@ def normals(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*
     start = mixed(codes.long() * STEP + seed)
     places = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)
     bits = mixed(start[..., None] + places * STEP)
-    high, low = ((part & (HALF - 1)).double().add(0.5).div(HALF) for part in (_shifted(bits, 32), bits))
+    high, low = ((part & (HALF - 1)).double().add(0.5).div(HALF) for part in (shifted(bits, 32), bits))
     radius, angle = (-2 * high.log()).sqrt(), 2 * math.pi * low
     return torch.cat([radius * angle.cos(), radius * angle.sin()], -1)[..., :width].float()
 

@@ -17,7 +17,8 @@ from thinkalike.plots import plot
 
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
-GOLDEN, MIXING = -7046029254386353131, ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1))  # SplitMix64
+STEP = 0x9E3779B97F4A7C15 - 2**64  # of the sequence; integers of torch are signed, and products wrap
+FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,12 +119,24 @@ def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float
 # ---- documents change places: all rows of a document together, and the same documents in every part of the rows
 
 
+def mixed(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
+    """Return whole numbers of 64 bits in which every bit depends on every bit of the codes.
+
+    The finaliser of splitmix64 (Steele, Lea, Flood 2014).
+    """
+    codes = (codes ^ shifted(codes, 30)) * FIRST
+    codes = (codes ^ shifted(codes, 27)) * SECOND
+    return codes ^ shifted(codes, 31)
+
+
+def shifted(codes: Int[Tensor, "*b"], by: int) -> Int[Tensor, "*b"]:
+    """Return the bits moved to the right, with zeros put in; torch's own shift puts in the sign."""
+    return (codes >> by) & ((1 << (64 - by)) - 1)
+
+
 def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
-    """Return pseudo-random integers, the same for the same number and seed (SplitMix64; Steele et al. 2014)."""
-    mixed = numbers.long() + (seed + 1) * GOLDEN % 2**63
-    for shift, factor in MIXING:
-        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
-    return mixed
+    """Return pseudo-random integers, the same for the same number and seed."""
+    return mixed(numbers.long() + (seed + 1) * STEP % 2**63)
 
 
 def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
