@@ -80,6 +80,13 @@ def layers_of(table: Tensor, sentences: Tensor, share: float, number: int, draw:
     return [known + noise(sentences, share, 6, draw) for _ in range(number)]
 
 
+def data_set(lengths: str, count: int, share: float, draw: torch.Generator) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return the sentence of each word, about three words each, the words' features, and the states of `LAYERS`."""
+    sentences = sentences_of(lengths, count, 3, draw)
+    table = features(sentences, draw)
+    return sentences, table, layers_of(table, sentences, share, LAYERS, draw)
+
+
 def of_null(draws: int) -> None:
     """Print the share of p ≤ .05 of MLEM, by feature, and of the largest of three layers; 30 sentences of 3 words.
 
@@ -90,9 +97,7 @@ def of_null(draws: int) -> None:
     for lengths, share, generators in cells(draws):
         found = []
         for draw in generators:
-            sentences = sentences_of(lengths, 30, 3, draw)
-            table = features(sentences, draw)
-            layers = layers_of(table, sentences, share, LAYERS, draw)
+            sentences, table, layers = data_set(lengths, 30, share, draw)
             options = {"folds": 2, "permutations": 1, "groups": sentences, "seed": draw.initial_seed()}
             test = feature_importance(MLEM(alpha=1.0), table, layers, null=PERMUTATIONS, **options)
             of_features = (test.p_values() <= 0.05 + NEAR).double().mean(0)
@@ -114,9 +119,7 @@ def of_folds(draws: int) -> None:
     for lengths, share, generators in cells(draws):
         found = []
         for draw in generators:
-            sentences = sentences_of(lengths, 40, 3, draw)
-            table = features(sentences, draw)
-            layers = layers_of(table, sentences, share, LAYERS, draw)
+            sentences, table, layers = data_set(lengths, 40, share, draw)
             test = feature_importance(MLEM(alpha=1.0), table, layers, permutations=2, groups=sentences)
             ends = zip(test.score(), test.profile(), strict=True)
             found.append(torch.stack([torch.cat([score[:, None], profile], 1) for score, profile in ends]))

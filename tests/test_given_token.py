@@ -21,10 +21,14 @@ from thinkalike.measures import (
 )
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures.chance import permuted_within
-from thinkalike.measures.neighbours import chance_share
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30
+
+
+def chance_share(groups, k):
+    """The mean share of neighbours of features with nothing in common: Σ_g n_g k / (n_g - 1) / Σ_g n_g."""
+    return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
 
 
 def drawn(n=N, vocabulary=VOCABULARY):

@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of
-from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening
+from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening, whitening_among
 from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, least_squares
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
@@ -278,13 +278,19 @@ class LikenessSums:
         self.future.update(source, [batch.surprises])
 
     @cached_property
+    def _whitened(self) -> list[tuple[Tensor, Tensor]]:
+        """Directions of unit variance of the source's and the target's states as they are, of each pair."""
+        found = (self.plain.of(pair) for pair in self.pairs)
+        return [(whitening(each.xx / (each.n - 1)), whitening(each.yy / (each.n - 1))) for each in found]
+
+    @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:
         judges: dict[str, list[DirectionSums]] = {"": [], "_beyond": []}
-        for pair in self.pairs:
-            whole, root = self.plain.of(pair), self.roots[pair[1]]
-            among = whitening(whole.xx / (whole.n - 1)), whitening(whole.yy / (whole.n - 1))
-            judges[""].append(DirectionSums(canonical_directions(whole), root))
-            judges["_beyond"].append(DirectionSums(canonical_directions(self.beyond.of(pair), among), root))
+        for pair, (x, y) in zip(self.pairs, self._whitened, strict=True):
+            whole, left, root = self.plain.of(pair), self.beyond.of(pair), self.roots[pair[1]]
+            rest = whitening_among(x, left.xx / (left.n - 1)), whitening_among(y, left.yy / (left.n - 1))
+            judges[""].append(DirectionSums(canonical_directions(whole, x, y), root))
+            judges["_beyond"].append(DirectionSums(canonical_directions(left, *rest), root))
         return judges
 
     def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
@@ -313,11 +319,10 @@ class LikenessSums:
             for judge in judges:
                 for name, estimate in judge.compute(documents).items():
                     found.setdefault(f"{name}{suffix}", []).append(estimate)
-        for pair in self.pairs:
-            whole, left = self.plain.of(pair), self.beyond.of(pair)
-            shares = {"context_back": (whole.xx, left.xx), "context": (whole.yy, left.yy)}
-            for name, (all_of_it, rest) in shares.items():
-                share = _share_left(all_of_it / whole.n, rest / left.n)
+        for pair, (x, y) in zip(self.pairs, self._whitened, strict=True):
+            left = self.beyond.of(pair)
+            for name, own, rest in (("context_back", x, left.xx), ("context", y, left.yy)):
+                share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
             found.setdefault("future", []).append(_correlation(self.correlated[pair[0]], documents))
         measures = {
@@ -326,12 +331,6 @@ class LikenessSums:
         }
         kept, rows = map(sum, zip(*self.used, strict=True))
         return Likeness(measures, kept / rows)
-
-
-def _share_left(whole: Float[Tensor, "d d"], rest: Float[Tensor, "d d"]) -> Float[Tensor, ""]:
-    """Return the mean share of the variance of whitened directions that is left, given both covariances."""
-    directions = whitening(whole)
-    return (directions * (rest @ directions)).sum() / max(directions.shape[1], 1)
 
 
 def _correlation(sums: Float[Tensor, "parts 3"], documents: int) -> Estimate:

@@ -35,37 +35,34 @@ class Directions(NamedTuple):
     ranks: tuple[int, int]  # in how many directions x and y vary
 
 
-def canonical_directions(
-    statistics: PairStatistics, among: tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]] | None = None
-) -> Directions:
+def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]) -> Directions:
     """Return the canonical directions of one layer pair; r is the smaller rank, 0 where one side is constant.
 
-    Directions of less than `CUTOFF` of the largest variance are rounding, and do not count.
-
     Args:
-        among: Directions of unit variance of the same states as they are, where the statistics are of what is left of
-            them; then only these are looked at, and of these only such as keep `LEFT` of their variance.
+        x, y: Uncorrelated directions of unit variance of each side, which span those that are looked at.
     """
-    of_x, of_y, across = (each / (statistics.n - 1) for each in (statistics.xx, statistics.yy, statistics.xy))
-    x, y = (whitening(of_x), whitening(of_y)) if among is None else map(_whitening_among, (of_x, of_y), among)
+    of_y, across = (each / (statistics.n - 1) for each in (statistics.yy, statistics.xy))
     left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
     target = y @ right.T
-    ranks = x.shape[1], y.shape[1]
-    means, clamped = (statistics.mean_x, statistics.mean_y), correlations.clamp(max=1)
-    return Directions(*means, x @ left, target, target.T @ of_y, clamped, ranks)
+    means, ranks = (statistics.mean_x, statistics.mean_y), (x.shape[1], y.shape[1])
+    return Directions(*means, x @ left, target, target.T @ of_y, correlations.clamp(max=1), ranks)
 
 
 def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
     """Return directions of variance 1 that are uncorrelated, of those with more than `least` variance.
 
-    By default this is `CUTOFF` of the largest.
+    By default this is `CUTOFF` of the largest: directions of less are rounding, and do not count.
     """
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
     return vectors[:, kept] / values[kept].sqrt()
 
 
-def _whitening_among(covariance: Float[Tensor, "d d"], directions: Float[Tensor, "d a"]) -> Float[Tensor, "d r"]:
+def whitening_among(directions: Float[Tensor, "d a"], covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d r"]:
+    """Return `whitening` of what is left of states, among directions of unit variance of the states as they are.
+
+    Only directions that keep `LEFT` of their variance are there.
+    """
     return directions @ whitening(directions.T @ covariance @ directions, LEFT)
 
 
@@ -74,29 +71,28 @@ class DirectionSums:
 
     Args:
         directions: Of rows of other documents.
-        output: A root, (e, e), of the matrix by which errors of the target's states change its output; None: no
-            such measure.
+        output: A root, (e, e), of the matrix by which errors of the target's states change its output.
     """
 
-    def __init__(self, directions: Directions, output: Float[Tensor, "e k"] | None = None):
+    def __init__(self, directions: Directions, output: Float[Tensor, "e k"]):
         self.directions, self.output = directions, output
         self._sums: dict[str, Tensor] = {}  # each (PARTS, r), or (PARTS, 1)
 
     @torch.no_grad()
     def judge(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], parts: Int[Tensor, " n"]) -> None:
         """Add held-out rows of both sides; `parts` says to which part, below `PARTS`, each row belongs."""
-        own, found = self.directions, {}
+        own = self.directions
         u, whole = (x.double() - own.mean_x) @ own.source, y.double() - own.mean_y
         v, predicted = whole @ own.target, u * own.correlations
-        found = {"onward": v - predicted, "target": v, "backward": u - v * own.correlations, "source": u}
-        if self.output is not None:
-            root = self.output
-            found |= {"error": whole @ root - predicted @ (own.back @ root), "read": whole @ root}
+        read = whole @ self.output
+        error = read - predicted @ (own.back @ self.output)
         belongs = torch.nn.functional.one_hot(parts, PARTS).to(v).T
-        for name, each in found.items():
-            squares = each.square() if name not in ("error", "read") else each.square().sum(1, keepdim=True)
-            self._sums[name] = self._sums.get(name, 0) + belongs @ squares
-        self._sums["rows"] = self._sums.get("rows", 0) + belongs.sum(1)
+        found = {"onward": v - predicted, "target": v, "backward": u - v * own.correlations, "source": u}
+        found = {name: belongs @ each.square() for name, each in found.items()} | {"rows": belongs.sum(1)}
+        found |= {
+            name: belongs @ each.square().sum(1, keepdim=True) for name, each in (("error", error), ("read", read))
+        }
+        self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
 
     def compute(self, documents: int) -> dict[str, Estimate]:
         """Return each measure with an interval that leaves out a part of the documents at a time, as numbers.
@@ -128,9 +124,7 @@ class DirectionSums:
         for share in SHARES:
             count = (shared < share * shared[..., -1:]).sum(-1).double() + 1 if shared.shape[-1] else onward.sum(-1)
             found[f"directions_{round(100 * share)}"] = count
-        if self.output is not None:
-            found["r2_output"] = _r2(sums["error"], sums["read"])[..., 0]
-        return found
+        return found | {"r2_output": _r2(sums["error"], sums["read"])[..., 0]}
 
 
 def _r2(errors: Float[Tensor, "*b r"], whole: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:

@@ -62,11 +62,6 @@ def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int
     return second_order_measure(k).of(X, Y)
 
 
-def chance_share(groups: RowGroups, k: int) -> float:
-    """Return the mean share of neighbours of features with nothing in common: Σ_g n_g k / (n_g - 1) / Σ_g n_g."""
-    return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
-
-
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
     """Return the rows in the order of their groups, each of length 1."""
     rows = features.detach()
