@@ -79,6 +79,9 @@ class OneBatch(LayerMeans):
     ) -> dict[Pair, Tensor]:
         return {pair: each.expand(11, *each.shape) for pair, each in measure.compare(layers, blocks).items()}
 
+    def _dependence(self, *_: Any) -> dict[Pair, Tensor]:
+        return {}
+
 
 def simulated(name: str, seed: int, key: dict[str, Any], common: float) -> tuple[float, float]:
     """Return p of the first layer pair and of the closest one of one simulation."""

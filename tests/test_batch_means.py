@@ -37,13 +37,20 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
     for number, (source, target) in enumerate(pairs):
         means.update(source, target, None, number, documents=owners[number])
 
-    def mean(kept):
-        return torch.stack(
-            [dots([x[kept(own)] for x in [*a, *b]]) for (a, b), own in zip(pairs, owners, strict=True)]
-        ).mean(0)
+    def mean(kept, chosen=range(5)):
+        return torch.stack([dots([x[kept(owners[n])] for x in [*pairs[n][0], *pairs[n][1]]]) for n in chosen]).mean(0)
+
+    def scattered(own, part):  # as many rows as the part has, whatever their documents
+        home = (own % 10).argsort(stable=True)
+        moved = (own % 10)[home][torch.randperm(len(own), generator=torch.Generator().manual_seed(0))]
+        return torch.empty_like(own).scatter_(0, home, moved) != part
 
     every = mean(lambda own: own >= 0)
-    expected = jackknife(every, torch.stack([mean(lambda own, part=part: own % 10 != part) for part in range(10)]))
+    without = torch.stack([mean(lambda own, part=part: own % 10 != part) for part in range(10)])
+    by_documents = [mean(lambda own, part=part: own % 10 != part, [0, 4]) for part in range(10)]
+    by_rows = [mean(lambda own, part=part: scattered(own, part), [0, 4]) for part in range(10)]
+    dependence = (torch.stack(by_documents) - torch.stack(by_rows)).mean(0)
+    expected = jackknife(every, without, without.mean(0) - dependence)
     result = means.compute()
     assert (result.batches, result.documents) == (5, len(torch.cat(owners).unique()))
     for part, rows, columns in (
@@ -58,9 +65,10 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
 
 def test_a_part_in_no_batch_is_not_left_out_and_too_few_rows_give_no_interval():
     source, target = batch(1, 16), batch(1, 16)
-    for documents, rows, finite in ((torch.arange(16) // 2 + 10, 16, True), (torch.arange(16) // 8, 16, False)):
+    unequal = torch.arange(16).clamp(min=3)  # 13 documents, worth 9 of equal length
+    for documents, finite in ((torch.arange(16) + 10, True), (torch.arange(16) // 2, False), (unequal, False)):
         means = LayerMeans(1, 1, dots_measure())
-        means.update(source, target, documents=documents[:rows])
+        means.update(source, target, documents=documents)
         assert bool(means.compute().low.isfinite()) == finite
     few = LayerMeans(1, 1, DISTANCE_CORRELATION)
     few.update([x[:9] for x in source], [x[:9] for x in target], documents=torch.tensor([0] * 6 + [1, 2, 3]))

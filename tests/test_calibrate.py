@@ -33,7 +33,8 @@ def test_the_interval_leaves_out_whole_groups():
     rest = np.array([np.corrcoef(x[parts != part, 0], y[parts != part, 0])[0, 1] for part in range(10)])
     half = t.ppf(0.975, 9) * np.sqrt(0.9 * np.square(rest - rest.mean()).sum())
     assert found.value == pytest.approx(np.corrcoef(x[:, 0], y[:, 0])[0, 1])
-    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half))
+    assert found.high - found.low == pytest.approx(2 * half)
+    assert abs(found.high - half - found.value) < half / 4, "rows of a group do not depend on each other here"
     assert (found.p, found.groups) == (1 / 10, 20)
 
 
@@ -57,9 +58,10 @@ def test_groups_keep_the_level_of_rows_that_depend_on_each_other():
 
 def test_few_groups_have_no_interval_and_no_p():
     x = torch.randn(30, 2)
-    for count in (7, 8):
+    for count in (7, 8, 14, 15):
         found = thinkalike.calibrate(lambda a, b: float((a * b).mean()), x, x, torch.arange(30) % count, 9)
-        assert math.isfinite(found.low) == (not math.isnan(found.p)) == (count == 8)
+        assert math.isfinite(found.low) == (count == 15)
+        assert math.isnan(found.p) == (count == 7)
         assert found.null < found.value
     with pytest.raises(ValueError, match=r"groups has shape \(3,\)"):
         thinkalike.calibrate(correlation, x, x, torch.arange(3))

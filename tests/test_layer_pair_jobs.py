@@ -92,14 +92,15 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
         metric.update(*states, number=number, documents=owners, **groups)
     result, expected = done.result, metric.compute()
     across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
-    assert len(result.table) == 3 * 16
+    assert len(result.table) == (16 if name == "r2" else 3 * 16)
     for column in ("value", "low", "high"):
         ends = getattr(expected, column).flatten()
         ends = ends.where(ends.isfinite(), math.nan)  # a table has nothing there
         np.testing.assert_allclose(across[column], ends, rtol=0, atol=1e-5)
     assert result.scalars["documents"] == expected.documents
-    within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
-    assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
+    if name != "r2":
+        within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
+        assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
     assert len(result.figures) == 2
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
@@ -109,7 +110,6 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     if name == "r2":
         assert np.abs(across["back_high"].to_numpy() - expected.back.high.flatten().numpy()).max() < 1e-5
         assert np.abs(across["back"].to_numpy() - expected.back.value.flatten().numpy()).max() < 1e-5
-        assert within["back"].isna().all()
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
         assert (result.table["given"] == "token").all()
@@ -127,7 +127,7 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
     assert done.result.scalars["documents"] == count
     assert across["p"].isna().all() == (first < 8)
     assert ("closest layers:" in done.stdout) == (first >= 8)
-    assert (f"{count} different documents are too few" in done.stderr) == (count < 8)
+    assert ("too unequal, for intervals" in done.stderr) == bool(across["low"].isna().any())
 
 
 def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
@@ -142,7 +142,7 @@ def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["none", "token"])
-def test_predictions_within_and_across_are_those_of_linear_maps_and_go_on_from_a_state(given):
+def test_predictions_are_those_of_linear_maps_and_go_on_from_a_state(given):
     sizes, tokens = ((4, 5), (3,)), torch.arange(60) % 10
     read = [[[torch.randn(60, d) for d in side] for side in sizes] for _ in range(6)]
     whole = LayerPredictions(2, 1, fit_batches=3, given=given)
@@ -151,13 +151,13 @@ def test_predictions_within_and_across_are_those_of_linear_maps_and_go_on_from_a
     groups = RowGroups.of(tokens, 4)
     rows = [[[groups.without_means(each) for each in side] for side in batch] for batch in read]
     rows = rows if given == "token" else read
-    for sides, found in (((0, 1), whole.compute().value), ((0, 0), whole.compute().within_source.value)):
-        maps = LinearPrediction([(i, j) for i in range(2) for j in range(len(sizes[sides[1]]))])
-        for batch in rows[:3]:
-            maps.fit(*(batch[side] for side in sides))
-        for batch in rows[3:]:
-            maps.judge(*(batch[side] for side in sides))
-        torch.testing.assert_close(maps.compute()[0].value, found.flatten().double(), atol=1e-5, rtol=1e-5)
+    maps = LinearPrediction([(0, 0), (1, 0)])
+    for batch in rows[:3]:
+        maps.fit(*batch)
+    for batch in rows[3:]:
+        maps.judge(*batch)
+    for way, found in zip(maps.compute(), (whole.compute(), whole.compute().back), strict=True):
+        torch.testing.assert_close(way.value, found.value.flatten().double(), atol=1e-5, rtol=1e-5)
     for cut in (0, 2, 4):
         first, second = (LayerPredictions(2, 1, fit_batches=3, given=given) for _ in range(2))
         for number, batch in enumerate(read):

@@ -21,6 +21,7 @@ Pairs = Sequence[tuple[int, int]]  # of layers
 EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)
 PARTS = 10  # of the documents, without each of which measures of layer pairs are, too
 AGAIN = 1 + PARTS * (1 - 1 / PARTS) ** 2  # times n² operations, of all rows and again without each part
+AND_SCATTERED = AGAIN + (AGAIN - 1) / 4  # and in every fourth batch without tenths of the rows at random
 STRIP = 64  # rows of the Gram matrices that are computed at once, also beyond the diagonal
 WORDS = 8  # tokens of a sentence of the grammars, about
 PAIR = 40  # tokens of a pair of MNLI, about
@@ -59,11 +60,12 @@ def of_neighbours(n: int, source: Widths, target: Widths | None) -> float:
 
 
 def of_prediction(measure: Any, source: Widths, target: Widths | None) -> float:
-    """Return what linear maps between all layers take: their moments, their solutions, and their predictions."""
-    widths, n = [*source, *(target or ())], measure.tokens_per_batch
-    squares = sum(width**2 for width in widths)
-    pairs = (sum(widths) ** 2 + squares) / 2
-    solutions = sum(width**3 / 3 + 2 * width**2 * sum(widths) for width in widths)
+    """Return what linear maps of all layer pairs take: their moments, their solutions, and their predictions."""
+    sides, n = (source, target or source), measure.tokens_per_batch
+    squares = sum(width**2 for side in sides for width in side)
+    pairs = sum(sides[0]) * sum(sides[1])
+    ways = (sides, sides[::-1])
+    solutions = sum(width**3 / 3 + 2 * width**2 * sum(other) for side, other in ways for width in side)
     return float(n * (measure.fit_batches * 2 * (2 * squares + pairs) + measure.batches * 4 * pairs) + solutions)
 
 

@@ -26,8 +26,8 @@ class R2Config(LayerPairsConfig):
     ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
 
 
-class LayerR2(LayerPairs, kind="r2", version=3, reads=("model", "target", "data", "measure")):
-    """Predicts all layers of `model@target` from all of `model` and back, and those of each from each other."""
+class LayerR2(LayerPairs, kind="r2", version=4, reads=("model", "target", "data", "measure")):
+    """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"
     takes_activations: ClassVar[bool] = False

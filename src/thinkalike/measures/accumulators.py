@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.measures.bootstrapping import effective_number
 from thinkalike.measures.chance import (
     AT_HOME,
     LayerPairEstimate,
@@ -25,7 +26,7 @@ from thinkalike.measures.chance import (
     signed_similarities,
 )
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, joined
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, jackknife
+from thinkalike.measures.estimates import EVERY, FEWEST_EQUAL, FEWEST_GROUPS, PARTS, jackknife
 from thinkalike.measures.rows import RowGroups, labels_of_rows, places_of, rows_of
 from thinkalike.progress import counted
 
@@ -148,12 +149,12 @@ class Accumulator:
 
 
 def columns_of(records: Sequence[Record]) -> Record:
-    """Return what batches recorded, stacked by name; of documents, which there are in any batch."""
+    """Return what batches recorded, stacked by name; of documents, that of each row."""
     if not records:
         raise ValueError("there is no mean of no batches: call update first")
     names = dict.fromkeys(name for record in records for name in record)
     columns = {name: [record[name] for record in records if name in record] for name in names}
-    documents = torch.cat(columns.pop("documents")).unique()
+    documents = torch.cat(columns.pop("documents"))
     return {name: torch.stack(each) for name, each in columns.items()} | {"documents": documents}
 
 
@@ -175,7 +176,9 @@ class LayerMeans(Accumulator):
     """The mean over batches of any measure of layer pairs, with intervals over documents.
 
     Each batch is compared with all its rows, and without those of each tenth of the documents. Means over batches of
-    all, and of each that leaves out the same documents, give the jackknife.
+    all, and of each that leaves out the same documents, give the jackknife. Rows of one document depend on each other,
+    which biases most measures; where the number of rows matters, too, every fourth batch is also compared without
+    tenths of its rows drawn at random, so that the interval leaves out this bias, see `jackknife`.
 
     The null is that of the first batch, of which all layer pairs see the same permutations, so that the closest of them
     has a null as well. Given the token it is that of the measure's `similarities`.
@@ -213,12 +216,15 @@ class LayerMeans(Accumulator):
             is_first = any(metric._is_first(batch.number) for metric in metrics)
             compared = Blocks(models, list(dict.fromkeys(pairs)))
             nulls = self._nulls(measure, within, layers, rows, compared, values) if is_first else {}
-        shared, records = {"documents": rows.documents.unique()}, []
+            apart = self._dependence(rows, Blocks(models, whole), values) if batch.number % EVERY == 0 else {}
+        shared, records = {"documents": rows.documents}, []
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
         for (a, b), pair in zip(sides, pairs, strict=True):
             joint = [joined({key: each[part] for key, each in values.items()}, pair) for part in range(1 + PARTS)]
             record = {"values": torch.stack(joint).double(), **nulls.get(pair, {}), **shared}
+            if apart:
+                record["dependence"] = joined(apart, pair).double()
             if measure.leverage:
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 record["leverages"] = torch.stack(own)
@@ -280,11 +286,30 @@ class LayerMeans(Accumulator):
         if measure.compare_without_parts:
             return measure.compare_without_parts(layers, blocks, torch.bincount(parts, minlength=PARTS).tolist())
         whole = measure.compare(layers, blocks)
-        found = [whole]
-        for part in range(PARTS):
-            rest = parts != part
-            found.append(whole if rest.all() else self._compared_again(rows.of(rest), blocks) or _nothing(whole))
-        return {pair: torch.stack([each[pair] for each in found]) for pair in whole}
+        found = self._without_each(parts, rows, blocks, whole)
+        return {pair: torch.stack([whole[pair], *(each[pair] for each in found)]) for pair in whole}
+
+    def _without_each(
+        self, parts: Int[Tensor, " n"], rows: Rows, blocks: Blocks, whole: Mapping[Pair, Tensor]
+    ) -> list[Mapping[Pair, Tensor]]:
+        """Return the values without the rows of each part."""
+        rests = [parts != part for part in range(PARTS)]
+        return [
+            whole if rest.all() else self._compared_again(rows.of(rest), blocks) or _nothing(whole) for rest in rests
+        ]
+
+    def _dependence(
+        self, rows: Rows, blocks: Blocks, values: Mapping[Pair, Float[Tensor, "_ _ _"]]
+    ) -> dict[Pair, Float[Tensor, "_ _"]]:
+        """Return by how much the mean value without parts of the documents is above that without parts of the rows."""
+        if self.measure.finish:
+            return {}
+        parts = (rows.documents % PARTS).cpu()
+        parts = parts[torch.randperm(len(parts), generator=seeded(0))].to(rows.documents.device)
+        found = self._without_each(parts, rows, blocks, {pair: each[0] for pair, each in values.items()})
+        return {
+            pair: (each[1:] - torch.stack([other[pair] for other in found])).mean(0) for pair, each in values.items()
+        }
 
     def _compared_again(self, rows: Rows, blocks: Blocks) -> dict[Pair, Float[Tensor, "_ _"]]:
         """Return the values of some of the rows, none if they cannot be compared."""
@@ -382,17 +407,17 @@ class LayerMeans(Accumulator):
     def result(self, columns: Record) -> LayerPairEstimate:
         """Return the mean over batches, with intervals and the null, from their records by name."""
         values, depth = self._finished(columns), self.source_layers
-        parts = jackknife(values[0], values[1:])
+        parts = jackknife(values[0], values[1:], self._reference(values, columns))
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in columns:
             null, tested, moved = (columns[name][0] for name in ("null", "tested", "moved"))
             sign = 1 if self.measure.higher_is_closer else -1
-            further["chance"] = chance_of(values[:, :depth, depth:], null, tested, int(moved), self.measure.best, sign)
+            further["chance"] = chance_of(across, null, tested, int(moved), self.measure.best, sign)
         if "used" in columns:
             kept, rows = columns["used"].sum(0)
             further["rows_used"] = float(kept / rows)
-        counts = len(columns["values"]), len(columns["documents"])
+        counts = len(columns["values"]), len(columns["documents"].unique())
         return LayerPairEstimate(across.value, across.low, across.high, first, second, *counts, **further)
 
     def _finished(self, columns: Record) -> Float[Tensor, "a k k"]:
@@ -400,11 +425,23 @@ class LayerMeans(Accumulator):
 
         There are none of the last if one is not known, as a batch without the part was too small to compare.
         """
-        values, documents = columns["values"], columns["documents"]
-        kept = [0, *(1 + documents % PARTS).unique().tolist()] if len(documents) >= FEWEST_GROUPS else [0]
+        values, (documents, counts) = columns["values"], columns["documents"].unique(return_counts=True)
+        sized, count = not self.measure.finish, len(documents)
+        enough = effective_number(counts) >= FEWEST_EQUAL if sized else count >= FEWEST_GROUPS
+        kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
         found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         return found if found[1:].isfinite().all() else found[:1]
+
+    def _reference(self, values: Float[Tensor, "a k k"], columns: Record) -> Float[Tensor, "k k"] | None:
+        """Return what values without parts of the documents would average if rows did not depend on each other."""
+        if "dependence" in columns and len(values) > 1:
+            return values[1:].mean(0) - columns["dependence"].mean(0)
+        return values[0] if self._is_unbiased else None
+
+    @property
+    def _is_unbiased(self) -> bool:
+        return self.measure.is_unbiased and not self.after_ratio
 
 
 def _moved(owners: Int[Tensor, " n"], within: RowGroups | None, seed: int) -> Int[Tensor, " n"]:

@@ -9,9 +9,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.measures.bootstrapping import effective_number
 from thinkalike.measures.chance import balanced_rows, permuted_rows
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, check_groups, jackknife, numbered_by_part
+from thinkalike.measures.estimates import (
+    FEWEST_EQUAL,
+    FEWEST_GROUPS,
+    PARTS,
+    check_groups,
+    jackknife,
+    numbered_by_part,
+)
 from thinkalike.progress import counted
 
 
@@ -43,9 +51,10 @@ def calibrate(
 ) -> Calibrated:
     """Return the value of any function of two sets of features, larger if more alike, with its interval and p.
 
-    The interval is the jackknife that leaves out whole groups, those of one tenth at a time. p is of as many rows of
-    each group that has them, since only groups of equal length are exchangeable; it is at least 1 / (permutations + 1).
-    Of fewer than 8 groups there is no interval, (-∞, ∞), and of fewer of equal length p is NaN.
+    The interval is the jackknife that leaves out whole groups, those of one tenth at a time, beside as many rows at
+    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable; it is
+    at least 1 / (permutations + 1). Groups that are worth fewer than 15 of equal length (`effective_number`) have no
+    interval, (-∞, ∞), and of fewer than 8 of equal length p is NaN.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
@@ -57,11 +66,16 @@ def calibrate(
     """
     check_groups(groups, len(X))
     numbers = numbered_by_part(groups)
-    count, parts = len(numbers.unique()), numbers % PARTS
-    value = float(function(X, Y))
-    kept = [parts != part for part in parts.unique()] if count >= FEWEST_GROUPS else []
-    without = torch.tensor([float(function(X[rest], Y[rest])) for rest in kept], dtype=torch.float64)
-    found = jackknife(torch.tensor(value, dtype=torch.float64), without)
+    counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
+    value = torch.tensor(float(function(X, Y)), dtype=torch.float64)
+    is_enough = effective_number(counts) >= FEWEST_EQUAL
+
+    def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
+        rests = [parts != part for part in range(PARTS)] if is_enough else []
+        return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
+
+    scattered = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
+    found = jackknife(value, without(parts), without(scattered).mean(0))
     seeds = [seed * permutations + place for place in range(permutations)]
     null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
     chosen = balanced_rows(numbers)
@@ -70,4 +84,4 @@ def calibrate(
         own, x, y = numbers[rows], X[rows], Y[rows]
         tested = float(function(x, y))
         p = (1 + sum(float(function(x, y[permuted_rows(own, each)])) >= tested for each in seeds)) / (1 + permutations)
-    return Calibrated(value, float(found.low), float(found.high), sum(null) / len(null), p, count)
+    return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate
 from thinkalike.measures.rows import RowGroups
 from thinkalike.plots import plot
 
@@ -52,13 +52,14 @@ class LayerPairEstimate(Estimate):
     """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
 
     Attributes:
+        within_source, within_target: The same within each model; None where it is not measured.
         documents: How many different documents the rows of all batches are of; of fewer than 8 there is no interval.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
         chance: The null by permutations, None without any.
     """
 
-    within_source: Estimate  # (l, l)
-    within_target: Estimate  # (m, m)
+    within_source: Estimate | None  # (l, l)
+    within_target: Estimate | None  # (m, m)
     batches: int
     documents: int
     rows_used: float | None = field(default=None, kw_only=True)
@@ -78,12 +79,12 @@ class LayerPairEstimate(Estimate):
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
-        estimates = (self, self.within_source, self.within_target)
-        return max(float((estimate.high - estimate.low).max()) for estimate in estimates)
+        known = (self, *filter(None, (self.within_source, self.within_target)))
+        return max(float((estimate.high - estimate.low).max()) for estimate in known)
 
 
 def chance_of(
-    values: Float[Tensor, "a l m"],
+    estimate: Estimate,
     null: Float[Tensor, "l m"],
     tested: Float[Tensor, "p l m"],
     documents: int,
@@ -93,17 +94,17 @@ def chance_of(
     """Return values beside what chance gives; the sign of a distance is -1.
 
     Args:
-        values: The value, and then those without each part of the documents.
+        estimate: The values with their intervals, (l, m).
         tested: The value to be tested, and then those of permutations.
     """
-    calibrated = (values - null) / (best - null)
+    ends = torch.stack([(each - null) / (best - null) for each in estimate])
     tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
     value, others = tested[0], tested[1:]
     closest = others.flatten(1).amax(1)
     level = float(closest.mean())
     return Chance(
         null,
-        jackknife(calibrated[0], calibrated[1:]),
+        Estimate(ends[0], ends.amin(0), ends.amax(0)),
         _share(others, value),
         _share(closest[:, None, None], value),
         (float(value.max()) - level) / (sign * best - level),

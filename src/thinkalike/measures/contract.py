@@ -77,6 +77,7 @@ class LayerMeasure:
         compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
+        is_unbiased: Whether the value expected of independent rows is the same however many there are.
     """
 
     prepare: Callable[[Tensor, str], Any]
@@ -91,6 +92,7 @@ class LayerMeasure:
     similarities: Callable[[Any], list[Tensor]] | None = None
     compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
+    is_unbiased: bool = False
 
     def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
         """Return all layers prepared, each tensor once.

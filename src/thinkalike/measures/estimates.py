@@ -62,7 +62,9 @@ def student_p(t: float, freedom: int) -> float:
 
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
+EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
 FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
+FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
 
 
 def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
@@ -79,17 +81,29 @@ def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *, level: float = 0.95) -> Estimate:
+def jackknife(
+    value: Float[Tensor, "*s"],
+    replicates: Float[Tensor, " b *s"],
+    reference: Float[Tensor, "*s"] | None = None,
+    *,
+    level: float = 0.95,
+) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
-    Replicates are the same statistic without each of b groups of rows in turn (Tukey 1958). Fewer than two groups say
-    nothing about the spread: the interval is (-∞, ∞).
+    Fewer than two groups say nothing about the spread: the interval is (-∞, ∞).
+
+    Args:
+        replicates: The same statistic without each of b groups of rows in turn (Tukey 1958).
+        reference: What the replicates would average if rows did not depend on each other. The distance from their mean,
+            times b - 1, is the bias of the value by rows that do (Quenouille 1956). The interval is around the value
+            less this bias, and reaches the value itself.
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
-    error = replicates.var(0, correction=0).mul(b - 1).sqrt()
-    return interval_around(value, student_t(level, b - 1) * error)
+    half = student_t(level, b - 1) * replicates.var(0, correction=0).mul(b - 1).sqrt()
+    middle = value if reference is None else value - (b - 1) * (replicates.mean(0) - reference)
+    return Estimate(value, torch.minimum(value, middle - half), torch.maximum(value, middle + half))
 
 
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:

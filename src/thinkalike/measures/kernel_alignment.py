@@ -80,7 +80,8 @@ def cka_measure(
     compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
     without = partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None
     given = partial(_within, estimator)
-    return _measure(centre, compare, flatten=flatten, given=given, compare_without_parts=without)
+    unbiased = estimator == "unbiased"
+    return _measure(centre, compare, flatten=flatten, given=given, compare_without_parts=without, is_unbiased=unbiased)
 
 
 def _within(estimator: str, groups: RowGroups) -> LayerMeasure:

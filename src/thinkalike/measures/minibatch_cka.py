@@ -50,7 +50,14 @@ class CKAMeans(LayerMeans):
         most, without = columns["leverages"].amax(0), self._finished(columns)[1:, :depth, depth:]
         sides: dict[str, Any] = {"leverage_source": most[:depth], "leverage_target": most[depth:]}
         hsics = columns["values"][:, 0]
-        return CKAResult(**vars(estimate), **sides, hsics=hsics, without=without, aggregate=self.aggregate)
+        return CKAResult(
+            **vars(estimate),
+            **sides,
+            hsics=hsics,
+            without=without,
+            aggregate=self.aggregate,
+            is_unbiased=self._is_unbiased,
+        )
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of what a batch records beside its documents, by name; one batch alone has a null."""
@@ -79,13 +86,14 @@ class CKAResult(LayerPairEstimate):
     hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
     without: Float[Tensor, "p l m"]  # the value without each part of the documents; none of fewer than 8 documents
     aggregate: str
+    is_unbiased: bool  # whether intervals leave out the bias by rows of one document, see `jackknife`
 
     label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
         (a, b), (c, d) = first, second
-        return jackknife(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
+        return self._interval(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
 
     def distance(self) -> ModelDistance:
         """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
@@ -93,8 +101,11 @@ class CKAResult(LayerPairEstimate):
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
-        distance = jackknife(arc_length(layers), arc_length(without))
+        distance = self._interval(arc_length(layers), arc_length(without))
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
+
+    def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
+        return jackknife(value, without, value if self.is_unbiased else None)
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two, and so on."""

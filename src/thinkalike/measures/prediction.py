@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
+from itertools import product
 from typing import Any
 
 import torch
@@ -152,7 +152,7 @@ class LinearPrediction:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
-    """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.
+    """Held-out R² of each target layer from each source layer, (l, m).
 
     `back` is that of each source layer from each target layer, (l, m).
     """
@@ -161,7 +161,9 @@ class PredictionEstimate(LayerPairEstimate):
 
 
 class LayerPredictions(Accumulator):
-    """`LinearPrediction` of every layer from every other of both models; batches come in the order of their numbers.
+    """`LinearPrediction` of every layer pair across two models; batches come in the order of their numbers.
+
+    Moments of all layer pairs are in memory: l m d e numbers of 8 bytes for l and m layers of widths d and e.
 
     Args:
         source_layers, target_layers: How many layers a batch brings.
@@ -183,45 +185,36 @@ class LayerPredictions(Accumulator):
 
     def _predicted(self, source: States, target: States, batch: Batch) -> Record:
         """Fit or judge maps between the layers of a pair; a batch to fit on leaves an empty record."""
-        layers = list(source) if target is source else [*source, *target]
-        rows = [rows_of(layer, "token", batch.mask) for layer in layers]
+        sides = [[rows_of(layer, "token", batch.mask) for layer in side] for side in (source, target)]
         within = None
         if batch.groups is not None:
-            within = RowGroups.of(labels_of_rows(batch.groups, batch.mask, layers[0], "tokens"), FEWEST)
-            rows = [within.without_means(layer) for layer in rows]
+            within = RowGroups.of(labels_of_rows(batch.groups, batch.mask, source[0], "tokens"), FEWEST)
+            sides = [[within.without_means(layer) for layer in side] for side in sides]
         if self._prediction is None:
-            self._prediction = LinearPrediction(combinations_with_replacement(range(len(rows)), 2), ridge=self.ridge)
+            pairs = product(range(self.source_layers), range(self.target_layers))
+            self._prediction = LinearPrediction(pairs, ridge=self.ridge)
         if batch.number < self.fit_batches:
-            self._prediction.fit(rows, rows)
+            self._prediction.fit(*sides)
             return {}
         documents = batch.documents
         if documents is not None:
-            documents = labels_of_rows(documents, batch.mask, layers[0], "documents")
+            documents = labels_of_rows(documents, batch.mask, source[0], "documents")
             documents = documents[within.order] if within else documents
-        self._prediction.judge(rows, rows, batch.number, documents)
+        self._prediction.judge(*sides, batch.number, documents)
         used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
         return {"used": used, "documents": self._prediction.documents(batch.number)}
 
     def compute(self) -> PredictionEstimate:
         """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
-        depth, columns = self.source_layers, self._columns()
-        judged = columns["used"]
+        columns = self._columns()
         assert self._prediction is not None
-        onward, backward = self._prediction.compute()
-        matrices = Estimate(*(self._matrix(*parts) for parts in zip(onward, backward, strict=True)))
-        across, back = matrices[:depth, depth:], matrices[depth:, :depth]
-        kept, rows = judged.sum(0).tolist()
-        return PredictionEstimate(
-            across.value,
-            across.low,
-            across.high,
-            matrices[:depth, :depth],
-            matrices[depth:, depth:],
-            len(judged),
-            len(columns["documents"]),
-            back=Estimate(*(part.T for part in back)),
-            rows_used=kept / rows if self.given == "token" else None,
-        )
+        shape = (self.source_layers, self.target_layers)
+        across, back = (Estimate(*(part.view(shape) for part in way)) for way in self._prediction.compute())
+        kept, rows = columns["used"].sum(0).tolist()
+        used = kept / rows if self.given == "token" else None
+        counts = len(columns["used"]), len(columns["documents"])
+        ends = across.value, across.low, across.high
+        return PredictionEstimate(*ends, None, None, *counts, back=back, rows_used=used)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""
@@ -235,14 +228,3 @@ class LayerPredictions(Accumulator):
             pairs, gathered = state["prediction"]
             self._prediction = LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge)
             self._prediction.load_state_dict(gathered)
-
-    def _matrix(self, onward: Tensor, backward: Tensor) -> Tensor:
-        """Return the numbers of all pairs of layers as a matrix: row i holds predictions from layer i."""
-        assert self._prediction is not None
-        first, second = torch.tensor(self._prediction.pairs).T
-        size = int(second.max()) + 1
-        matrix = onward.new_zeros(size, size)
-        matrix[second, first] = backward
-        matrix[first, second] = onward
-        is_alone = size < self.source_layers + self.target_layers  # a model with itself
-        return matrix.repeat(2, 2) if is_alone else matrix

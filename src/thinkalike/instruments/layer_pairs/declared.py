@@ -21,7 +21,7 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import AGAIN, Widths, of_neighbours
+from thinkalike.instruments.operations import AND_SCATTERED, Widths, of_neighbours
 
 if TYPE_CHECKING:
     from thinkalike.measures.contract import LayerMeasure
@@ -80,7 +80,7 @@ class OfNeighbours(OfLayerMeasure):
     """A measure of mutual nearest neighbours."""
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return float(AGAIN * measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
+        return float(AND_SCATTERED * measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
 
 
 class Outputs(OfLayerMeasure):
@@ -114,7 +114,7 @@ class Declared(NamedTuple):
     settings: type[WithNull] = WithNull
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
-    version: int = 2
+    version: int = 4
 
 
 OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
@@ -127,7 +127,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithNeighbours, bases=(OfNeighbours,), version=3,
+        settings=WithNeighbours, bases=(OfNeighbours,),
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
@@ -136,11 +136,11 @@ DECLARED = {
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
         "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours, version=3,
+        settings=WithNeighbours,
     ),
     "second_order_cosine": Declared(
         "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
-        settings=WithNeighbours, version=3,
+        settings=WithNeighbours,
     ),
 }  # fmt: skip
 

@@ -166,12 +166,10 @@ class LayerPairs(Instrument):
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
         from thinkalike.measures.estimates import FEWEST_GROUPS
 
-        counts = {"documents": estimates.documents}
-        if estimates.chance is not None:
-            counts["documents of equal length in a batch, of which p is,"] = estimates.chance.documents
-        for what, count in counts.items():
-            if count < FEWEST_GROUPS:
-                log.warning("warning: %d different %s are too few", count, what)
+        if not math.isfinite(estimates.widest_interval()):
+            log.warning("warning: %d documents are too few, or too unequal, for intervals", estimates.documents)
+        if estimates.chance is not None and (count := estimates.chance.documents) < FEWEST_GROUPS:
+            log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike import figures

@@ -96,14 +96,16 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
     ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
     across = kind.columns(estimates)
     parts = [matrix_rows(rows, columns, **ends, **across)]
+    insides = {"within_source": (rows, estimates.within_source), "within_target": (columns, estimates.within_target)}
+    insides = {name: (layers, within) for name, (layers, within) in insides.items() if within is not None}
     if source is not target:
-        for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
+        for layers, within in insides.values():
             parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
     table = pd.concat(parts, ignore_index=True)
     if given.measure.given != "none":
         table["given"] = given.measure.given.replace("_", " and ")
-    arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
-    arrays |= {"within_target": estimates.within_target.value, **kind.arrays(estimates)}
+    arrays = {"value": estimates.value, **{name: within.value for name, (_, within) in insides.items()}}
+    arrays |= kind.arrays(estimates)
     scalars = {"batches": float(estimates.batches)}
     if math.isfinite(width := estimates.widest_interval()):  # there are intervals
         scalars["widest_interval"] = width
