@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -268,10 +269,18 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     save_file(weights, massive / "model.safetensors")
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}"]
     done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
-    without = door("analyze.py", *itself, "measure.skip_first_tokens=1")
-    assert without.status == 0
-    assert "carries" not in without.stderr
+    assert re.search(r"have a state of more than 10 times the median norm, and are left out: .* times", done.stderr)
+    assert "carries" not in done.stderr
+    kept = door(
+        "analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.skip_first_tokens=0"
+    )
+    assert "gelu-3l-mini layer 0: in some batch one token carries" in kept.stderr
+    assert "with_massive" not in kept.result.table
+    table, every = done.result.table, kept.result.arrays["hsics"][:4].mean(0)
+    across = table["source"].eq(table["source"][0]) & table["target"].eq(table["target"][0])
+    every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
+    np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
+    assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def models(checkpoints):
 def test_states_of_tokens_are_the_residuals_at_all_layers():
     model, rows = tiny.frozen(), torch.randint(300, (2, 9))
     assert sites(model, embed=True) == ["embed", 0, 1, 2, 3]
-    assert site_numbers(model, embed=True) == [-1, 0, 1, 2, 3]
+    assert site_numbers(sites(model, embed=True)) == [-1, 0, 1, 2, 3]
     for layer, states in enumerate(token_states(model, rows)):
         torch.testing.assert_close(states, model.head(rows, layer))
 

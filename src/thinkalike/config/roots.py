@@ -38,7 +38,7 @@ class JobConfig(Checked):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
-    layers: Layers = "same"  # of jobs of layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
+    layers: Layers = "same"  # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini where all models are minis
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it

@@ -223,7 +223,8 @@ def _different(pairs: list[list[int]]) -> list[list[int]]:
 
 Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
 Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000), AfterValidator(_different)]
-Layers = Literal["same", "all"] | Pairs  # of source and target: l with l, all with all, or [[0,0],[1,2]]
+Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=5000)]
+Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
 
 
 def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
@@ -236,6 +237,7 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
+    layers = [each if isinstance(each, list) else [each, each] for each in layers]
     for layer, depth in layers:
         if not (0 <= layer < source_layers and 0 <= depth < target_layers):
             has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"

@@ -8,10 +8,11 @@ of a pool, one by one, into batches.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import count, pairwise, starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -28,12 +29,15 @@ from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups, places_of
+from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
+MASSIVE = 10  # times the median norm; states beyond it carry most of the variance of a layer (Sun et al. 2024)
+BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
@@ -48,6 +52,7 @@ class StateBatch(NamedTuple):
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
     content: Hashable = None  # equal where models read the same; None: not known
+    with_massive: StateBatch | None = None  # as many rows, drawn with `massive` ones, in the first pool
 
 
 @dataclass(frozen=True)
@@ -61,14 +66,18 @@ class StateBatches:
     facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
 
 
-def text_batches(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
+def text_batches(
+    models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
+) -> StateBatches:
     """Return batches of the states of several models on held-out text.
 
     Args:
+        at: the layers of each model.
         measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
-            words where the tokenizers differ; `embed`, `skip_first_tokens` and `skip_special_tokens`; `given`, of which
-            "token_position" takes the means of both from the states of a pool. `flatten` other than token keeps rows of
-            text whole, and the first `fit_batches` share no row of text with the others.
+            words where the tokenizers differ; `skip_first_tokens`, of which None leaves out `massive` tokens wherever
+            they are, and `skip_special_tokens`; `given`, of which "token_position" takes the means of both from the
+            states of a pool. `flatten` other than token keeps rows of text whole, and the first `fit_batches` share no
+            row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
 
     Raises:
@@ -82,10 +91,10 @@ def text_batches(models: Sequence[FrozenModel], data: DataConfig, measure: Any, 
             names = " and ".join(model.name for model in models)
             log.info("%s have different tokenizers: compared word by word", names)
     if level == "token":
-        return _by_token(models, data, measure, runs)
+        return _by_token(models, at, data, measure, runs)
     if measure.skip_first_tokens or measure.skip_special_tokens:
         raise DataError("words are compared one by one: skip_first_tokens and skip_special_tokens are for tokens")
-    return _by_word(models, data, measure, runs)
+    return _by_word(models, at, data, measure, runs)
 
 
 class _Labels(NamedTuple):
@@ -107,15 +116,18 @@ class _Text(NamedTuple):
     units: int
     at_once: int  # how many a model reads in one pass
     read: Callable[[Int[Tensor, " u"]], _Labels]
-    run: Callable[[FrozenModel, Int[Tensor, " u"]], list[Tensor]]  # the states of what `read` labels, by layer
+    run: Callable[[FrozenModel, Sequence[Layer], Int[Tensor, " u"]], list[Tensor]]  # states of what `read` labels
+    named: Callable[[Int[Tensor, " n"]], list[str]]  # tokens or words in writing
 
-    def states(self, model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
+    def states(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
         """Return the states of a pool by layer, of which no more than one is in memory twice."""
-        parts = [self.run(model, part) for part in units.split(self.at_once)]
+        parts = [self.run(model, at, part) for part in units.split(self.at_once)]
         return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
 
 
-def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
+def _by_token(
+    models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
+) -> StateBatches:
     first, asked_for = models[0], measure.tokens_per_batch
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
@@ -129,7 +141,7 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
     rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
     groups = numbered_by_part(documents.flatten().long()).view(-1, context)
     special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
-    kept, at_once = counted(rows, measure.skip_first_tokens, special), max(asked_for // context, 1)
+    kept, at_once = counted(rows, measure.skip_first_tokens or 0, special), max(asked_for // context, 1)
     is_whole = getattr(measure, "flatten", "token") != "token"
 
     def read(units: Int[Tensor, " u"]) -> _Labels:
@@ -139,18 +151,23 @@ def _by_token(models: Sequence[FrozenModel], data: DataConfig, measure: Any, run
             return _Labels(content, part, groups[units], mask=mask)
         return _Labels(content, part[mask], groups[units][mask], torch.arange(context).expand_as(part)[mask])
 
-    def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
-        states, places = token_states(model, rows[units], measure.embed), places_of(kept[units]).to(model.device)
+    def run(model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+        states, places = token_states(model, rows[units], at), places_of(kept[units]).to(model.device)
         return states if is_whole else [layer.flatten(0, 1)[places] for layer in states]
+
+    def named(tokens: Int[Tensor, " n"]) -> list[str]:
+        return [repr(first.tokenizer.decode([token])) for token in tokens.tolist()]
 
     per_batch = at_once * context if is_whole else asked_for
     total = min(measure.batches, max(rows.numel() // per_batch, 1))
     most = 1 if is_whole else max(min(POOL_ROWS * context, POOL_TOKENS) // asked_for, 1)
-    text = _Text("token", {"name": data.name, **corpus.facts()}, total, len(rows), at_once, read, run)
-    return _drawn(text, models, measure, runs, most)
+    text = _Text("token", {"name": data.name, **corpus.facts()}, total, len(rows), at_once, read, run, named)
+    return _drawn(text, models, at, measure, runs, most)
 
 
-def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs: ModelRuns) -> StateBatches:
+def _by_word(
+    models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
+) -> StateBatches:
     wanted, different = measure.batches * measure.tokens_per_batch, list(dict.fromkeys(models))
     cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
     text: Pieces = runs.text((repr(data), wanted, cut_for), lambda: pieces(held_out_texts(data), different, wanted))
@@ -163,39 +180,64 @@ def _by_word(models: Sequence[FrozenModel], data: DataConfig, measure: Any, runs
         content = (tuple(part.texts), tuple(map(tuple, part.words)))
         return _Labels(content, part.forms, part.owners)
 
-    def run(model: FrozenModel, units: Int[Tensor, " u"]) -> list[Tensor]:
-        return word_states(model, text.chosen(units), measure.embed)
+    def run(model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
+        return word_states(model, text.chosen(units), at)
+
+    def named(forms: Int[Tensor, " n"]) -> list[str]:
+        first = {number: place for place, number in reversed([*enumerate(text.forms.tolist())])}
+        words = [part[start:stop] for part, spans in zip(text.texts, text.words, strict=True) for start, stop in spans]
+        return [repr(words[first[form]]) for form in forms.tolist()]
 
     total = min(measure.batches, max(text.count // measure.tokens_per_batch, 1))
     most = max(min(POOL_ROWS * WORDS_AT_ONCE, POOL_TOKENS) // measure.tokens_per_batch, 1)
-    units = _Text("word", {"name": data.name, "level": "word"}, total, len(text.texts), at_once, read, run)
-    return _drawn(units, models, measure, runs, most)
+    units = _Text("word", {"name": data.name, "level": "word"}, total, len(text.texts), at_once, read, run, named)
+    return _drawn(units, models, at, measure, runs, most)
 
 
-def _drawn(text: _Text, models: Sequence[FrozenModel], measure: Any, runs: ModelRuns, most: int) -> StateBatches:
+def _drawn(
+    text: _Text, models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], measure: Any, runs: ModelRuns, most: int
+) -> StateBatches:
     """Return batches of text, in pools of at most so many; those of a pool have equally many rows."""
+    layers = dict(zip(models, map(tuple, at), strict=True))
+    beside = 0 if hasattr(measure, "fit_batches") else BESIDE  # maps are fitted once
+    leaves_out = measure.skip_first_tokens is None and getattr(measure, "flatten", "token") == "token"
     pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)
 
     def pool_of(number: int) -> Iterator[StateBatch]:
         units, numbers = pools[number]
         labels = text.read(units)
-        key: Hashable = (labels.content, measure.embed, text.at_once)
-        pool = {model: runs.once(model, key, partial(text.states, units=units)) for model in models}
+        key: Hashable = (labels.content, text.at_once)
+        pool = {
+            model: runs.once(model, (key, own), partial(text.states, at=own, units=units))
+            for model, own in layers.items()
+        }
+        outliers = massive([layer for own in pool.values() for layer in own]) if leaves_out else None
+        if outliers is not None and number == 0:
+            _say_massive(outliers, text.named(labels.tokens[outliers]), text.level)
         if measure.given == "token_position" and labels.positions is not None:
             try:
                 within = RowGroups.of(labels.tokens, FEWEST)
             except ValueError as error:
                 raise DataError(f"batches {numbers.start} to {numbers.stop - 1}: {error}") from error
             key, run = (key, "residuals"), partial(_residuals, pool=pool, within=within, positions=labels.positions)
-            pool = {model: runs.once(model, key, run) for model in models}
+            pool = {model: runs.once(model, (key, own), run) for model, own in layers.items()}
         order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
-        size = min(len(order) // len(numbers), measure.tokens_per_batch)
-        for number, chosen in zip(numbers, order.split(max(size, 1)), strict=False):
+        size = max(min(len(order) // len(numbers), measure.tokens_per_batch), 1)
+
+        def batch_of(number: int, chosen: Int[Tensor, " b"], key: Hashable) -> StateBatch:
             rows = chosen.sort().values  # in the order of the text, which permutations of documents keep
             content, run = (key, numbers, number), partial(_chosen, pool=pool, rows=rows)
-            states = [runs.once(model, content, run, of_batch=True) for model in models]
+            states = [runs.once(model, (content, layers[model]), run, of_batch=True) for model in models]
             mask = None if labels.mask is None else labels.mask[rows]
-            yield StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
+            return StateBatch(number, states, labels.groups[rows], mask, labels.tokens[rows], content)
+
+        if outliers is None:
+            yield from starmap(partial(batch_of, key=key), zip(numbers, order.split(size), strict=False))
+            return
+        left, moved = order[~outliers[order]], (key, outliers.numpy().tobytes())
+        for number, chosen, every in zip(numbers, left.split(size), order.split(size), strict=False):
+            batch = batch_of(number, chosen, moved)
+            yield batch if number >= beside else batch._replace(with_massive=batch_of(number, every, key))
 
     return StateBatches(pool_of, len(pools), text.batches, text.level, {"data": text.facts})
 
@@ -217,6 +259,25 @@ def _pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[T
 
 
 Pool = dict[FrozenModel, list[Tensor]]
+
+
+def massive(layers: Sequence[Float[Tensor, "n _"]]) -> Bool[Tensor, " n"] | None:
+    """Return which rows have a norm in some layer of more than `MASSIVE` times the median; None: no row has."""
+    found = torch.zeros(len(layers[0]), dtype=torch.bool)
+    for layer in layers:
+        norms = torch.linalg.vector_norm(layer, dim=1, dtype=torch.float32)
+        found |= (norms > MASSIVE * norms.median()).cpu()
+    return found if found.any() else None
+
+
+def _say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], level: str) -> None:
+    """Name the most frequent ones of the tokens or words that are left out."""
+    count, share = len(names), 100 * len(names) / len(outliers)
+    often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
+    log.warning(
+        f"warning: {count} of {len(outliers)} {level}s ({share:.1g} %) have a state of more than {MASSIVE} times the "
+        f"median norm, and are left out: {often}; measure.skip_first_tokens=0 keeps them"
+    )
 
 
 def _residuals(model: FrozenModel, pool: Pool, within: RowGroups, positions: Int[Tensor, " n"]) -> list[Tensor]:

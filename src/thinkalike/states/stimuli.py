@@ -26,7 +26,7 @@ from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
-from thinkalike.states.tokens import Pieces, site_numbers, word_states
+from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
 
 TEXTS_AT_ONCE = 64
 LARGEST = 4 * 2**30  # bytes of all entries of the cache together
@@ -80,7 +80,7 @@ def _of_model(
     def compute() -> Entry:
         model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
         states = {str(number): layer for number, layer in enumerate(stimulus_states(model, stimuli, embed))}
-        return Entry(states, {"layers": site_numbers(model, embed), "origin": model.describe()})
+        return Entry(states, {"layers": site_numbers(sites(model, embed)), "origin": model.describe()})
 
     states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
     layers = [states[str(number)] for number in range(len(states))]
@@ -116,7 +116,7 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
             if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
-        states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), embed)
+        states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), sites(model, embed))
         parts.append([layer.cpu() for layer in states])
     back = torch.from_numpy(np.argsort(order, kind="stable"))
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]

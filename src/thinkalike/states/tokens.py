@@ -18,33 +18,34 @@ from thinkalike.models.frozen import FrozenModel
 WORDS_AT_ONCE = 128  # of a piece of text, at most
 
 
-def sites(model: FrozenModel, embed: bool) -> list[Layer]:
-    """Return all layers of a model, before them EMBED if asked for."""
-    return [*([EMBED] if embed else []), *range(model.n_layers)]
+def sites(model: FrozenModel, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
+    """Return these layers of a model, by default all, before them EMBED if asked for."""
+    before: list[Layer] = [EMBED] if embed else []
+    return [*before, *(range(model.n_layers) if layers is None else layers)]
 
 
-def site_numbers(model: FrozenModel, embed: bool) -> list[int]:
-    """Return the same as the numbers that tables have, where -1 stands for EMBED."""
-    return list(range(-1 if embed else 0, model.n_layers))
+def site_numbers(sites: Iterable[Layer]) -> list[int]:
+    """Return the numbers that tables have of sites, where -1 stands for EMBED."""
+    return [-1 if site == EMBED else int(site) for site in sites]
 
 
 @torch.no_grad()
 def token_states(
     model: FrozenModel,
     rows: Int[Tensor, "b t"],
-    embed: bool = False,
+    at: Sequence[Layer] | None = None,
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
     site: str = "resid_post",
 ) -> list[Float[Tensor, "b t _"]]:
-    """Return the residuals of a model at all layers, without running its unembedding.
+    """Return the residuals of a model at some layers, by default all, without running its unembedding.
 
     Args:
         mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
         site: "update" for what each block of a BERT adds last.
     """
-    return model.residuals(rows.long(), sites(model, embed), mask, types, site)
+    return model.residuals(rows.long(), at or sites(model), mask, types, site)
 
 
 def counted(
@@ -133,8 +134,8 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
 
 
 @torch.no_grad()
-def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[Float[Tensor, "words d"]]:
-    """Return the states of all words of a batch at all layers of a model; a word's state is that of its last token.
+def word_states(model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None) -> list[Float[Tensor, "words d"]]:
+    """Return the states of all words of a batch at some layers of a model, by default all: those of their last tokens.
 
     A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
     """
@@ -146,7 +147,7 @@ def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[
         tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
         ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
         chosen += [row * longest + end for end in ends]
-    states = model.residuals(tokens, sites(model, embed), mask)
+    states = model.residuals(tokens, at or sites(model), mask)
     places = torch.tensor(chosen, device=model.device)
     return [state.flatten(0, 1)[places] for state in states]
 

@@ -25,6 +25,7 @@ from thinkalike.instruments.operations import AND_SCATTERED, Widths, of_neighbou
 
 if TYPE_CHECKING:
     from thinkalike.measures.contract import LayerMeasure
+    from thinkalike.models.families import Layer
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
@@ -88,7 +89,10 @@ class Outputs(OfLayerMeasure):
 
     takes_activations: ClassVar[bool] = False
 
-    def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
+    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+        return [[model.n_layers - 1] for model in models]
+
+    def named(self, sites: Sequence[Layer]) -> list[Any]:
         return ["logits"]
 
     def batches(
@@ -113,7 +117,7 @@ class Declared(NamedTuple):
     is_distance: bool = False
     settings: type[WithNull] = WithNull
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
-    reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
+    reads: tuple[str, ...] = ("model", "target", "layers", "data", "measure", "stimuli")
     version: int = 4
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from thinkalike.models.families import Layer
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatches
 
@@ -43,7 +44,8 @@ class LayerPairsConfig(MeasureConfig):
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
-    skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
+    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # of every row of text; null: tokens with a
+    # state of more than 10 times the median norm are left out, and the first of a row often has one; 0: none is
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
     given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token
@@ -84,7 +86,7 @@ class LayerPairs(Instrument):
     in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
     of_text: ClassVar[Mapping[str, Any]] = {  # settings that are of text alone, and their values for stimuli
-        "level": "auto", "skip_first_tokens": 0, "skip_special_tokens": False, "stop_at_width": None, "given": "none"
+        "level": "auto", "skip_first_tokens": None, "skip_special_tokens": False, "stop_at_width": None, "given": "none"
     }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -93,17 +95,30 @@ class LayerPairs(Instrument):
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         read: Any = without_model(config) if config.activations else copy(config)
         if config.activations:
-            read.data = None
+            read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=LayerPairsConfig.batches, **self.of_text)  # type: ignore[call-arg]
         else:
             read.stimuli = None
         return read  # type: ignore[no-any-return]
 
-    def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
-        """Return what tables call the layers of a model that are compared."""
+    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+        """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
+        from thinkalike.states.tokens import sites
+
+        embed = config.measure.embed  # type: ignore[attr-defined]
+        if config.layers in ("same", "all"):
+            return [sites(model, embed) for model in models]
+        pairs = pairs_of_layers(config.layers, *(model.n_layers for model in models))
+        chosen = [sorted(set(side)) for side in zip(*pairs, strict=True)]
+        if models[0] is models[1]:
+            chosen = [sorted({*chosen[0], *chosen[1]})] * 2
+        return [sites(model, embed, own) for model, own in zip(models, chosen, strict=True)]
+
+    def named(self, sites: Sequence[Layer]) -> list[Any]:
+        """Return what tables call these layers of a model."""
         from thinkalike.states.tokens import site_numbers
 
-        return site_numbers(model, measure.embed)
+        return site_numbers(sites)
 
     def fewest(self, measure: Any) -> int:
         """Return how many rows a batch must have."""
@@ -156,7 +171,7 @@ class LayerPairs(Instrument):
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         from thinkalike.states.batches import text_batches
 
-        return text_batches(models, config.data, measure, runs)
+        return text_batches(models, self.sites(config, models), config.data, measure, runs)
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further arrays to keep."""

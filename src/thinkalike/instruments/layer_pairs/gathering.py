@@ -95,6 +95,8 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         )
     ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
     across = kind.columns(estimates)
+    if comparison.with_massive.update_called:
+        across["with_massive"] = comparison.with_massive.compute().value
     parts = [matrix_rows(rows, columns, **ends, **across)]
     insides = {"within_source": (rows, estimates.within_source), "within_target": (columns, estimates.within_target)}
     insides = {name: (layers, within) for name, (layers, within) in insides.items() if within is not None}
@@ -136,8 +138,8 @@ def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs
     given = []
     for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
         sides = {
-            id(model): Side(model.name, kind.layers(measure, model), partial(_described, model, described))
-            for model in models
+            id(model): Side(model.name, kind.named(sites), partial(_described, model, described))
+            for model, sites in zip(models, kind.sites(config, models), strict=True)
         }
         batches = kind.batches(measure, config, models, runs)
         if batches.level == "word" and measure.given == "token_position":
@@ -171,9 +173,10 @@ class Comparison:
         if measure.stop_at_width and work.processes.size > 1:
             raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
         self.new, self.measure, self.batches, self.names, self.work = new, measure, batches, names, work
-        self.metric, kept = new(), work.resume("batches")
+        self.metric, self.with_massive, kept = new(), new(), work.resume("batches")
         if kept is not None and not work.processes.rank:
             self.metric.load_state_dict(kept["metric"])
+            self.with_massive.load_state_dict(kept["with_massive"])
         self.first = 0 if kept is None else int(kept["pools"])
         self.error: ThinkalikeError | None = None
         self.is_narrow = False
@@ -198,10 +201,17 @@ class Comparison:
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
             self.metric.update(mine, theirs, number=batch.number, **self.rows(batch))
+            if batch.with_massive:
+                self._add_massive(batch.with_massive)
         except ValueError as error:
             which = f"batch {batch.number} of {self.names[0]} (source) and {self.names[1]} (target)"
             self.error = DataError(f"{which}: {error}")
             self.error.__cause__ = error
+
+    def _add_massive(self, batch: StateBatch) -> None:
+        mine, theirs = batch.states
+        theirs = mine if theirs is mine else [layer.to(mine[0].device) for layer in theirs]
+        self.with_massive.update(mine, theirs, number=batch.number, **self.rows(batch))
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
@@ -215,7 +225,10 @@ class Comparison:
         """Keep a state after so many pools, from which the same comes as without an end."""
         self.collect()
         if not self.work.processes.rank and self.goes_on and done > self.first:
-            self.work.keep("batches", {"metric": self.metric.state_dict(), "pools": done})
+            self.work.keep("batches", {"pools": done, **self._states()})
+
+    def _states(self) -> dict[str, Any]:
+        return {"metric": self.metric.state_dict(), "with_massive": self.with_massive.state_dict()}
 
     def collect(self) -> None:
         """Hand all batches, or the error of one, over to the first of the processes that share the job."""
