@@ -23,6 +23,7 @@ MEASURES = {
     "cka": "thinkalike.instruments.cka",
     **{kind: f"thinkalike.instruments.layer_pairs.declared:{kind}" for kind in DECLARED},
     "r2": "thinkalike.instruments.r2",
+    "distance": "thinkalike.instruments.distance",
     "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",

@@ -138,6 +138,17 @@ def _plane(axes: Any, points: pd.DataFrame) -> None:
 Columns = Mapping[str, str]  # of a table, by the sign of the map that they are of
 
 
+def shifts(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the relative distance of two models' states against the layer."""
+    first = table.iloc[0]
+    with canvas(5.2, 2.9) as (figure, axes):
+        line(axes, table, "value", ("low", "high"), "distance", COLOURS[0], "o-")
+        axes.set_xticks(range(len(table)), table["source_layer"].map(layer_name), fontsize=7)
+        axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
+        axes.set_title(f"{first.source} → {first.target}", fontsize=9)
+        save(figure, folder, "distance")
+
+
 def transfer_maps(table: pd.DataFrame, folder: Path, unexplained: Columns, penalties: Columns) -> None:
     """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties.
 

@@ -81,6 +81,7 @@ class LayerPairs(Instrument):
     name: ClassVar[str]  # as tables and figures print it
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
     is_distance: ClassVar[bool] = False  # whether less is closer
+    same_layers: ClassVar[bool] = False  # whether only layers of one number have a value
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True

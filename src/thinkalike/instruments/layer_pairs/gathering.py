@@ -104,6 +104,8 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         for layers, within in insides.values():
             parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
     table = pd.concat(parts, ignore_index=True)
+    if kind.same_layers:
+        table = table[table["source_layer"] == table["target_layer"]].reset_index(drop=True)
     if given.measure.given != "none":
         table["given"] = given.measure.given.replace("_", " and ")
     arrays = {"value": estimates.value, **{name: within.value for name, (_, within) in insides.items()}}

@@ -1,0 +1,96 @@
+"""measure=distance: how far the states of a changed model are from those of the model that it was made of, by layer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
+from thinkalike.screen import show_text
+from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+    from thinkalike.models.families import Layer
+    from thinkalike.models.frozen import FrozenModel
+
+log = logging.getLogger(__name__)
+ROUNDING = 1e-5  # relative distance of states that only rounding tells apart
+
+
+@dataclass
+class DistanceConfig(LayerPairsConfig):
+    """The settings of distances of states."""
+
+    kind: str = "distance"
+    batches: int = ranged(16, least=1, most=10**9)  # over which the mean is taken
+
+
+class Distance(LayerPairs, kind="distance", reads=("model", "target", "layers", "data", "measure")):
+    """Measures the relative distance of the states of `model@target` from those of `model`, layer by layer."""
+
+    name = "relative distance of states"
+    is_distance: ClassVar[bool] = True
+    same_layers: ClassVar[bool] = True
+    takes_activations: ClassVar[bool] = False
+
+    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
+        source, target = models
+        if (source.n_layers, source.d_model) != (target.n_layers, target.d_model):
+            raise ConfigError(
+                f"measure=distance compares a model with a changed copy of it, but {source.name} has {source.n_layers} "
+                f"layers of width {source.d_model} and {target.name} {target.n_layers} of {target.d_model}: "
+                "measure=cka compares any two models"
+            )
+        own = super().sites(config, models)
+        if own[0] != own[1]:
+            raise ConfigError(f"measure=distance compares each layer with itself: layers={config.layers} has others")
+        return own
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
+        from thinkalike.measures.shifts import LayerShifts
+
+        return LayerShifts(source_layers, target_layers, given=measure.given)
+
+    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
+        return {name: getattr(estimates, name) for name in ("cosine", "norm_source", "norm_target")}
+
+    def scalars(self, estimates: Any) -> dict[str, float]:
+        return {"documents": float(estimates.documents)}
+
+    def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike import figures
+
+        figures.shifts(result.table, folder)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the greatest distance."""
+        row = result.table.loc[result.table["value"].idxmax()]
+        return [Headline.with_ends("greatest_distance", *row[["value", "low", "high"]])]
+
+    def show(self, result: Result) -> None:
+        from thinkalike.measures.estimates import span
+
+        table = result.table
+        source, target = table["source"].iloc[0], table["target"].iloc[0]
+        show_text(f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, 95 % intervals")
+        for row in table.itertuples():
+            show_text(f"layer {row.source_layer:>3}   {span(row.value, row.low, row.high, '.4f')}", indent=2)
+        show_text(in_words(table), indent=2)
+
+
+def in_words(table: pd.DataFrame) -> str:
+    """Return where the states begin to differ, and where their distance grows most."""
+    differ = table[table["value"] > ROUNDING]
+    if differ.empty:
+        return "The states are the same up to rounding at all of these layers."
+    grows = table["value"].diff().fillna(table["value"].iloc[0])
+    first, most = differ["source_layer"].iloc[0], table["source_layer"][grows.idxmax()]
+    return f"The states begin to differ at layer {first}; the distance grows most at layer {most}."
