@@ -15,9 +15,7 @@ IDENTIFYING = (
 
 def label(config: ModelConfig) -> str:
     """Return the everyday name of a model, or of its folder or repository, with the revision if one is asked for."""
-    places = {"local": config.path, "hub": config.path or config.hub_id}
-    name = Path(str(places[config.name])).name if config.name in places else config.name
-    return f"{name}@{config.revision}" if config.revision else name
+    return f"{config.called}@{config.revision}" if config.revision else config.called
 
 
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:

@@ -18,6 +18,7 @@ from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.gguf_files import gguf_types, located
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import read_mini
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
@@ -97,7 +98,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
         if not family.blocks:
             from thinkalike.models.readers import blocks_of
 
-            family = replace(family, blocks=blocks_of(module, config.name))
+            family = replace(family, blocks=blocks_of(module, config.called))
         frozen = FrozenModel(
             module,
             family,
@@ -109,6 +110,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             revision=revision,
             kernels=kernels_of(family),
             classes=classes,
+            quantization=config.quantization or gguf_types(place),
         )
         check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
         check_loss(frozen)
@@ -122,7 +124,7 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = os.fspath(model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).is_dir())
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
@@ -149,7 +151,7 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
     }.items():
         value = getattr(config, key)
         if value is not None and not is_read:
-            raise ConfigError(f"model.{key}={value}: {config.name} is a {family.name}, which has none; leave it out")
+            raise ConfigError(f"model.{key}={value}: {config.called} is a {family.name}, which has none; leave it out")
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:
@@ -157,7 +159,7 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     from transformers import AutoConfig
 
     with explained(config), reached(config) as (place, commit):
-        shape = AutoConfig.from_pretrained(place, revision=None if named_folder(config) else commit)
+        shape = AutoConfig.from_pretrained(**located(place), revision=None if named_folder(config) else commit)
     d_head = shape.hidden_size // shape.num_attention_heads
     rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
     sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}

@@ -21,7 +21,7 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
-from thinkalike.models.places import folder_of, known_shape, named_folder
+from thinkalike.models.places import folder_of, known_shape, named_folder, stated_in
 from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import text_config
 
@@ -164,7 +164,7 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
         cached = try_to_load_from_cache(str(config.hub_id), "config.json", revision=config.revision)
         known = known_shape(Path(cached)) if isinstance(cached, str) else None
         return known or _published(str(config.hub_id))
-    sizes = known_shape(folder / "config.json")
+    sizes = known_shape(stated_in(folder))
     if "architecture" in sizes:
         vocabulary = _entries(folder / "model.safetensors")
         return {"architecture": {**sizes["architecture"], "d_vocab": vocabulary}} if vocabulary else None
