@@ -32,6 +32,7 @@ class ModelConfig(Checked, part="model"):
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # branch, tag or commit of the hub; null: main
     path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
+    base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
     processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of weights and states
     device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, one_of
+from thinkalike.models.adapters import base_of
 from thinkalike.models.families import DEPTHS, FAMILIES, Predicts, family_in
 from thinkalike.models.places import known_shape, named_folder, pick_device, stated_in
 
@@ -63,6 +64,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(stated_in(folder)) if folder else {}
     family = FAMILIES.get(config.family)

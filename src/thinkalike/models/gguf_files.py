@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from thinkalike.errors import ModelError, listed
+from thinkalike.errors import ModelError, check_extra, listed
 
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
 SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
@@ -27,12 +25,17 @@ def gguf_in(place: Path) -> Path | None:
     if is_gguf(str(place)):
         return place
     files = sorted(place.glob("*.gguf"))
-    if not files or any(next(place.glob(pattern), None) for pattern in WEIGHTS):
+    if not files or has_weights(place):
         return None
     if len(files) > 1:
         names = listed([file.name for file in files])
         raise ModelError(f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}")
     return files[0]
+
+
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights as transformers writes them."""
+    return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
 
 
 def is_gguf(place: str) -> bool:
@@ -58,17 +61,6 @@ def gguf_shape(path: Path) -> dict[str, Any]:
 def gguf_types(place: str) -> str:
     """Return how the tensors of a GGUF file are quantised, such as "Q4_1 x 210, F32 x 62"; "" for no GGUF file."""
     return _said(Path(place))[1] if is_gguf(place) else ""
-
-
-def check_extra(extra: str, packages: Sequence[str], what: str) -> None:
-    """Raise a ModelError with the remedy unless the packages of an extra are installed.
-
-    Args:
-        extra: its name in pyproject.toml.
-        what: what needs it, as the message says it.
-    """
-    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
-        raise ModelError(f"{what}, which needs {' and '.join(missing)}: pip install 'thinkalike[{extra}]'")
 
 
 def _said(path: Path) -> tuple[dict[str, Any], str]:

@@ -9,7 +9,8 @@ from thinkalike.config import ModelConfig
 
 # the settings by which models of one name are told apart
 IDENTIFYING = (
-    "hub_id", "revision", "path", "index", "side", "processing", "dtype", "quantization", "context", "seed", "device",
+    "hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context", "seed",
+    "device",
 )  # fmt: skip
 
 

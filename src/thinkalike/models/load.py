@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
-from thinkalike.errors import ConfigError, one_of
+from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.models.adapters import base_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.gguf_files import gguf_types, located
@@ -81,13 +82,15 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     own_label = label(config)
     with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
-        with reached(config) as (place, revision):
-            if named_folder(config) is None:
-                config = replace(config, revision=revision)  # all files are of one commit
-            shape = read_shape(config, place)
-            family = FAMILIES.get(config.family) or family_in(shape, f"{place}/config.json")
+        source = base_of(config) or config  # whose weights are read
+        with reached(source) as (place, revision):
+            if named_folder(source) is None:
+                source = replace(source, revision=revision)  # all files are of one commit
+            shape = read_shape(source, place)
+            family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
-            module, tokenizer, context = _read(config, family, place, device, dtype)
+            adapter = None if source.path == config.path else Path(str(config.path))
+            module, tokenizer, context = _read(source, family, place, device, dtype, adapter)
         if config.context and context and config.context > context:
             log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
         classes: Sequence[str] = ()
@@ -128,8 +131,12 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
-def _read(config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _read(
+    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
+) -> Any:
     """Return the module on its device, the tokenizer, and the longest row, or None if there is no limit."""
+    if adapter and family.reader != "transformers":
+        raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
     if family.reader == "native":
         module, tokenizer = read_mini(Path(place))
         return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
@@ -137,7 +144,7 @@ def _read(config: ModelConfig, family: Family, place: str, device: torch.device,
 
     if family.reader == "legacy":
         return read_legacy(config, place, device, dtype)
-    return read_transformers(config, family, place, device, dtype)
+    return read_transformers(config, family, place, device, dtype, adapter)
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:

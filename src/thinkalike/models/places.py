@@ -20,6 +20,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.adapters import base_of, is_adapter
 from thinkalike.models.gguf_files import gguf_in, gguf_shape
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,8 @@ def folder_of(config: ModelConfig) -> Path | None:
         )
         cause = "it has no config.json" if folder.exists() or config.mini else "it does not exist"
         raise ModelError(f"model={config.called}: {folder} holds no checkpoint, because {cause}; {remedy}")
-    _check_no_adapter(config, str(folder), files)
+    if not is_adapter(folder):
+        _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
         _check_mini(config, folder)
     return folder
@@ -66,8 +68,8 @@ def folder_of(config: ModelConfig) -> Path | None:
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
     if "adapter_config.json" in files:
         raise ModelError(
-            f"model={config.called}: {place} has an adapter_config.json, and adapters are not read; merge the adapter "
-            "into the model (PEFT's merge_and_unload), or remove its files to read the base model"
+            f"model={config.called}: {place} has an adapter_config.json beside a model or on the hub; give a folder of "
+            "the adapter alone, with model.base=MODEL, or remove its files to read the base model"
         )
 
 
@@ -85,6 +87,8 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
 
+    That of an adapter covers its base.
+
     Raises:
         ConfigError, ModelError: see `folder_of`; or the hub does not tell the commit and its cache has no copy.
     """
@@ -99,6 +103,8 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     for path in inside if folder.is_dir() else [folder]:
         digest.update(path.name.encode())
         digest.update(bytes.fromhex(remembered_digest(path)))
+    if base := base_of(config):
+        digest.update(checkpoint_fingerprint(base).encode())
     return digest.hexdigest()[:16]
 
 

@@ -6,6 +6,7 @@ import copy
 import shutil
 import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.adapters import merged
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf_files import is_gguf
 from thinkalike.models.minis import without_hooks
@@ -30,15 +32,24 @@ Checkpoint = tuple[Any, Any, int | None]  # the module on its device, the tokeni
 
 
 def read_transformers(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    family: Family,
+    place: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Path | None = None,
 ) -> Checkpoint:
     """Read a model that `save_pretrained` wrote, with its own tokenizer, from a folder or a repository of the hub.
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
 
+    Args:
+        adapter: the folder of an adapter that is merged into the model.
+
     Raises:
-        ModelError: weights or the tokenizer are missing, or an encoder-decoder is read without `model.side`.
+        ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder is read without
+            `model.side`.
     """
     import transformers
 
@@ -63,6 +74,8 @@ def read_transformers(
         module, fit = read_weights(kind, config, place, dtype=dtype, **options)
     needed = module.base_model_prefix if family.predicts == "hidden" else ""
     check_fit(fit, config.called, place, [needed])
+    if adapter:
+        module = merged(module, adapter, adapter.name)
     tokenizer, longest = read_tokenizer(config, place), longest_row(module)
     if folded:
         from transformer_lens.model_bridge import TransformerBridge

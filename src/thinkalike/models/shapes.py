@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig, TrainerConfig
+from thinkalike.models.adapters import base_of
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
@@ -157,6 +158,7 @@ def _shape(config: ModelConfig, sizes: Mapping[str, Any], itemsize: int) -> Shap
 
 def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the contents of config.json, or of the table of published ones."""
+    config = base_of(config) or config
     folder = named_folder(config)
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
