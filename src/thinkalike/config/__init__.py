@@ -19,8 +19,8 @@ from thinkalike.config.schema import not_in_key, pairs_of_layers, ranged, releva
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
 
 __all__ = ["CONF", "HOW_IT_RUNS", "KINDS", "MEASURES", "PLUGGED", "PROCESSES", "RUNS", "TASKS", "AnalyzeConfig",
-           "DataConfig", "LoggerConfig", "Made", "MeasureConfig", "ModelConfig", "NLIConfig", "PairsConfig", "PopulationConfig",
-           "PretrainConfig", "SAEConfig", "StimuliConfig", "StitchConfig", "TrainConfig", "TrainerConfig",
-           "as_target", "check_option", "command_line", "command_words", "compose_job", "entry_point", "jobs_of",
-           "measure_module", "measure_schema", "model_named", "not_in_key", "options", "own_process",
-           "pairs_of_layers", "ranged", "relevant", "train_config"]  # fmt: skip
+           "DataConfig", "LoggerConfig", "Made", "MeasureConfig", "ModelConfig", "NLIConfig", "PairsConfig",
+           "PopulationConfig", "PretrainConfig", "SAEConfig", "StimuliConfig", "StitchConfig", "TrainConfig",
+           "TrainerConfig", "as_target", "check_option", "command_line", "command_words", "compose_job",
+           "entry_point", "jobs_of", "measure_module", "measure_schema", "model_named", "not_in_key", "options",
+           "own_process", "pairs_of_layers", "ranged", "relevant", "train_config"]  # fmt: skip

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -274,7 +275,10 @@ def _said(error: BaseException) -> str:
 
 def _quieten() -> None:
     """Keep the libraries from announcing themselves: a job's output is its own."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    loaded = sys.modules.get("transformers.utils.logging")  # which reads the variables once
+    if os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error") == "error" and loaded:
+        loaded.set_verbosity_error()
+        loaded.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

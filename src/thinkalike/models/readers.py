@@ -48,7 +48,7 @@ def read_transformers(
         adapter: the folder of an adapter that is merged into the model.
 
     Raises:
-        ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder is read without
+        ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder has no
             `model.side`.
     """
     import transformers

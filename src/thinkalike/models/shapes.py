@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -123,11 +123,14 @@ class Shape:
         return tokens * (self.operations.full(row) if full else self.operations.forward(0, self.layers, row))
 
 
-def shape_of(config: ModelConfig) -> Shape | None:
+def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """Return the shape of a model without its weights and without any download.
 
     The sizes are those that task=pretrain builds, those of config.json in a folder or in the hub's cache, or those of
     the table of published sizes. None: no source here has them.
+
+    Args:
+        name: what the shape is called, by default the label of the model.
 
     Raises:
         ModelError: the folder has no config.json.
@@ -135,7 +138,8 @@ def shape_of(config: ModelConfig) -> Shape | None:
     if config.path:
         folder_of(config)
     sizes = _sizes(config)
-    return _shape(config, sizes, getattr(torch, config.dtype).itemsize) if sizes else None
+    shape = _shape(config, sizes, getattr(torch, config.dtype).itemsize) if sizes else None
+    return replace(shape, name=name or shape.name) if shape else None
 
 
 def new_shape(config: ModelConfig, vocabulary: int) -> Shape | None:
