@@ -202,3 +202,23 @@ def test_architectures_come_from_the_hub_in_shards(tmp_path, monkeypatch):
     assert any(path.endswith("model.safetensors.index.json") for path in asked)
     local = load_model(ModelConfig(name="local", path=str(home)))
     assert (model.family.name, model.fingerprint()) == (name, local.fingerprint())
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert-generation", "electra"])
+def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path):
+    import transformers
+
+    def write(folder, **settings):
+        sizes = {"vocab_size": len(tiny.tokenizer()), "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+        heads = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64, "bos_token_id": 0}
+        shape = transformers.AutoConfig.for_model(kind, **sizes, **heads, **settings)
+        module = transformers.AutoModelForCausalLM.from_config(shape)
+        tiny.enlarge(module)
+        module.save_pretrained(folder)
+        tiny.tokenizer().save_pretrained(folder)
+        return folder
+
+    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM") as caught:
+        load_model(write(tmp_path / "m"))
+    assert "\n" not in str(caught.value)
+    assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts_next

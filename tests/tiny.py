@@ -49,14 +49,14 @@ def _model(family: str, hidden_size: int, seed: int):
 def write_checkpoint(family: str, folder: Path, hidden_size: int = 32, seed: int = 1) -> Path:
     """A checkpoint as `save_pretrained` writes it, with larger weights than an initialisation has."""
     model = _model(family, hidden_size, seed)
-    _enlarge(model)
+    enlarge(model)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
 @torch.no_grad()
-def _enlarge(model: torch.nn.Module) -> None:
+def enlarge(model: torch.nn.Module) -> None:
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.mul_(3)  # so that every block matters
@@ -78,7 +78,7 @@ def write_classifier(
     names = {"num_labels": classes} if isinstance(classes, int) else {"id2label": dict(enumerate(classes))}
     torch.manual_seed(seed)
     model = hf.BertForSequenceClassification(hf.BertConfig(**size, **heads, **names))
-    _enlarge(model)
+    enlarge(model)
     model.save_pretrained(folder)
     if binary:
         (folder / "model.safetensors").unlink()
@@ -232,7 +232,7 @@ def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e4}
     torch.manual_seed(1)
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**size, **heads, **sizes}, tie_word_embeddings=False))
-    _enlarge(model)
+    enlarge(model)
     for weight in (weight for weight in model.parameters() if weight.dim() > 1):
         packed = gguf.quants.quantize(weight.detach().numpy(), gguf.GGMLQuantizationType[kind])
         weight.data = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind]).copy())
