@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.adapters import base_of
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.gguf_files import gguf_types, located
 from thinkalike.models.labels import label, told_apart
@@ -28,6 +28,8 @@ from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
+
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -61,22 +63,33 @@ def renamed(model: FrozenModel, name: str) -> FrozenModel:
     return other
 
 
-def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = None, **settings: Any) -> FrozenModel:
+def load_model(
+    model: ModelConfig | str | os.PathLike[str] | torch.nn.Module, tokenizer: Any = None, name: str | None = None,
+    **settings: Any,
+) -> FrozenModel:  # fmt: skip
     """Load a model onto its device and in its dtype, and prove that it can be cut at its blocks.
 
         load_model("gpt2", dtype="bfloat16", device="cuda")
+        load_model(module, tokenizer, name="after step 1000")
 
     Args:
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
-            a checkpoint; or a configuration.
+            a checkpoint; a GGUF file; a configuration; or a model of transformers in memory, which is copied.
+        tokenizer: The tokenizer of a model in memory. Of any other model this place is that of the name.
         name: The name of the loaded model, by default its label.
-        settings: Settings of `model=` by their names, such as dtype, device, revision and context.
+        settings: Settings of `model=` by their names, such as dtype, device, revision and context. A model in memory
+            keeps its own dtype and device by default, and takes no setting that says where weights are.
 
     Raises:
         ConfigError: the model, its family or a setting is not known.
         TypeError: the model is given as something else.
         ModelError: weights cannot be read, are of another architecture, or fail the proof.
     """
+    if isinstance(model, torch.nn.Module):
+        return in_memory(model, tokenizer, name, settings)
+    if not isinstance(tokenizer, str | None):
+        raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
+    name = name or tokenizer
     config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     own_label = label(config)
@@ -91,33 +104,84 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             _check_settings(config, family)
             adapter = None if source.path == config.path else Path(str(config.path))
             module, tokenizer, context = _read(source, family, place, device, dtype, adapter)
-        if config.context and context and config.context > context:
-            log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
-        classes: Sequence[str] = ()
-        if family.predicts == "class":
-            from thinkalike.models.classifiers import class_names
-
-            classes = class_names(config, module)
-        if not family.blocks:
-            from thinkalike.models.readers import blocks_of
-
-            family = replace(family, blocks=blocks_of(module, config.called))
-        frozen = FrozenModel(
-            module,
-            family,
-            tokenizer,
+        return _frozen(
+            config, family, module, tokenizer, context,
             name=name or own_label,
-            context=min(context or LONGEST, config.context or LONGEST),
-            bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
             device=device_of(module, device),
             revision=revision,
-            kernels=kernels_of(family),
-            classes=classes,
             quantization=config.quantization or gguf_types(place),
-        )
-        check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
-        check_loss(frozen)
-        return frozen
+        )  # fmt: skip
+
+
+def in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
+    """Return a copy of a model of transformers as a FrozenModel; see `load_model`.
+
+    Raises:
+        ConfigError: a setting is of models that are read.
+        TypeError: the module is none of transformers, or there is no tokenizer.
+        ModelError: the class of the module has no head that is known, or see `FrozenModel`.
+    """
+    from transformers import PreTrainedModel
+
+    from thinkalike.models.readers import longest_row, one_side
+
+    if not isinstance(module, PreTrainedModel) or not callable(tokenizer):
+        raise TypeError(f"load_model takes a PreTrainedModel of transformers and its tokenizer, not "
+                        f"{type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
+    for key in settings.keys() - IN_MEMORY:
+        raise ConfigError(f"model.{key}={settings[key]} is of a model that is read; leave it out")
+    own = {"dtype": module.dtype, "device": module.device, "bos": None, **settings}
+    config = configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
+    kind = type(module).__name__
+    with _LOADING, explained(config), doing(f"model {config.name}"):
+        family = family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
+        if kind not in (heads := heads_of(str(module.config.model_type)).values()):
+            raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
+        _check_settings(config, family)
+        device = torch.device(pick_device(config.device))
+        own_copy = deepcopy(module).to(device=device, dtype=getattr(torch, config.dtype))
+        context = longest_row(own_copy)
+        if family.predicts == "states":
+            own_copy = one_side(own_copy, config)
+        return _frozen(
+            config, family, own_copy, tokenizer, context, name=config.name, device=device,
+            revision="in memory",
+        )  # fmt: skip
+
+
+def _frozen(
+    config: ModelConfig, family: Family, module: Any, tokenizer: Any, context: int | None, **facts: Any
+) -> FrozenModel:
+    """Return a module that is on its device as a FrozenModel, after all checks.
+
+    Args:
+        context: the longest row that the module can take, or None.
+        facts: more arguments of `FrozenModel`.
+    """
+    if config.context and context and config.context > context:
+        log.warning("%s reads %d tokens at once, so that its rows are no longer", facts["name"], context)
+    classes: Sequence[str] = ()
+    if family.predicts == "class":
+        from thinkalike.models.classifiers import class_names
+
+        classes = class_names(config, module)
+    if not family.blocks:
+        from thinkalike.models.readers import blocks_of
+
+        family = replace(family, blocks=blocks_of(module, config.called))
+    frozen = FrozenModel(
+        module,
+        family,
+        tokenizer,
+        context=min(context or LONGEST, config.context or LONGEST),
+        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
+        kernels=kernels_of(family),
+        classes=classes,
+        **facts,
+    )
+    check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
+    check_loss(frozen)
+    return frozen
 
 
 def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
