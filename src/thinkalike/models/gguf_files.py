@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections import Counter
 from functools import cache
@@ -55,7 +56,12 @@ def gguf_shape(path: Path) -> dict[str, Any]:
     Raises:
         ModelError: see `check_extra`; or transformers cannot read the file, or would read it wrongly.
     """
-    return dict(_said(path)[0])
+    return {key: value for key, value in _said(path)[0].to_dict().items() if value is not None}
+
+
+def gguf_config(place: str) -> Any:
+    """Return the configuration of transformers for the model in a GGUF file, which takes seconds to read anew."""
+    return copy.deepcopy(_said(Path(place))[0])
 
 
 def gguf_types(place: str) -> str:
@@ -63,20 +69,20 @@ def gguf_types(place: str) -> str:
     return _said(Path(place))[1] if is_gguf(place) else ""
 
 
-def _said(path: Path) -> tuple[dict[str, Any], str]:
+def _said(path: Path) -> tuple[Any, str]:
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
     return _read(str(path), path.stat().st_mtime_ns)
 
 
 @cache
-def _read(path: str, _changed: int) -> tuple[dict[str, Any], str]:
+def _read(path: str, _changed: int) -> tuple[Any, str]:
     """Return the configuration and the types of a GGUF file; the second argument makes a changed file another one."""
     from gguf import GGUFReader
     from transformers import AutoConfig
 
     try:
         reader = GGUFReader(path)
-        shape = AutoConfig.from_pretrained(**located(path)).to_dict()
+        shape = AutoConfig.from_pretrained(**located(path))
     except (ValueError, LookupError, NotImplementedError, OSError) as error:
         raise ModelError(f"{path}: transformers cannot read this GGUF file ({error}); {OWN}") from error
     facts = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
@@ -93,4 +99,4 @@ def _read(path: str, _changed: int) -> tuple[dict[str, Any], str]:
         )
     types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
     named = ", ".join(f"{name} x {count}" for name, count in types.most_common())
-    return {key: value for key, value in shape.items() if value is not None}, named
+    return shape, named

@@ -17,7 +17,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.adapters import merged
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf_files import is_gguf
+from thinkalike.models.gguf_files import gguf_config, is_gguf
 from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
 from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
@@ -65,7 +65,7 @@ def read_transformers(
             raise ModelError(
                 f"{config.called} is quantised already; leave out model.quantization={config.quantization}"
             )
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+        options |= {"config": gguf_config(place), "quantization_config": transformers.GgufConfig(dequantize=True)}
     with (
         torch.random.fork_rng(devices=[]),
         patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda each, **_: each),

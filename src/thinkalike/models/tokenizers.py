@@ -86,12 +86,12 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
 
 def _from_gguf(config: ModelConfig, place: str) -> Any:
     """Return the tokenizer of a GGUF file, and warn if a tokenizer.json beside the file cuts texts otherwise."""
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
     with tempfile.TemporaryDirectory() as aside:  # beside a tokenizer.json, transformers reads that instead
         alone, source = Path(aside, Path(place).name), Path(place).with_name("tokenizer.json")
         alone.symlink_to(Path(place).absolute())
-        own = AutoTokenizer.from_pretrained(**located(str(alone)))
+        own = PreTrainedTokenizerFast.from_pretrained(**located(str(alone)))
     other = PreTrainedTokenizerFast(tokenizer_file=str(source)) if source.is_file() else own
     for text in (*PROBES, TEXT, CODE):
         mine, theirs = (each(text, add_special_tokens=False)["input_ids"] for each in (own, other))

@@ -36,7 +36,7 @@ class Fit(NamedTuple):
     mismatched: set[str]  # in both, in different shapes
 
 
-def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> tuple[Any, Fit]:
+def read_weights(kind: Any, config: ModelConfig, place: str, /, **options: Any) -> tuple[Any, Fit]:
     """Read a checkpoint of transformers: the module, and how the weights fit it, which the caller checks.
 
     Transformers draws missing weights at random. The prefix of a wrapper is taken off.
