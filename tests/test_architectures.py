@@ -12,9 +12,11 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments import run_job
 from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.shapes import operations, shape_of
 
 DOCS = Path(__file__).parents[1] / "docs"
 SAMPLE = (  # other attention in every second layer, capped logits, states between the blocks, each kind, and refusals
@@ -202,3 +204,52 @@ def test_architectures_come_from_the_hub_in_shards(tmp_path, monkeypatch):
     assert any(path.endswith("model.safetensors.index.json") for path in asked)
     local = load_model(ModelConfig(name="local", path=str(home)))
     assert (model.family.name, model.fingerprint()) == (name, local.fingerprint())
+
+
+def test_heads_of_other_widths_in_every_second_layer_are_counted_and_compared(tmp_path):
+    import transformers
+
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8, "global_head_dim": 16}
+    sizes = {"vocab_size": len(tiny.tokenizer()), "hidden_size": 32, "num_hidden_layers": 4, "intermediate_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size_per_layer_input": 0}
+    shape = transformers.AutoConfig.for_model("gemma4_text", **sizes, **heads, **kinds)
+    module = transformers.AutoModelForCausalLM.from_config(shape)
+    tiny.enlarge(module)
+    module.save_pretrained(tmp_path / "m")
+    tiny.tokenizer().save_pretrained(tmp_path / "m")
+    counted = operations(load_model(tmp_path / "m"))
+    assert shape_of(ModelConfig(name="local", path=str(tmp_path / "m"))).operations == counted
+    assert counted.attention[1] == 2 * counted.attention[0] > 0
+    for seed in range(8):
+        (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
+    words = [
+        f"model={tmp_path}/m",
+        "target.dtype=float64",
+        "model.context=16",
+        f"store={tmp_path}/store",
+        "logger=none",
+    ]
+    words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.5", "measure.tokens_per_batch=64"]
+    result = run_job(composed("measure=cka", "measure.batches=4", *words, door="analyze"))
+    assert result.provenance["models"][0]["family"] == "gemma4_text"
+    assert (result.table["value"] > 0.999).sum() >= 4
+
+
+@pytest.mark.parametrize("kind", ["roberta", "bert-generation", "electra"])
+def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path):
+    import transformers
+
+    def write(folder, **settings):
+        sizes = {"vocab_size": len(tiny.tokenizer()), "hidden_size": 32, "num_hidden_layers": 2, "pad_token_id": 0}
+        heads = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64, "bos_token_id": 0}
+        shape = transformers.AutoConfig.for_model(kind, **sizes, **heads, **settings)
+        module = transformers.AutoModelForCausalLM.from_config(shape)
+        tiny.enlarge(module)
+        module.save_pretrained(folder)
+        tiny.tokenizer().save_pretrained(folder)
+        return folder
+
+    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM") as caught:
+        load_model(write(tmp_path / "m"))
+    assert "\n" not in str(caught.value)
+    assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts_next

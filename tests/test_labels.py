@@ -43,9 +43,22 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them():
     paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
     folders = [ModelConfig(name="local", path=path) for path in paths]
     assert told_apart(folders) == [
-        "checkpoint[path=a/final/checkpoint]",
-        "checkpoint[path=b/final/checkpoint]",
+        "a/final/checkpoint",
+        "b/final/checkpoint",
         "other",
+    ]
+    typed = replace(folders[0], dtype="bfloat16")
+    assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
+
+
+def test_a_folder_is_called_by_its_own_name_however_it_is_written(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):
+        assert label(ModelConfig(name="local", path=path)) == "my-model"
+    assert told_apart([ModelConfig(name="local", path=path) for path in (".", "b/my-model")]) == [
+        f"{tmp_path.name}/my-model",
+        "b/my-model",
     ]
 
 

@@ -227,7 +227,7 @@ def test_mini_survives_saving_in_half_precision(tmp_path, tokens):
 
 @pytest.mark.parametrize(
     ("fault", "key"),
-    [("truncated", "model=local"), ("no config", r"config\.json"), ("wrong architecture", "model_type=gpt22")],
+    [("truncated", "model=m"), ("no config", r"config\.json"), ("wrong architecture", "model_type=gpt22")],
 )
 def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, key):
     folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
@@ -356,7 +356,7 @@ def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, m
 def test_a_traceback_can_be_asked_for(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     config = ModelConfig(name="local", path=str(tmp_path))
-    with pytest.raises(ModelError, match="cannot load model=local"):
+    with pytest.raises(ModelError, match="cannot load model=test_a_traceback"):
         load_model(config)
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(OSError, match=r"model\.safetensors") as caught:

@@ -266,7 +266,6 @@ def without_a_shard(folder):
 LACKING = {
     "empty": (emptied, "config.json"),
     "no weights": (only("training_args.bin", "optimizer.pt"), "model.safetensors"),
-    "GGUF": (only("m-q4.gguf", "m-q8.gguf"), "model.safetensors"),
     "an adapter": (only("adapter_model.safetensors", "adapter_config.json"), "adapter_config.json"),
     "a base with an adapter": (lambda folder: (folder / "adapter_config.json").touch(), "adapter_config.json"),
     "a shard": (without_a_shard, "model-00002-of-00002"),

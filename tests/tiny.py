@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 FAMILIES = ("gpt_neox", "gpt2", "mamba", "bert")
 LAYERS = 4
+MINIS = Path(__file__).parents[1] / "src" / "thinkalike" / "assets"
 
 
 def document(seed: int, words: int = 400) -> str:
@@ -48,14 +49,14 @@ def _model(family: str, hidden_size: int, seed: int):
 def write_checkpoint(family: str, folder: Path, hidden_size: int = 32, seed: int = 1) -> Path:
     """A checkpoint as `save_pretrained` writes it, with larger weights than an initialisation has."""
     model = _model(family, hidden_size, seed)
-    _enlarge(model)
+    enlarge(model)
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
 
 
 @torch.no_grad()
-def _enlarge(model: torch.nn.Module) -> None:
+def enlarge(model: torch.nn.Module) -> None:
     for weight in model.parameters():
         if weight.dim() > 1:
             weight.mul_(3)  # so that every block matters
@@ -77,7 +78,7 @@ def write_classifier(
     names = {"num_labels": classes} if isinstance(classes, int) else {"id2label": dict(enumerate(classes))}
     torch.manual_seed(seed)
     model = hf.BertForSequenceClassification(hf.BertConfig(**size, **heads, **names))
-    _enlarge(model)
+    enlarge(model)
     model.save_pretrained(folder)
     if binary:
         (folder / "model.safetensors").unlink()
@@ -220,3 +221,71 @@ def write_pairs(pairs, path: Path) -> Path:
         lines = ["\t".join(row) for row in [columns, *rows]]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
+    """A Llama, with its weights as they are after a quantisation of GGUF, as `save_pretrained` writes it."""
+    import gguf
+    import transformers as hf
+
+    size = {"vocab_size": len(tokenizer()), "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "rope_theta": 5e4}
+    torch.manual_seed(1)
+    model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**size, **heads, **sizes}, tie_word_embeddings=False))
+    enlarge(model)
+    for weight in (weight for weight in model.parameters() if weight.dim() > 1):
+        packed = gguf.quants.quantize(weight.detach().numpy(), gguf.GGMLQuantizationType[kind])
+        weight.data = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind]).copy())
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def write_gguf(folder: Path, file: Path, kind: str = "F32", leave_out: str = "-", **fields) -> Path:
+    """The Llama of a folder as llama.cpp's converter writes it: rows of queries and keys in another order.
+
+    Args:
+        kind: how its matrices are quantised; its vectors are F32.
+        leave_out: the tensor that is not written.
+        fields: more fields, such as {"split.count": 2}.
+    """
+    import gguf
+
+    shape, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    parts = json.loads((folder / "tokenizer.json").read_text())
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_vocab_size(shape["vocab_size"])
+    writer.add_context_length(shape["max_position_embeddings"])
+    writer.add_embedding_length(shape["hidden_size"])
+    writer.add_block_count(shape["num_hidden_layers"])
+    writer.add_feed_forward_length(shape["intermediate_size"])
+    writer.add_head_count(shape["num_attention_heads"])
+    writer.add_head_count_kv(shape["num_key_value_heads"])
+    writer.add_rope_dimension_count(shape["head_dim"])
+    writer.add_rope_freq_base(shape["rope_parameters"]["rope_theta"])
+    writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
+    tokens = sorted(parts["model"]["vocab"], key=parts["model"]["vocab"].__getitem__)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in parts["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    for name, value in fields.items():
+        (writer.add_uint32 if isinstance(value, int) else writer.add_string)(name, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, shape["num_hidden_layers"])
+    for name, weight in weights.items():
+        if name == leave_out:
+            continue
+        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+        if heads:
+            weight = weight.view(shape[heads], 2, -1, weight.shape[-1]).transpose(1, 2).reshape(weight.shape)
+        quantised = gguf.GGMLQuantizationType[kind if weight.dim() > 1 else "F32"]
+        packed = gguf.quants.quantize(weight.contiguous().numpy(), quantised)
+        writer.add_tensor(names.get_name(name, (".weight",)), packed, raw_dtype=quantised)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file

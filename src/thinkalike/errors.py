@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import itertools
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 LISTED = 40  # names that a message lists
 
@@ -62,6 +63,17 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
+
+
+def check_extra(extra: str, packages: Sequence[str], what: str) -> None:
+    """Raise a ModelError with the remedy unless the packages of an extra are installed.
+
+    Args:
+        extra: its name in pyproject.toml.
+        what: what needs it, as the message says it.
+    """
+    if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
+        raise ModelError(f"{what}, which needs {' and '.join(missing)}: pip install 'thinkalike[{extra}]'")
 
 
 def nearest(value: str, names: Iterable[str]) -> str:

@@ -11,6 +11,7 @@ from thinkalike.errors import ThinkalikeError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
 from thinkalike.memory import readable
+from thinkalike.models.labels import told_apart
 from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
 from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
@@ -125,7 +126,7 @@ def _jobs(config: Any) -> list[tuple[str, Any]]:
 def _name(config: Any) -> str:
     """Return the kind of a job and the names of its models."""
     kind = instrument_of(config)
-    names = [model.name for model in kind.models_of(config).values()]
+    names = told_apart(list(kind.models_of(config).values()))
     return f"{kind.kind}: {', '.join(dict.fromkeys(names))}" if names else kind.kind
 
 

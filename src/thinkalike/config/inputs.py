@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -30,7 +31,8 @@ class ModelConfig(Checked, part="model"):
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # branch, tag or commit of the hub; null: main
-    path: FilePath | None = not_in_key(None)  # a folder with a checkpoint; takes the place of hub_id
+    path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
+    base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
     processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of weights and states
     device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
@@ -55,9 +57,17 @@ class ModelConfig(Checked, part="model"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name == "local" and not self.path:
-            raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint>")
+            raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
         if self.name == "hub" and not (self.hub_id or self.path):
             raise ConfigError("model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>")
+
+    @property
+    def called(self) -> str:
+        """The everyday name, or that of the folder, the file or the repository of a model without one."""
+        if self.name not in ("local", "hub"):
+            return self.name
+        place = os.path.abspath(self.path) if self.path else str(self.hub_id)
+        return os.path.basename(place).removesuffix(".gguf")
 
     @property
     def unused(self) -> Collection[str]:

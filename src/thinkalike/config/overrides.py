@@ -105,8 +105,8 @@ def register_repositories(names: Iterable[str]) -> None:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether this is a path, or there is a folder of this name, which is not that of a model alone."""
-    written = name.startswith((".", "/", "~")) or name.count("/") > 1
+    """Return whether this is a path, a GGUF file, or a folder that exists and is not named like a model alone."""
+    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
     return "://" not in name and (written or ("/" in name and Path(name).is_dir()))
 
 

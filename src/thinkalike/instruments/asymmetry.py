@@ -111,7 +111,7 @@ def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
         other = _turned(_run_by(config, train_config(newest.config)))
         return [newest, other] if newest in forth else [other, newest]
     if config.model == config.target:
-        raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.name} is both")
+        raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.called} is both")
     scale = ("mini" if config.model.mini else "paper") if config.scale == "auto" else config.scale
     recipe: TrainConfig = compose_job("train", [f"scale={scale}", f"recipe={config.recipe}", f"seed={config.seed}"])
     job = _run_by(config, replace(recipe, data=config.data, model=config.model, target=config.target))

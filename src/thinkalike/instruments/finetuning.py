@@ -59,7 +59,7 @@ class ClassifierFinetuning(
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
-            raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
+            raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.called}")
         options = tokenizer, config.nli.context, config.pairs.truncate
         encoded = {side: encode(each, *options) for side, each in pairs.items()}
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)

@@ -203,7 +203,9 @@ class Instrument(ABC):
         """Return the shapes of the models of `models_of`, without loading weights; None where a shape is unknown."""
         from thinkalike.models.shapes import shape_of
 
-        return {part: shape_of(model) for part, model in self.models_of(config).items()}
+        models = self.models_of(config)
+        names = told_apart(list(models.values()))
+        return {part: shape_of(model, name) for (part, model), name in zip(models.items(), names, strict=True)}
 
     def operations(self, config: Any, shapes: Shapes) -> Sequence[Phase]:
         """Return the operations of a job by phase, from the shapes of its models alone.

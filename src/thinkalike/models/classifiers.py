@@ -38,7 +38,7 @@ def new_classifier(
     with explained(config), reached(config) as (place, _):
         kind, family = read_shape(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
         if kind != family.model_type:
-            raise ModelError(f"task=nli fine-tunes bert; {config.name} is a {kind}: choose model=bert-mini")
+            raise ModelError(f"task=nli fine-tunes bert; {config.called} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
         module, fit = read_weights(
             getattr(transformers, family.architecture),
@@ -50,9 +50,11 @@ def new_classifier(
             **({} if spread is None else {"initializer_range": spread}),
         )
         body, blocks = module.base_model, module.base_model.encoder.layer
-        check_fit(fit, config.name, place, [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")])
+        check_fit(
+            fit, config.called, place, [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")]
+        )
         if redraw is not None and redraw >= len(blocks):
-            raise ModelError(f"nli.redraw={redraw}: {config.name} has blocks 0 to {len(blocks) - 1}")
+            raise ModelError(f"nli.redraw={redraw}: {config.called} has blocks 0 to {len(blocks) - 1}")
         anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]
         _draw(anew, BERT_SPREAD / body.config.hidden_size**0.5)
         _draw([part for part in module.children() if part is not body], module.config.initializer_range)
@@ -79,11 +81,11 @@ def class_names(config: ModelConfig, module: Any) -> list[str]:
     classes = list(config.classes or own)
     if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
         raise ModelError(
-            f"{config.name}: its {len(own)} classes are {classes}; name them in the order of its logits as in {THREE} "
-            f"or {TWO}: model.classes=[{','.join(THREE)}]"
+            f"{config.called}: its {len(own)} classes are {classes}; name them in the order of its logits as in "
+            f"{THREE} or {TWO}: model.classes=[{','.join(THREE)}]"
         )
     if sorted(own) == sorted(classes) and own != classes:
-        raise ModelError(f"{config.name}: model.classes={classes}, but its config.json says {own}; leave it out")
+        raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
     return classes
 
 

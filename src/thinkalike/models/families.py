@@ -126,16 +126,21 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     return Family(name, predicts=predicts, model_type=model_type, kernels=kernels)
 
 
-def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
-    """Return what a checkpoint predicts: what its own class does, or else the first of what its architecture can."""
+def heads_of(model_type: str) -> dict[Predicts, Any]:
+    """Return the classes of transformers for an architecture by what they predict; None where there is none."""
     from transformers.models.auto import modeling_auto as auto
 
-    classes: dict[Predicts, Any] = {
+    return {
         "class": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type),
         "states": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type),
         "hidden": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(model_type),
         "next": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type),
     }
+
+
+def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
+    """Return what a checkpoint predicts: what its own class does, or else the first of what its architecture can."""
+    classes = heads_of(model_type)
     for predicts, name in classes.items():
         if name in stated:
             return predicts

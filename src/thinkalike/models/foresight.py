@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, one_of
+from thinkalike.models.adapters import base_of
 from thinkalike.models.families import DEPTHS, FAMILIES, Predicts, family_in
-from thinkalike.models.places import known_shape, named_folder, pick_device
+from thinkalike.models.places import known_shape, named_folder, pick_device, stated_in
 
 
 class Outline(NamedTuple):
@@ -44,7 +45,7 @@ def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, aske
     for each in (source, target):
         if outline(each).predicts not in (None, "next"):
             raise ModelError(
-                f"{each.name} predicts no next token, and {asked} stitches models that do; choose one of them, or "
+                f"{each.called} predicts no next token, and {asked} stitches models that do; choose one of them, or "
                 "compare representations: python analyze.py measure=cka"
             )
     check_layer_pairs(source, target, layers)
@@ -63,8 +64,9 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    config = base_of(config) or config
     folder = named_folder(config)
-    shape = known_shape(folder / "config.json") if folder else {}
+    shape = known_shape(stated_in(folder)) if folder else {}
     family = FAMILIES.get(config.family)
     with contextlib.suppress(ModelError):
         family = family or family_in(shape, "config.json")

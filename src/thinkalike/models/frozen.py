@@ -70,6 +70,7 @@ class FrozenModel:
         bos_each_row: whether the model expects rows to begin with BOS.
         device: where states and logits are.
         revision, kernels: what was loaded and which code runs it, for the provenance.
+        quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
         classes: what a classifier's logits are of, in their order.
 
     Raises:
@@ -89,12 +90,13 @@ class FrozenModel:
         revision: str = "",
         kernels: str = "torch",
         classes: Sequence[str] = (),
+        quantization: str = "",
     ):
         self.module = module.eval().requires_grad_(False)
         without_cache(module)
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
-        self.classes = tuple(classes)
+        self.classes, self.quantization = tuple(classes), quantization
         embedding = embedding_of(module)
         self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
         self._accepts = accepted(module)
@@ -271,6 +273,7 @@ class FrozenModel:
             "kernels": self.kernels,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
+            **({"quantization": self.quantization} if self.quantization else {}),
         }
 
     def _no_language_model(self) -> ModelError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,27 +10,27 @@ from thinkalike.config import ModelConfig
 
 # the settings by which models of one name are told apart
 IDENTIFYING = (
-    "hub_id", "revision", "path", "index", "side", "processing", "dtype", "quantization", "context", "seed", "device",
+    "hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context", "seed",
+    "device",
 )  # fmt: skip
 
 
 def label(config: ModelConfig) -> str:
     """Return the everyday name of a model, or of its folder or repository, with the revision if one is asked for."""
-    places = {"local": config.path, "hub": config.path or config.hub_id}
-    name = Path(str(places[config.name])).name if config.name in places else config.name
-    return f"{name}@{config.revision}" if config.revision else name
+    return f"{config.called}@{config.revision}" if config.revision else config.called
 
 
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     """Return the labels of models; where different ones share a label, with the settings in which they differ.
 
-    Where none of the settings that identify a model differs, they are numbered.
+    Folders of one name are called by as much of their paths as tells them apart. Where none of the settings that
+    identify a model differs, they are numbered.
     """
     labels = [label(config) for config in configs]
     whole = []
     for own, config in zip(labels, configs, strict=True):
         sharing = [each for name, each in zip(labels, configs, strict=True) if name == own]
-        whole.append(f"{own}{_what_differs(config, sharing)}")
+        whole.append(_whole(own, config, sharing))
     for place, config in enumerate(configs):
         if any(name == whole[place] and each != config for name, each in zip(whole, configs, strict=True)):
             labels[place] = f"{whole[place]}#{configs.index(config) + 1}"
@@ -53,17 +54,20 @@ def _last(path: str, parts: int) -> str:
     return "/".join(Path(path).parts[-parts:]) if parts else Path(path).stem
 
 
-def _what_differs(config: ModelConfig, others: Sequence[ModelConfig]) -> str:
-    """Return the settings by which a model differs from others of its label, in brackets, or nothing."""
+def _whole(own: str, config: ModelConfig, others: Sequence[ModelConfig]) -> str:
+    """Return a label with the settings by which a model differs from others of the same label, in brackets."""
     differing = [name for name in IDENTIFYING if any(getattr(each, name) != getattr(config, name) for each in others)]
+    if "path" in differing and all(each.name == "local" for each in others):
+        own = _short("path", config, others)
+        differing.remove("path")
     shown = [f"{name}={_short(name, config, others)}" for name in differing]
-    return f"[{','.join(shown)}]" if shown else ""
+    return f"{own}[{','.join(shown)}]" if shown else own
 
 
 def _short(name: str, config: ModelConfig, others: Sequence[ModelConfig]) -> str:
     """Return a setting as text; of a path, as many of its last parts as tell it from those of the others."""
     if name != "path" or not all(each.path for each in others):
         return str(getattr(config, name))
-    paths = {Path(str(each.path)) for each in others}
+    paths = {Path(os.path.abspath(str(each.path))) for each in others}
     count = next((n for n in range(1, 99) if len({path.parts[-n:] for path in paths}) == len(paths)), 99)
-    return "/".join(Path(str(config.path)).parts[-count:])
+    return "/".join(Path(os.path.abspath(str(config.path))).parts[-count:]).removesuffix(".gguf")

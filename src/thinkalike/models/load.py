@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
-from thinkalike.errors import ConfigError, one_of
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
+from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.models.adapters import base_of
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.gguf_files import gguf_types, located
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import read_mini
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
@@ -26,6 +28,8 @@ from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
+
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -59,60 +63,125 @@ def renamed(model: FrozenModel, name: str) -> FrozenModel:
     return other
 
 
-def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = None, **settings: Any) -> FrozenModel:
+def load_model(
+    model: ModelConfig | str | os.PathLike[str] | torch.nn.Module, tokenizer: Any = None, name: str | None = None,
+    **settings: Any,
+) -> FrozenModel:  # fmt: skip
     """Load a model onto its device and in its dtype, and prove that it can be cut at its blocks.
 
         load_model("gpt2", dtype="bfloat16", device="cuda")
+        load_model(module, tokenizer, name="after step 1000")
 
     Args:
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
-            a checkpoint; or a configuration.
+            a checkpoint; a GGUF file; a configuration; or a model of transformers in memory, which is copied.
+        tokenizer: The tokenizer of a model in memory. Of any other model this place is that of the name.
         name: The name of the loaded model, by default its label.
-        settings: Settings of `model=` by their names, such as dtype, device, revision and context.
+        settings: Settings of `model=` by their names, such as dtype, device, revision and context. A model in memory
+            keeps its own dtype and device by default, and takes no setting that says where weights are.
 
     Raises:
         ConfigError: the model, its family or a setting is not known.
         TypeError: the model is given as something else.
         ModelError: weights cannot be read, are of another architecture, or fail the proof.
     """
+    if isinstance(model, torch.nn.Module):
+        return in_memory(model, tokenizer, name, settings)
+    if not isinstance(tokenizer, str | None):
+        raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
+    name = name or tokenizer
     config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     own_label = label(config)
     with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
-        with reached(config) as (place, revision):
-            if named_folder(config) is None:
-                config = replace(config, revision=revision)  # all files are of one commit
-            shape = read_shape(config, place)
-            family = FAMILIES.get(config.family) or family_in(shape, f"{place}/config.json")
+        source = base_of(config) or config  # whose weights are read
+        with reached(source) as (place, revision):
+            if named_folder(source) is None:
+                source = replace(source, revision=revision)  # all files are of one commit
+            shape = read_shape(source, place)
+            family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
-            module, tokenizer, context = _read(config, family, place, device, dtype)
-        if config.context and context and config.context > context:
-            log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
-        classes: Sequence[str] = ()
-        if family.predicts == "class":
-            from thinkalike.models.classifiers import class_names
-
-            classes = class_names(config, module)
-        if not family.blocks:
-            from thinkalike.models.readers import blocks_of
-
-            family = replace(family, blocks=blocks_of(module, config.name))
-        frozen = FrozenModel(
-            module,
-            family,
-            tokenizer,
+            adapter = None if source.path == config.path else Path(str(config.path))
+            module, tokenizer, context = _read(source, family, place, device, dtype, adapter)
+        return _frozen(
+            config, family, module, tokenizer, context,
             name=name or own_label,
-            context=min(context or LONGEST, config.context or LONGEST),
-            bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
             device=device_of(module, device),
             revision=revision,
-            kernels=kernels_of(family),
-            classes=classes,
-        )
-        check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
-        check_loss(frozen)
-        return frozen
+            quantization=config.quantization or gguf_types(place),
+        )  # fmt: skip
+
+
+def in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
+    """Return a copy of a model of transformers as a FrozenModel; see `load_model`.
+
+    Raises:
+        ConfigError: a setting is of models that are read.
+        TypeError: the module is none of transformers, or there is no tokenizer.
+        ModelError: the class of the module has no head that is known, or see `FrozenModel`.
+    """
+    from transformers import PreTrainedModel
+
+    from thinkalike.models.readers import longest_row, one_side
+
+    if not isinstance(module, PreTrainedModel) or not callable(tokenizer):
+        raise TypeError(f"load_model takes a PreTrainedModel of transformers and its tokenizer, not "
+                        f"{type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
+    for key in settings.keys() - IN_MEMORY:
+        raise ConfigError(f"model.{key}={settings[key]} is of a model that is read; leave it out")
+    own = {"dtype": module.dtype, "device": module.device, "bos": None, **settings}
+    config = configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
+    kind = type(module).__name__
+    with _LOADING, explained(config), doing(f"model {config.name}"):
+        family = family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
+        if kind not in (heads := heads_of(str(module.config.model_type)).values()):
+            raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
+        _check_settings(config, family)
+        device = torch.device(pick_device(config.device))
+        own_copy = deepcopy(module).to(device=device, dtype=getattr(torch, config.dtype))
+        context = longest_row(own_copy)
+        if family.predicts == "states":
+            own_copy = one_side(own_copy, config)
+        return _frozen(
+            config, family, own_copy, tokenizer, context, name=config.name, device=device,
+            revision="in memory",
+        )  # fmt: skip
+
+
+def _frozen(
+    config: ModelConfig, family: Family, module: Any, tokenizer: Any, context: int | None, **facts: Any
+) -> FrozenModel:
+    """Return a module that is on its device as a FrozenModel, after all checks.
+
+    Args:
+        context: the longest row that the module can take, or None.
+        facts: more arguments of `FrozenModel`.
+    """
+    if config.context and context and config.context > context:
+        log.warning("%s reads %d tokens at once, so that its rows are no longer", facts["name"], context)
+    classes: Sequence[str] = ()
+    if family.predicts == "class":
+        from thinkalike.models.classifiers import class_names
+
+        classes = class_names(config, module)
+    if not family.blocks:
+        from thinkalike.models.readers import blocks_of
+
+        family = replace(family, blocks=blocks_of(module, config.called))
+    frozen = FrozenModel(
+        module,
+        family,
+        tokenizer,
+        context=min(context or LONGEST, config.context or LONGEST),
+        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
+        kernels=kernels_of(family),
+        classes=classes,
+        **facts,
+    )
+    check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
+    check_loss(frozen)
+    return frozen
 
 
 def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
@@ -122,12 +191,16 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
     called = os.fspath(model)
-    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).is_dir())
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
-def _read(config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype) -> Any:
+def _read(
+    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
+) -> Any:
     """Return the module on its device, the tokenizer, and the longest row, or None if there is no limit."""
+    if adapter and family.reader != "transformers":
+        raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
     if family.reader == "native":
         module, tokenizer = read_mini(Path(place))
         return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
@@ -135,7 +208,7 @@ def _read(config: ModelConfig, family: Family, place: str, device: torch.device,
 
     if family.reader == "legacy":
         return read_legacy(config, place, device, dtype)
-    return read_transformers(config, family, place, device, dtype)
+    return read_transformers(config, family, place, device, dtype, adapter)
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
@@ -149,7 +222,7 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
     }.items():
         value = getattr(config, key)
         if value is not None and not is_read:
-            raise ConfigError(f"model.{key}={value}: {config.name} is a {family.name}, which has none; leave it out")
+            raise ConfigError(f"model.{key}={value}: {config.called} is a {family.name}, which has none; leave it out")
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:
@@ -157,7 +230,7 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     from transformers import AutoConfig
 
     with explained(config), reached(config) as (place, commit):
-        shape = AutoConfig.from_pretrained(place, revision=None if named_folder(config) else commit)
+        shape = AutoConfig.from_pretrained(**located(place), revision=None if named_folder(config) else commit)
     d_head = shape.hidden_size // shape.num_attention_heads
     rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
     sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}

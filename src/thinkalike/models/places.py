@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.adapters import base_of, is_adapter
+from thinkalike.models.gguf_files import gguf_in, gguf_shape
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +32,14 @@ LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory
 
 
 def named_folder(config: ModelConfig) -> Path | None:
-    """Return the folder that a configuration names, whatever it holds, or None if the model is on the hub."""
+    """Return the folder or file that a configuration names, whatever it holds, or None if the model is on the hub."""
     if config.path:
         return Path(config.path)
     return ASSETS / config.name if config.mini else None
 
 
 def folder_of(config: ModelConfig) -> Path | None:
-    """Return the folder of a checkpoint, or None if it is on the hub.
+    """Return the folder of a checkpoint, or its GGUF file, or None if it is on the hub.
 
     Raises:
         ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
@@ -47,13 +50,17 @@ def folder_of(config: ModelConfig) -> Path | None:
         return None
     if config.revision:
         raise ConfigError(f"model.revision={config.revision}: {folder} is a folder, which has no revisions")
+    if gguf := gguf_in(folder):
+        return gguf
     files = os.listdir(folder) if folder.is_dir() else []
     if "config.json" not in files and "adapter_config.json" not in files:
         remedy = (
             f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
         )
-        raise ModelError(f"model={config.name}: {folder} holds no checkpoint, because it has no config.json; {remedy}")
-    _check_no_adapter(config, str(folder), files)
+        cause = "it has no config.json" if folder.exists() or config.mini else "it does not exist"
+        raise ModelError(f"model={config.called}: {folder} holds no checkpoint, because {cause}; {remedy}")
+    if not is_adapter(folder):
+        _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
         _check_mini(config, folder)
     return folder
@@ -62,8 +69,8 @@ def folder_of(config: ModelConfig) -> Path | None:
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
     if "adapter_config.json" in files:
         raise ModelError(
-            f"model={config.name}: {place} has an adapter_config.json, and adapters are not read; merge the adapter "
-            "into the model (PEFT's merge_and_unload), or remove its files to read the base model"
+            f"model={config.called}: {place} has an adapter_config.json beside a model or on the hub; give a folder of "
+            "the adapter alone, with model.base=MODEL, or remove its files to read the base model"
         )
 
 
@@ -75,11 +82,13 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
     asked |= {f"architecture.{key}": (value, sizes.get(key, value)) for key, value in config.architecture.items()}
     for key, (value, own) in asked.items():
         if value != own:
-            raise ConfigError(f"model.{key}={value}: {config.name} is trained already, and has {own}; leave it out")
+            raise ConfigError(f"model.{key}={value}: {config.called} is trained already, and has {own}; leave it out")
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
+
+    That of an adapter covers its base.
 
     Raises:
         ConfigError, ModelError: see `folder_of`; or the hub does not tell the commit and its cache has no copy.
@@ -91,15 +100,18 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         with explained(config):
             return commit_of(config).sha
     digest = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file()):
+    inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    for path in inside if folder.is_dir() else [folder]:
         digest.update(path.name.encode())
         digest.update(bytes.fromhex(remembered_digest(path)))
+    if base := base_of(config):
+        digest.update(checkpoint_fingerprint(base).encode())
     return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the folder or the repository of a checkpoint, which can be read meanwhile, and its commit.
+    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit.
 
     Raises:
         ConfigError, ModelError: see `folder_of` and `hub`.
@@ -112,14 +124,15 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
-    """Return the contents of the config.json of a checkpoint that is `reached`.
+    """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
 
     Raises:
         ModelError: the checkpoint has none, it is damaged, or it names code of the hub that transformers would run.
     """
     import huggingface_hub
 
-    path = Path(place) / "config.json"
+    if (path := stated_in(Path(place))).suffix == ".gguf":
+        return gguf_shape(path)
     if named_folder(config) is None:
         path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
     shape = _json(path)
@@ -130,11 +143,16 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     return shape
 
 
+def stated_in(place: Path) -> Path:
+    """Return the file that states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
+    return gguf_in(place) or place / "config.json"
+
+
 def known_shape(path: Path) -> dict[str, Any]:
-    """Return the contents of a config.json; nothing if it is missing or damaged, which loading the model reports."""
+    """Return what `stated_in` says; nothing if it is missing or damaged, which loading the model reports."""
     try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return gguf_shape(path) if path.suffix == ".gguf" else dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, ModelError):
         return {}
 
 
@@ -184,7 +202,7 @@ def hub(config: ModelConfig) -> Iterator[str]:
     repository, commit = str(config.hub_id), commit_of(config)
     if Path(repository).is_dir():
         raise ModelError(
-            f"model={config.name}: {repository} is also a folder here, which would be read instead; call from "
+            f"model={config.called}: {repository} is also a folder here, which would be read instead; call from "
             f"elsewhere, or give the folder: model=local model.path={repository}"
         )
     if commit.trouble:
@@ -213,11 +231,11 @@ def _cause(config: ModelConfig, error: BaseException) -> str:
 
 def _unresolved(config: ModelConfig, error: Exception) -> str:
     if refused(error):
-        return f"cannot load model={config.name} from {config.hub_id}: {_cause(config, error)}"
+        return f"cannot load model={config.called} from {config.hub_id}: {_cause(config, error)}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"model={config.name}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and HF_HOME={home} "
+        f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and HF_HOME={home} "
         "has no copy; set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         "(model=gelu-3l-mini)"
     )
@@ -242,7 +260,7 @@ def explained(config: ModelConfig) -> Iterator[None]:
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)
-        attempt = f"cannot load model={config.name} from {folder or config.hub_id}"
+        attempt = f"cannot load model={config.called} from {folder or config.hub_id}"
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
         raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
@@ -257,7 +275,10 @@ def _said(error: BaseException) -> str:
 
 def _quieten() -> None:
     """Keep the libraries from announcing themselves: a job's output is its own."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    loaded = sys.modules.get("transformers.utils.logging")  # which reads the variables once
+    if os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error") == "error" and loaded:
+        loaded.set_verbosity_error()
+        loaded.disable_progress_bar()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -6,14 +6,18 @@ import copy
 import shutil
 import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.adapters import merged
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
+from thinkalike.models.gguf_files import gguf_config, is_gguf
 from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
 from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
@@ -28,28 +32,50 @@ Checkpoint = tuple[Any, Any, int | None]  # the module on its device, the tokeni
 
 
 def read_transformers(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype
+    config: ModelConfig,
+    family: Family,
+    place: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: Path | None = None,
 ) -> Checkpoint:
     """Read a model that `save_pretrained` wrote, with its own tokenizer, from a folder or a repository of the hub.
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
 
+    Args:
+        adapter: the folder of an adapter that is merged into the model.
+
     Raises:
-        ModelError: weights or the tokenizer are missing, or an encoder-decoder is read without `model.side`.
+        ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder has no
+            `model.side`.
     """
     import transformers
 
     kind = getattr(transformers, AUTO_CLASSES[family.predicts])
     folded = config.processing == "compat"
     if folded and (config.device_map is not None or config.quantization):
-        raise ModelError(f"{config.name}: model.processing=compat goes with no model.device_map or model.quantization")
+        raise ModelError(
+            f"{config.called}: model.processing=compat goes with no model.device_map or model.quantization"
+        )
     options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, device)
-    with torch.random.fork_rng(devices=[]):
+    if is_gguf(place):
+        if config.quantization:
+            raise ModelError(
+                f"{config.called} is quantised already; leave out model.quantization={config.quantization}"
+            )
+        options |= {"config": gguf_config(place), "quantization_config": transformers.GgufConfig(dequantize=True)}
+    with (
+        torch.random.fork_rng(devices=[]),
+        patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda each, **_: each),
+    ):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         module, fit = read_weights(kind, config, place, dtype=dtype, **options)
     needed = module.base_model_prefix if family.predicts == "hidden" else ""
-    check_fit(fit, config.name, place, [needed])
+    check_fit(fit, config.called, place, [needed])
+    if adapter:
+        module = merged(module, adapter, adapter.name)
     tokenizer, longest = read_tokenizer(config, place), longest_row(module)
     if folded:
         from transformer_lens.model_bridge import TransformerBridge
@@ -72,7 +98,7 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
     from transformer_lens.model_bridge import TransformerBridge
 
     bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.name)
+    module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.called)
     return module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx
 
 
@@ -156,7 +182,7 @@ def one_side(module: Any, config: ModelConfig) -> nn.Module:
         return module.get_encoder()  # type: ignore[no-any-return]
     if config.side == "decoder":
         return DecoderSide(module)
-    raise ModelError(f"{config.name} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
+    raise ModelError(f"{config.called} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
 
 
 class DecoderSide(nn.Module):

@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig, TrainerConfig
+from thinkalike.models.adapters import base_of
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
-from thinkalike.models.places import folder_of, known_shape, named_folder
+from thinkalike.models.places import folder_of, known_shape, named_folder, stated_in
 from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import text_config
 
@@ -122,11 +123,14 @@ class Shape:
         return tokens * (self.operations.full(row) if full else self.operations.forward(0, self.layers, row))
 
 
-def shape_of(config: ModelConfig) -> Shape | None:
+def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
     """Return the shape of a model without its weights and without any download.
 
     The sizes are those that task=pretrain builds, those of config.json in a folder or in the hub's cache, or those of
     the table of published sizes. None: no source here has them.
+
+    Args:
+        name: what the shape is called, by default the label of the model.
 
     Raises:
         ModelError: the folder has no config.json.
@@ -134,7 +138,8 @@ def shape_of(config: ModelConfig) -> Shape | None:
     if config.path:
         folder_of(config)
     sizes = _sizes(config)
-    return _shape(config, sizes, getattr(torch, config.dtype).itemsize) if sizes else None
+    shape = _shape(config, sizes, getattr(torch, config.dtype).itemsize) if sizes else None
+    return replace(shape, name=name or shape.name) if shape else None
 
 
 def new_shape(config: ModelConfig, vocabulary: int) -> Shape | None:
@@ -157,6 +162,7 @@ def _shape(config: ModelConfig, sizes: Mapping[str, Any], itemsize: int) -> Shap
 
 def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the contents of config.json, or of the table of published ones."""
+    config = base_of(config) or config
     folder = named_folder(config)
     if folder is None:
         from huggingface_hub import try_to_load_from_cache
@@ -164,7 +170,7 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
         cached = try_to_load_from_cache(str(config.hub_id), "config.json", revision=config.revision)
         known = known_shape(Path(cached)) if isinstance(cached, str) else None
         return known or _published(str(config.hub_id))
-    sizes = known_shape(folder / "config.json")
+    sizes = known_shape(stated_in(folder))
     if "architecture" in sizes:
         vocabulary = _entries(folder / "model.safetensors")
         return {"architecture": {**sizes["architecture"], "d_vocab": vocabulary}} if vocabulary else None

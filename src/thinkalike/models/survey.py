@@ -137,10 +137,11 @@ def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
-    middle one also on a row that is longer than the windows of the layers that attend to one.
+    middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
+    the next token, no token may change the logits of earlier ones.
 
     Raises:
-        ModelError: they do not, or see `check_values`.
+        ModelError: they do not, one does, or see `check_values`.
     """
     check_values(model.module, model.name)
     last, kinds = model.n_layers - 1, kinds_of_layers(model.module)
@@ -153,6 +154,8 @@ def prove(model: Any) -> None:
         _compare(model, sample_tokens(model.vocabulary, model.context), cuts)
         if long and model.predicts != "states":
             _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=AT_MOST), [last // 2])
+        if model.predicts == "next":
+            _check_causal(model, sample_tokens(model.vocabulary, model.context))
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
@@ -168,6 +171,20 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
                     f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs from the full pass "
                     f"by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
                 )
+
+
+def _check_causal(model: Any, tokens: Tokens) -> None:
+    half, other = tokens.shape[1] // 2, tokens.clone()
+    other[:, half:] = (other[:, half:] + 1) % model.vocabulary
+    error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
+    if (
+        not error <= TOLERANCE[model.dtype] / 10
+    ):  # zero in all architectures; experts of unequal numbers of tokens round
+        raise ModelError(
+            f"{model.name} is to predict the next token, but later tokens change its logits by {error:.1e} of the "
+            "largest one, as in an encoder; if it was trained on earlier tokens alone, write is_decoder: true in its "
+            "config.json, and else save it with AutoModelForMaskedLM"
+        )
 
 
 def check_loss(model: Any) -> None:

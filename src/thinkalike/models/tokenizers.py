@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import unicodedata
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.gguf_files import is_gguf, located
+from thinkalike.models.survey import TEXT
 from thinkalike.tokenizers import BYTE_OF, tokenizer_parts
+
+log = logging.getLogger(__name__)
 
 END = "<|endoftext|>"
 SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
+CODE = "if x[0] >= 12345.6:\n\n\t\treturn  'don't'\r\n"
 OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 
 
@@ -51,7 +59,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
     """Read the tokenizer of a checkpoint.
 
     Args:
-        place: a folder, or a repository of the hub.
+        place: a folder, a GGUF file, or a repository of the hub.
 
     Raises:
         ModelError: the checkpoint has none; transformers would make up one without words.
@@ -59,6 +67,8 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
     from transformers import AutoTokenizer
     from transformers.utils import cached_file
 
+    if is_gguf(place):
+        return _from_gguf(config, place)
     revision = config.revision or "main"
     names = {"tokenizer.json"}
     try:
@@ -71,7 +81,24 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         if any(cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
                for name in sorted(names, reverse=True)):  # fmt: skip
             return tokenizer
-    raise ModelError(f"{config.name}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
+    raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
+
+
+def _from_gguf(config: ModelConfig, place: str) -> Any:
+    """Return the tokenizer of a GGUF file, and warn if a tokenizer.json beside the file cuts texts otherwise."""
+    from transformers import PreTrainedTokenizerFast
+
+    with tempfile.TemporaryDirectory() as aside:  # beside a tokenizer.json, transformers reads that instead
+        alone, source = Path(aside, Path(place).name), Path(place).with_name("tokenizer.json")
+        alone.symlink_to(Path(place).absolute())
+        own = PreTrainedTokenizerFast.from_pretrained(**located(str(alone)))
+    other = PreTrainedTokenizerFast(tokenizer_file=str(source)) if source.is_file() else own
+    for text in (*PROBES, TEXT, CODE):
+        mine, theirs = (each(text, add_special_tokens=False)["input_ids"] for each in (own, other))
+        if mine != theirs:
+            log.warning("%s cuts %r into %s, and %s into %s", config.called, text, mine, source, theirs)
+            break
+    return own
 
 
 def puts_bos(tokenizer: Any) -> bool:

@@ -11,6 +11,7 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
+from thinkalike.models.gguf_files import located
 
 log = logging.getLogger(__name__)
 
@@ -35,21 +36,21 @@ class Fit(NamedTuple):
     mismatched: set[str]  # in both, in different shapes
 
 
-def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> tuple[Any, Fit]:
+def read_weights(kind: Any, config: ModelConfig, place: str, /, **options: Any) -> tuple[Any, Fit]:
     """Read a checkpoint of transformers: the module, and how the weights fit it, which the caller checks.
 
     Transformers draws missing weights at random. The prefix of a wrapper is taken off.
 
     Args:
         kind: the class whose `from_pretrained` reads it.
-        place: a folder, or a repository of the hub.
+        place: a folder, a GGUF file, or a repository of the hub.
         options: more options of `from_pretrained`.
     """
     state = torch.get_rng_state()
     module, fit = _attempt(kind, config, place, options)
     if prefix := wrapper_of(fit.unexpected, fit.missing):
         log.info(
-            "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off", config.name, prefix
+            "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off", config.called, prefix
         )
         torch.set_rng_state(state)  # a wrapper changes nothing, the new weights of a head included
         module, fit = _attempt(kind, config, place, {**options, "key_mapping": {f"^{re.escape(prefix)}": ""}})
@@ -123,7 +124,7 @@ def check_values(module: torch.nn.Module, name: str) -> None:
 
 def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, Any]) -> tuple[Any, Fit]:
     module, loading = kind.from_pretrained(
-        place,
+        **located(place),
         revision=config.revision or "main",
         output_loading_info=True,
         trust_remote_code=False,  # else transformers asks on the screen

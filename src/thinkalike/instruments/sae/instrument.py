@@ -57,7 +57,7 @@ class SparseAutoencoders(
     def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
-                f"{config.model.name} predicts no next token, and task=sae reports the loss of the next token"
+                f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
             )
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:

@@ -1,0 +1,162 @@
+"""An adapter of PEFT loads as the model that it is merged into."""
+
+import json
+import shutil
+import sys
+
+import pytest
+import torch
+
+import tiny
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.foresight import outline
+from thinkalike.models.labels import told_apart
+from thinkalike.models.load import load_model, load_models
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.shapes import shape_of
+
+peft = pytest.importorskip("peft")
+
+
+def write_adapter(base, folder, spread=0.1, kind=None, rename=""):
+    """An adapter of LoRA for the attention of a tiny Llama, and the states of both together by PEFT itself."""
+    import transformers as hf
+
+    plain = hf.AutoModelForCausalLM.from_pretrained(base)
+    settings = kind or peft.LoraConfig(r=2, target_modules=["q_proj", "down_proj"], lora_alpha=4)
+    whole = peft.get_peft_model(plain, settings)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for name, weight in whole.named_parameters():
+            if "lora_B" in name:
+                weight.normal_(std=spread)
+    whole.save_pretrained(folder)
+    return whole.eval()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.write_llama(tmp_path_factory.mktemp("bases") / "base")
+
+
+@pytest.fixture
+def adapter(base, tmp_path):
+    write_adapter(base, tmp_path / "tuned")
+    return tmp_path / "tuned"
+
+
+def local(path, **settings):
+    return ModelConfig(name="local", path=str(path), **settings)
+
+
+def test_states_are_those_of_peft(base, tmp_path):
+    whole = write_adapter(base, tmp_path / "tuned")
+    model, plain = load_model(tmp_path / "tuned"), load_model(base)
+    tokens = torch.randint(len(tiny.tokenizer()), (3, 24))
+    with torch.no_grad():
+        expected = whole(tokens, output_hidden_states=True)
+    torch.testing.assert_close(model.head(tokens, 0), expected.hidden_states[1], atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(model.full(tokens), expected.logits, atol=1e-3, rtol=1e-5)
+    assert (plain.head(tokens, 0) - expected.hidden_states[1]).abs().max() > 1e-2
+    assert model.name == "tuned"
+    assert not any("lora" in name for name, _ in model.module.named_parameters())
+
+
+def test_its_fingerprint_covers_itself_and_its_base(adapter, base, tmp_path):
+    found = {checkpoint_fingerprint(local(adapter)), checkpoint_fingerprint(local(base))}
+    other = tiny.write_llama(tmp_path / "other", rope_theta=1e4)
+    found.add(checkpoint_fingerprint(local(adapter, base=str(other))))
+    write_adapter(base, adapter, spread=0.2)
+    found.add(checkpoint_fingerprint(local(adapter)))
+    assert len(found) == 4
+
+
+def test_its_sizes_are_known_before_it_is_read(adapter):
+    assert outline(local(adapter)) == ("next", 2)
+    shape = shape_of(local(adapter))
+    assert (shape.name, shape.layers, shape.width) == ("tuned", 2, 256)
+
+
+@pytest.mark.parametrize("place", ["folder", "gguf", "name"])
+def test_a_base_is_a_folder_a_gguf_file_or_a_name(place, base, adapter, tmp_path):
+    if place == "name":
+        write_adapter(f"{tiny.MINIS}/gpt2-mini", adapter, kind=peft.LoraConfig(r=2, target_modules=["c_attn"]))
+    places = {
+        "folder": shutil.copytree(base, tmp_path / "moved"),
+        "gguf": tiny.write_gguf(base, tmp_path / "m.gguf"),
+        "name": "gpt2-mini",
+    }
+    stated = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps(stated | {"base_model_name_or_path": None}))
+    with pytest.raises(ModelError, match=r"names no base_model_name_or_path; give model\.base="):
+        load_model(adapter)
+    model = load_model(adapter, base=str(places[place]))
+    assert model.n_layers == (6 if place == "name" else 2)
+    assert model.fingerprint() != load_model(str(places[place])).fingerprint()
+
+
+def test_one_that_changes_nothing_is_said_once(base, adapter, caplog):
+    load_model(adapter)
+    assert not caplog.records
+    write_adapter(base, adapter, spread=0.0)
+    model = load_model(adapter)
+    assert [record.message for record in caplog.records] == [
+        "tuned: the adapter changes no weight, so that the model is its base"
+    ]
+    assert model.fingerprint() == load_model(base).fingerprint()
+
+
+OTHERS = {
+    "wider": {"hidden_size": 128, "intermediate_size": 128},
+    "fewer layers": {"num_hidden_layers": 1},
+    "more layers": {"num_hidden_layers": 3},
+    "another architecture": {},
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_another_base_is_refused_in_one_line(case, adapter, tmp_path):
+    other = tmp_path / "other"
+    if case == "another architecture":
+        tiny.write_checkpoint("gpt_neox", other)
+    else:
+        tiny.write_llama(other, **OTHERS[case])
+    with pytest.raises(ModelError, match=r"tuned: the adapter .* give model\.base=") as caught:
+        load_model(adapter, base=str(other))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_base_that_is_not_here_is_said(adapter):
+    for base in ("/nowhere/base", "nowhere"):
+        with pytest.raises(ModelError, match=rf"its base {base} is not .*here; give model\.base="):
+            load_model(adapter, base=base)
+
+
+def test_an_adapter_of_a_model_that_is_not_of_transformers_is_refused(adapter):
+    with pytest.raises(ModelError, match="whose base is a model of transformers; gelu-3l-mini is none"):
+        load_model(adapter, base="gelu-3l-mini")
+
+
+def test_a_base_of_a_whole_model_is_refused(base):
+    with pytest.raises(ConfigError, match="base is no adapter; leave it out"):
+        load_model(base, base="gpt2-mini")
+
+
+def test_a_prompt_cannot_be_merged(base, adapter):
+    write_adapter(base, adapter, kind=peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
+    with pytest.raises(ModelError, match="cannot be merged"):
+        load_model(adapter)
+
+
+def test_a_missing_extra_is_named(adapter, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ModelError, match=r"is an adapter, which needs peft: pip install 'thinkalike\[peft\]'"):
+        load_model(adapter)
+
+
+def test_one_adapter_of_two_bases_has_two_names(adapter, base, tmp_path):
+    moved = shutil.copytree(base, tmp_path / "moved")
+    one, two = load_models(local(adapter), local(adapter, base=str(moved)))
+    assert one.name != two.name
+    assert told_apart([local(adapter), local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]

@@ -1,0 +1,150 @@
+"""GGUF files load as the dequantised folder of the same weights does."""
+
+import sys
+
+import pytest
+import torch
+from tokenizers import Tokenizer, normalizers
+
+import tiny
+from conftest import composed
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.instruments import run_job
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.shapes import shape_of
+
+gguf = pytest.importorskip("gguf")
+KINDS = ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.write_llama(tmp_path_factory.mktemp("llama") / "plain")
+
+
+@pytest.fixture
+def file(folder, tmp_path):
+    return tiny.write_gguf(folder, tmp_path / "tiny.Q8_0.gguf", "Q8_0")
+
+
+def local(path, **settings):
+    return ModelConfig(name="local", path=str(path), **settings)
+
+
+def can_write(kind):
+    try:
+        gguf.quants.quantize(torch.zeros(1, 256).numpy(), gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        return False
+    return True
+
+
+def test_every_type_that_the_package_writes_is_tested():
+    assert {kind.name for kind in gguf.GGMLQuantizationType if can_write(kind.name)} == {*KINDS}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_are_those_of_the_dequantised_folder(kind, folder, tmp_path):
+    file = tiny.write_gguf(folder, tmp_path / f"tiny.{kind}.gguf", kind)
+    model, plain = load_model(file), load_model(tiny.write_llama(tmp_path / "dequantised", kind))
+    tokens = torch.randint(len(tiny.tokenizer()), (3, 24))
+    for ours, theirs in zip(model.residuals(tokens, [0, 1]), plain.residuals(tokens, [0, 1]), strict=True):
+        assert (ours - theirs).abs().max() <= 1e-6 * theirs.abs().max()
+    assert (model.full(tokens) - plain.full(tokens)).abs().max() <= 1e-5
+    assert model.describe()["quantization"] == (f"{kind} x 16, F32 x 5" if kind != "F32" else "F32 x 21")
+    assert "quantization" not in plain.describe()
+    text = tiny.document(99) + " É 漢字 1½"
+    assert model.tokenizer(text)["input_ids"] == plain.tokenizer(text)["input_ids"]
+
+
+def test_a_folder_that_holds_one_is_the_same_checkpoint(file):
+    one, other = local(file), local(file.parent)
+    assert checkpoint_fingerprint(one) == checkpoint_fingerprint(other)
+    assert load_model(one).fingerprint() == load_model(other).fingerprint()
+    assert load_model(one).name == "tiny.Q8_0"
+    before = checkpoint_fingerprint(one)
+    tiny.write_gguf(tiny.write_llama(file.parent / "other", rope_theta=1e4), file, "Q8_0")
+    assert checkpoint_fingerprint(one) != before
+
+
+def test_a_job_runs_on_it_and_knows_its_shape(file, tmp_path):
+    words = [f"model={file}", "model.context=16", "data=text", f"data.files=[{tmp_path}/*.txt]", "logger=none"]
+    for seed in range(8):
+        (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
+    words += ["data.report_tokens=8192", "data.report_share=0.5", f"store={tmp_path}/store"]
+    result = run_job(composed("measure=loss", *words, door="analyze"))
+    assert result.provenance["models"][0]["quantization"] == "Q8_0 x 16, F32 x 5"
+    shape = shape_of(local(file))
+    assert (shape.layers, shape.width, shape.vocabulary, shape.name) == (2, 256, len(tiny.tokenizer()), "tiny.Q8_0")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_it_is_cast_as_any_other(file, dtype):
+    model = load_model(file, dtype=dtype)
+    assert model.dtype == getattr(torch, dtype)
+    assert {weight.dtype for weight in model.module.parameters()} == {model.dtype}
+
+
+def test_another_tokenizer_beside_it_is_said(file, caplog):
+    tiny.tokenizer().save_pretrained(file.parent)
+    load_model(file)
+    assert not caplog.records
+    other = Tokenizer.from_file(str(file.parent / "tokenizer.json"))
+    other.normalizer = normalizers.Lowercase()
+    other.save(str(file.parent / "tokenizer.json"))
+    load_model(file)
+    assert len(caplog.records) == 1
+    assert "tokenizer.json into" in caplog.text
+
+
+REFUSED = {
+    "of one is a part": ({"split.count": 2}, r"one of 2 parts; join them"),
+    "scaled positions": ({"llama.rope.scaling.type": "linear"}, r"rope\.scaling\.type=linear.*take the model's own"),
+    "a tensor is missing": ({"leave_out": "model.layers.1.mlp.up_proj.weight"}, r"missing: model\.layers\.1\.mlp\.up"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_would_be_read_wrongly_is_refused_in_one_line(case, folder, tmp_path):
+    fields, said = REFUSED[case]
+    with pytest.raises(ModelError, match=said) as caught:
+        load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tmp_path):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
+    writer.add_tensor("output.weight", torch.ones(2, 32).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelError, match=r"architecture rwkv7 is not supported yet.*take the model's own folder"):
+        load_model(tmp_path / "m.gguf")
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ModelError, match=r"m\.gguf"):
+        load_model(tmp_path / "m.gguf")
+
+
+def test_a_missing_extra_is_named(file, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(ModelError, match=r"GGUF file, which needs gguf: pip install 'thinkalike\[gguf\]'"):
+        load_model(file)
+
+
+def test_quantising_once_more_is_refused(file):
+    with pytest.raises(ModelError, match="quantised already"):
+        load_model(local(file, quantization="8bit"))
+
+
+def test_a_folder_of_several_asks_for_one(file):
+    (file.parent / "b.gguf").write_bytes(file.read_bytes())
+    with pytest.raises(ModelError, match=r"2 GGUF files.*name one: model=.*b\.gguf"):
+        load_model(file.parent)
+
+
+def test_a_file_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(ModelError, match="it does not exist"):
+        load_model(local(tmp_path / "m.gguf"))
