@@ -30,7 +30,7 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    batches: int = ranged(16, least=1, most=10**9)  # over which the mean is taken
+    batches: int = ranged(2, least=1, most=10**9)  # over which the mean is taken
 
 
 class Distance(LayerPairs, kind="distance", reads=("model", "target", "layers", "data", "measure")):
@@ -72,8 +72,8 @@ class Distance(LayerPairs, kind="distance", reads=("model", "target", "layers", 
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the greatest distance."""
-        row = result.table.loc[result.table["value"].idxmax()]
-        return [Headline.with_ends("greatest_distance", *row[["value", "low", "high"]])]
+        ends = result.table.iloc[int(result.table["value"].argmax())][["value", "low", "high"]]
+        return [Headline.with_ends("greatest_distance", *ends)]
 
     def show(self, result: Result) -> None:
         from thinkalike.measures.estimates import span
@@ -91,6 +91,6 @@ def in_words(table: pd.DataFrame) -> str:
     differ = table[table["value"] > ROUNDING]
     if differ.empty:
         return "The states are the same up to rounding at all of these layers."
-    grows = table["value"].diff().fillna(table["value"].iloc[0])
-    first, most = differ["source_layer"].iloc[0], table["source_layer"][grows.idxmax()]
+    grows = table["value"].diff().fillna(table["value"]).to_numpy()
+    first, most = differ["source_layer"].iloc[0], table["source_layer"].iloc[int(grows.argmax())]
     return f"The states begin to differ at layer {first}; the distance grows most at layer {most}."

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.measures.accumulators import Accumulator, Batch, Record
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, jackknife
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 TERMS = ("distance", "cosine", "norm_source", "norm_target", "tokens")

@@ -108,7 +108,8 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
         table = table[table["source_layer"] == table["target_layer"]].reset_index(drop=True)
     if given.measure.given != "none":
         table["given"] = given.measure.given.replace("_", " and ")
-    arrays = {"value": estimates.value, **{name: within.value for name, (_, within) in insides.items()}}
+    values = estimates.value.diagonal() if kind.same_layers else estimates.value
+    arrays = {"value": values, **{name: within.value for name, (_, within) in insides.items()}}
     arrays |= kind.arrays(estimates)
     scalars = {"batches": float(estimates.batches)}
     if math.isfinite(width := estimates.widest_interval()):  # there are intervals
