@@ -202,7 +202,7 @@ RECORDED = ["stimuli=table", "stimuli.path=words.csv", "activations=a.npz"]
 UNREAD = [  # the key is the first override
     ("analyze", ["model@target=solu-3l-mini", "measure=loss"]),
     ("analyze", ["seed=1", "measure=cka"]),
-    ("analyze", ["layers=all", "measure=cka"]),
+    ("analyze", ["layers=all", "measure=jsd"]),
     ("analyze", ["activations=a.npz", "measure=loss"]),
     ("analyze", ["stimuli.balance=[PoS]", "measure=rsa"]),
     ("analyze", ["measure.permutations=5", "measure=cka"]),
