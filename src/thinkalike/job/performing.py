@@ -67,6 +67,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
             each.check_models()
+            each.check_text()
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -120,6 +121,14 @@ class _Planned:
         from thinkalike.models.foresight import check_models
 
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
+
+    def check_text(self) -> None:
+        """Check what can be known of the text before models are loaded."""
+        from thinkalike.data.split import check_text
+
+        if "data" in self.instrument.reads and self.read.data is not None:
+            contexts = [model.context for model in self.instrument.models_of(self.read).values() if model.context]
+            check_text(self.read.data, min(contexts, default=None))
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
