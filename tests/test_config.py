@@ -32,7 +32,7 @@ from thinkalike.instruments import instrument_of
 from thinkalike.papers import experiment_named
 
 NEEDED = {
-    "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
+    "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
     "stimuli=table": ["stimuli.path=words"],
@@ -95,6 +95,20 @@ def test_auto_data_is_the_same_as_naming_it(model, corpus, door):
     auto = composed(f"model={model}", door=door)
     assert auto.data.name == corpus
     assert auto == composed(f"model={model}", f"data={corpus}", door=door)
+
+
+@pytest.mark.parametrize(
+    ("words", "corpus"),
+    [
+        ([], "pydoc"),
+        (["model@target=gpt2-mini"], "grammar"),
+        (["model@target=solu-3l"], "c4-code"),
+        (["model.corpus=stdlib", "model@target=gpt2-mini"], "stdlib"),
+        (["model@target=local", "target.path=other"], "pydoc"),
+    ],
+)
+def test_a_folder_reads_the_text_of_the_other_model_or_english(words, corpus):
+    assert composed("model=local", "model.path=folder", *words).data.name == corpus
 
 
 def test_overrides_of_data_survive_auto():

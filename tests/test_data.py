@@ -109,6 +109,16 @@ def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
 FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 
+def test_pythons_manual_is_english_in_pieces():
+    pydoc = DataConfig(name="pydoc", source="pydoc", report_share=0.3)
+    found = list(documents(pydoc))
+    assert sum(map(len, found)) > 300_000
+    assert max(map(len, found)) <= PIECE
+    assert "\n*****" not in "".join(found)
+    assert sum(text.count(" the ") for text in found) > 2000
+    assert text_fingerprint(pydoc) == text_fingerprint(pydoc) != text_fingerprint(replace(pydoc, source="grammar"))
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format_gives_the_same_documents_of_the_field(name, tmp_path, config):
     rows = [*texts(20), "ä → é\n\nsecond paragraph", '"quoted"\t\\']

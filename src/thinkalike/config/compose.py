@@ -250,7 +250,7 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:
-    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the model.
+    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the models.
 
     An experiment has models of its own, so there `auto` stays until their jobs are composed.
 
@@ -263,8 +263,9 @@ def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] =
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
-        one_of("model.corpus", composed.model.corpus, (name for name in options("data") if name != "auto"))
-        corpus: Any = OmegaConf.load(next(configurations(f"data/{composed.model.corpus}.yaml")))
+        name = composed.model.corpus or (composed.get("target") or composed.model).corpus or "pydoc"
+        one_of("model.corpus", name, (each for each in options("data") if each != "auto"))
+        corpus: Any = OmegaConf.load(next(configurations(f"data/{name}.yaml")))
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
     settings: Any = OmegaConf.to_container(composed, resolve=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
 from itertools import chain, islice
@@ -123,10 +124,15 @@ def _stdlib_files() -> list[Path]:
 
 
 def _topics() -> list[str]:
-    """Return the topics of Python's own manual: the reference of the language, without that of the library."""
+    """Return the topics of the reference of Python, without lines of signs; each paragraph once, as topics overlap."""
     from pydoc_data.topics import topics
 
-    return [text for _, text in sorted(topics.items())]
+    found, seen = [], set[str]()
+    for _, topic in sorted(topics.items()):
+        paragraphs = {canonical(each): each for each in re.sub(r"(?m)^\W{4,}\n", "", topic).split("\n\n")}
+        found.append("\n\n".join(each for key, each in paragraphs.items() if key not in seen))
+        seen.update(paragraphs)
+    return found
 
 
 def _sentences(config: DataConfig) -> Iterator[str]:

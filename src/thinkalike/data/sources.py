@@ -15,7 +15,7 @@ from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, first_line
 from thinkalike.hub import cause_of, resolved
 
-LOCAL = "use local files (data=text 'data.files=[...]') or data=stdlib"
+LOCAL = "use local files (data=text 'data.files=[...]') or data=pydoc"
 Record = dict[str, Any]  # a row, by column
 
 
