@@ -18,6 +18,7 @@ from thinkalike.config import (
     StitchConfig,
     TrainConfig,
     TrainerConfig,
+    chosen_scale,
     compose_job,
     measure_schema,
     not_in_key,
@@ -122,18 +123,23 @@ def test_overrides_of_data_survive_auto():
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "report"),
+    ("words", "scale", "why"),
     [
-        (["model=gelu-3l-mini"], 170, 262144),
-        (["model=solu-4l-mini", "model@target=gelu-3l-mini"], 170, 262144),
-        (["model=solu-4l-mini", "model@target=gpt2"], 2000, 1048576),
-        (["model=gpt2", "model@target=solu-4l-mini"], 2000, 1048576),
-        (["model=gpt2", "scale=mini"], 170, 262144),
-        (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
+        (["model=gelu-3l-mini"], "mini", ""),
+        (["model=solu-4l-mini", "model@target=gelu-3l-mini"], "mini", ""),
+        (["model=solu-4l-mini", "model@target=gpt2"], "paper", "this machine has a GPU"),
+        (["model=gpt2", "model@target=solu-4l-mini"], "mini", "this machine has no GPU"),
+        (["model=small", "model@target=gelu-3l-mini"], "mini", "these models are small"),
+        (["model=small", "model@target=gpt2"], "paper", "this machine has a GPU"),
+        (["model=gpt2", "scale=mini"], "mini", ""),
+        (["model=gelu-3l-mini", "scale=paper"], "paper", ""),
     ],
 )
-def test_scale_sizes_the_recipe(words, steps, report):
-    config = composed(*words)
+def test_scale_follows_the_models_and_the_machine(words, scale, why, minis, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: "no GPU" not in why)
+    config = composed(*(word.replace("=small", f"={minis}/a") for word in words))
+    assert chosen_scale(config.scale, (config.model, config.target)) == (scale, why)
+    steps, report = {"mini": (170, 262144), "paper": (2000, 1048576)}[scale]
     assert (config.stitch.steps, config.data.report_tokens) == (steps, report)
     assert config.stitch.warmup == steps // 10
 

@@ -33,7 +33,7 @@ from thinkalike.config.overrides import (
 )
 from thinkalike.config.own_files import CONF, OwnFolders, configurations
 from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
-from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
+from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig, chosen_scale
 from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, first_line, nearest, one_of
@@ -149,10 +149,9 @@ def options(group: str) -> list[str]:
 
 
 def at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
-    """Return the value for the scale of the recipe: by default `mini` where all models are minis."""
+    """Return the value for the scale of the recipe, see `chosen_scale`."""
     models = [_root_[part] for part in ("model", "target") if part in _root_]
-    small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
-    return mini if small else paper
+    return mini if chosen_scale(_root_.scale, models)[0] == "mini" else paper
 
 
 def by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:

@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, command_words, relevant
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
@@ -68,6 +68,8 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         for each in missing:
             each.check_models()
             each.check_text()
+    for line in dict.fromkeys(filter(None, (each.scale_taken() for each in missing))):
+        log.info(line)
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -129,6 +131,15 @@ class _Planned:
         if "data" in self.instrument.reads and self.read.data is not None:
             contexts = [model.context for model in self.instrument.models_of(self.read).values() if model.context]
             check_text(self.read.data, min(contexts, default=None))
+
+    def scale_taken(self) -> str:
+        """Return the scale that was chosen for a recipe that reads text, and how to change it, if it was chosen."""
+        models = list(self.instrument.models_of(self.config).values())
+        scale, why = chosen_scale(getattr(self.config, "scale", "mini"), models)
+        other = "paper" if scale == "mini" else "mini"
+        return (
+            f"scale={scale}, as {why}; scale={other} for the other" if why and "data" in self.instrument.reads else ""
+        )
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
