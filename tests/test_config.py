@@ -36,6 +36,7 @@ NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
+    "data=hub": ["data.hub_id=a/b"],
     "stimuli=table": ["stimuli.path=words"],
     "stimuli=conllu": ["stimuli.path=words"],
     "population=local": ["population.generalizing=[a,b]", "population.heuristic=[a,b]"],
@@ -112,6 +113,15 @@ def test_a_folder_reads_the_text_of_the_other_model_or_english(words, corpus):
     assert composed("model=local", "model.path=folder", *words).data.name == corpus
 
 
+@pytest.mark.parametrize("name", ["wikitext", "roneneldan/TinyStories"])
+def test_a_data_set_of_the_hub_is_named_as_it_is_there(name):
+    data = composed(f"data={name}", "data.subset=en", "data.field=story").data
+    assert (data.name, data.hub_id, data.subset, data.split, data.field) == (name, name, "en", "train", "story")
+    assert data.report_tokens == composed("data=text", "data.files=[a.txt]").data.report_tokens
+    with pytest.raises(ConfigError, match=r"data=hub needs data\.hub_id="):
+        composed("data=hub")
+
+
 def test_overrides_of_data_survive_auto():
     own = {"report_share": 0.3, "report_tokens": 4096, "field": "content", "context": 64, "fit_tokens": 999}
     words = [f"data.{key}={value}" for key, value in own.items()]
@@ -149,6 +159,7 @@ def test_a_key_beats_the_scale():
 
 
 WRONG = {  # by the nearest thing that there is
+    "or ORG/NAME": ["data=stdlb", "data=Pile10k", "data=schema", "data=null", "data=a/b/c"],
     "'gelu-3l'": ["model=gelu3l", "model@target=gelu3l"],
     "'linear'": ["stitch=linaer", "stitch=Linear"],
     "tensorboard, wandb": ["logger=mlflow"],

@@ -92,6 +92,8 @@ class DataConfig(Checked, part="data"):
         super().__post_init__()
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
+        if self.source == "hub" and not self.hub_id:
+            raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
     @property
     def unused(self) -> Collection[str]:
