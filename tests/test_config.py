@@ -18,7 +18,6 @@ from thinkalike.config import (
     StitchConfig,
     TrainConfig,
     TrainerConfig,
-    chosen_scale,
     compose_job,
     measure_schema,
     not_in_key,
@@ -28,6 +27,7 @@ from thinkalike.config import (
 from thinkalike.config import compose as composing
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.entry_points import one_line_errors
+from thinkalike.config.roots import chosen_scale
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
 from thinkalike.instruments import instrument_of
 from thinkalike.papers import experiment_named

@@ -81,10 +81,10 @@ def check_text(config: DataConfig, context: int | None) -> None:
             return
     lacks_report = found[True] < 2 or size[True] < context
     side, change = ("the report", "raise") if lacks_report else ("the fit", "lower")
+    or_share = f", or {change} data.report_share={config.report_share}" if found.total() > 2 else ""
     raise DataError(
         f"data={config.name} has too little text for {side}: {found[lacks_report]} documents of {size[lacks_report]:,} "
-        f"bytes (a row has {context} tokens, an interval needs two documents); give more text, or {change} "
-        f"data.report_share={config.report_share}"
+        f"bytes (a row has {context} tokens, an interval needs two documents); give more text{or_share}"
     )
 
 

@@ -18,16 +18,8 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import (
-    TASKS,
-    AnalyzeConfig,
-    LoggerConfig,
-    MeasureConfig,
-    TrainConfig,
-    chosen_scale,
-    compose_job,
-    train_config,
-)
+from thinkalike.config import TASKS, AnalyzeConfig, LoggerConfig, MeasureConfig, TrainConfig, compose_job, train_config
+from thinkalike.config.roots import chosen_scale
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.evaluation.stitches import BITS

@@ -18,7 +18,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
+from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
@@ -133,13 +134,11 @@ class _Planned:
             check_text(self.read.data, min(contexts, default=None))
 
     def scale_taken(self) -> str:
-        """Return the scale that was chosen for a recipe that reads text, and how to change it, if it was chosen."""
+        """Return which scale of its recipe a job that reads text takes, why, and what the other one is, or nothing."""
         models = list(self.instrument.models_of(self.config).values())
         scale, why = chosen_scale(getattr(self.config, "scale", "mini"), models)
-        other = "paper" if scale == "mini" else "mini"
-        return (
-            f"scale={scale}, as {why}; scale={other} for the other" if why and "data" in self.instrument.reads else ""
-        )
+        other = "scale=paper takes the papers' recipe" if scale == "mini" else "scale=mini takes a laptop's"
+        return f"scale={scale}: {why}; {other}" if why and "data" in self.instrument.reads else ""
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
