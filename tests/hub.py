@@ -103,7 +103,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
             return self._repository(match[1], match[2], match[3])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
-            return self._file(self.root / match[1], match[3], body)
+            return self._file(self.root / self._present(match[1]), match[3], body)
         return self._missing("EntryNotFound")
 
     def _refusal(self, path: str) -> tuple[str, int] | None:
@@ -117,7 +117,14 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
             return ("GatedRepo", 403 if token else 401)
         return None
 
+    def _present(self, name: str) -> str:
+        """The name with an owner that an old name without one leads to, if there is one."""
+        is_old = "/" not in name and not (self.root / name).is_dir()
+        found = self.root.glob(f"*/{name}") if is_old else ()
+        return next((str(each.relative_to(self.root)) for each in found), name)
+
     def _repository(self, kind: str, name: str, revision: str | None) -> None:
+        name = self._present(name)
         folder = self.root / name
         if not folder.is_dir() or not _files(folder) or _is_set(folder) != (kind == "datasets"):
             return self._missing("RepoNotFound")

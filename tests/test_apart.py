@@ -247,10 +247,10 @@ def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_agai
 
 
 def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):
-    monkeypatch.setattr("thinkalike.data.split.READ_AHEAD", 50)
+    monkeypatch.setattr("thinkalike.data.split.READ_AHEAD", 250)
     texts = held_out_texts(source(FILLING, "hub"))
     assert next(texts) in FILLING
-    assert source.read == 50
+    assert source.read == 250
     assert len(list(texts)) == sum(map(for_report, FILLING)) - 1
 
 

@@ -27,14 +27,16 @@ from thinkalike.config import (
 from thinkalike.config import compose as composing
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.entry_points import one_line_errors
+from thinkalike.config.roots import chosen_scale
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
 from thinkalike.instruments import instrument_of
 from thinkalike.papers import experiment_named
 
 NEEDED = {
-    "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
+    "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
+    "data=hub": ["data.hub_id=a/b"],
     "stimuli=table": ["stimuli.path=words"],
     "stimuli=conllu": ["stimuli.path=words"],
     "population=local": ["population.generalizing=[a,b]", "population.heuristic=[a,b]"],
@@ -97,6 +99,29 @@ def test_auto_data_is_the_same_as_naming_it(model, corpus, door):
     assert auto == composed(f"model={model}", f"data={corpus}", door=door)
 
 
+@pytest.mark.parametrize(
+    ("words", "corpus"),
+    [
+        ([], "pydoc"),
+        (["model@target=gpt2-mini"], "grammar"),
+        (["model@target=solu-3l"], "c4-code"),
+        (["model.corpus=stdlib", "model@target=gpt2-mini"], "stdlib"),
+        (["model@target=local", "target.path=other"], "pydoc"),
+    ],
+)
+def test_a_folder_reads_the_text_of_the_other_model_or_english(words, corpus):
+    assert composed("model=local", "model.path=folder", *words).data.name == corpus
+
+
+@pytest.mark.parametrize("name", ["wikitext", "roneneldan/TinyStories"])
+def test_a_data_set_of_the_hub_is_named_as_it_is_there(name):
+    data = composed(f"data={name}", "data.subset=en", "data.field=story").data
+    assert (data.name, data.hub_id, data.subset, data.split, data.field) == (name, name, "en", "train", "story")
+    assert data.report_tokens == composed("data=text", "data.files=[a.txt]").data.report_tokens
+    with pytest.raises(ConfigError, match=r"data=hub needs data\.hub_id="):
+        composed("data=hub")
+
+
 def test_overrides_of_data_survive_auto():
     own = {"report_share": 0.3, "report_tokens": 4096, "field": "content", "context": 64, "fit_tokens": 999}
     words = [f"data.{key}={value}" for key, value in own.items()]
@@ -108,18 +133,23 @@ def test_overrides_of_data_survive_auto():
 
 
 @pytest.mark.parametrize(
-    ("words", "steps", "report"),
+    ("words", "scale", "why"),
     [
-        (["model=gelu-3l-mini"], 170, 262144),
-        (["model=solu-4l-mini", "model@target=gelu-3l-mini"], 170, 262144),
-        (["model=solu-4l-mini", "model@target=gpt2"], 2000, 1048576),
-        (["model=gpt2", "model@target=solu-4l-mini"], 2000, 1048576),
-        (["model=gpt2", "scale=mini"], 170, 262144),
-        (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
+        (["model=gelu-3l-mini"], "mini", ""),
+        (["model=solu-4l-mini", "model@target=gelu-3l-mini"], "mini", ""),
+        (["model=solu-4l-mini", "model@target=gpt2"], "paper", "this machine has a GPU"),
+        (["model=gpt2", "model@target=solu-4l-mini"], "mini", "this machine has no GPU"),
+        (["model=small", "model@target=gelu-3l-mini"], "mini", "these models are small"),
+        (["model=small", "model@target=gpt2"], "paper", "this machine has a GPU"),
+        (["model=gpt2", "scale=mini"], "mini", ""),
+        (["model=gelu-3l-mini", "scale=paper"], "paper", ""),
     ],
 )
-def test_scale_sizes_the_recipe(words, steps, report):
-    config = composed(*words)
+def test_scale_follows_the_models_and_the_machine(words, scale, why, minis, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: "no GPU" not in why)
+    config = composed(*(word.replace("=small", f"={minis}/a") for word in words))
+    assert chosen_scale(config.scale, (config.model, config.target)) == (scale, why)
+    steps, report = {"mini": (170, 262144), "paper": (2000, 1048576)}[scale]
     assert (config.stitch.steps, config.data.report_tokens) == (steps, report)
     assert config.stitch.warmup == steps // 10
 
@@ -129,6 +159,7 @@ def test_a_key_beats_the_scale():
 
 
 WRONG = {  # by the nearest thing that there is
+    "or ORG/NAME": ["data=stdlb", "data=Pile10k", "data=schema", "data=null", "data=a/b/c"],
     "'gelu-3l'": ["model=gelu3l", "model@target=gelu3l"],
     "'linear'": ["stitch=linaer", "stitch=Linear"],
     "tensorboard, wandb": ["logger=mlflow"],

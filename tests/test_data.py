@@ -17,10 +17,10 @@ import torch
 import tiny
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.documents import FEW, PIECE, document_fingerprint, documents, in_pieces, text_fingerprint
 from thinkalike.data.grammar import derivations
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.data.split import training_texts
+from thinkalike.data.split import check_text, training_texts
 from thinkalike.errors import DataError
 from thinkalike.hub import forget_commits
 
@@ -46,8 +46,8 @@ class Letters:
         return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
 
 
-def texts(count=60, first=0) -> list[str]:
-    return [tiny.document(first + number, words=12) for number in range(count)]
+def texts(count=60, first=0, words=12) -> list[str]:
+    return [tiny.document(first + number, words=words) for number in range(count)]
 
 
 def write_jsonl(path: Path, rows: list[str], field: str = "text") -> Path:
@@ -107,6 +107,16 @@ def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
 
 
 FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
+
+
+def test_pythons_manual_is_english_in_pieces():
+    pydoc = DataConfig(name="pydoc", source="pydoc", report_share=0.3)
+    found = list(documents(pydoc))
+    assert sum(map(len, found)) > 300_000
+    assert max(map(len, found)) <= PIECE
+    assert "\n*****" not in "".join(found)
+    assert sum(text.count(" the ") for text in found) > 2000
+    assert text_fingerprint(pydoc) == text_fingerprint(pydoc) != text_fingerprint(replace(pydoc, source="grammar"))
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -279,6 +289,61 @@ def test_the_side_of_a_document_does_not_depend_on_the_others(tmp_path, config):
     (fit, report), (wider_fit, wider_report) = sides(alone), sides(more)
     assert set(fit) < set(wider_fit)
     assert set(report) < set(wider_report)
+
+
+def paragraphs(count, size=300, joint="\n\n"):
+    return joint.join(f"{number} " + "words " * (size // 6) for number in range(count))
+
+
+@pytest.mark.parametrize(("joint", "size"), [("\n\n", 300), ("\n", 300), (" ", 300), ("", 6)])
+def test_pieces_of_a_document_are_even_and_end_with_its_paragraphs_lines_or_words(joint, size):
+    text = paragraphs(20_000 // size, size, joint) if joint else "x" * 20_000
+    found = list(in_pieces(text))
+    assert "".join(found) == text
+    assert all(PIECE / 4 < len(piece) <= PIECE for piece in found)
+    assert all(piece.endswith(joint) for piece in found[:-1])
+    assert list(in_pieces(text[:PIECE])) == [text[:PIECE]]
+
+
+def test_few_documents_are_cut_and_many_are_whole(tmp_path, config):
+    long = [paragraphs(40) + str(number) for number in range(FEW)]
+    few, many = (config(write_jsonl(tmp_path / f"{count}.jsonl", long[:count])) for count in (FEW - 1, FEW))
+    assert list(documents(few)) == [piece for text in long[:-1] for piece in in_pieces(text)]
+    assert list(documents(many)) == long
+
+
+def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
+    (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
+    book = config(tmp_path / "book.txt", report_share=0.1)
+    check_text(book, 1024)
+    for whole in (False, True):
+        corpus = read_corpus(book, Letters(), 1024, bos=False, fit_tokens=None, whole=whole)
+        size = corpus.counts["fit_tokens"] + corpus.counts["report_tokens"]
+        assert abs(corpus.counts["report_tokens"] / size - 0.1) < 0.05
+        assert corpus.counts["report_documents"] > 10
+
+
+@pytest.mark.parametrize(
+    ("count", "context", "said"),
+    [
+        (1, None, r"too little text for the report: 0 documents.*give more text$"),
+        (60, 4096, r"for the report.*a row has 4096.*raise data.report_share=0.4"),
+        (60, 600, r"for the fit.*lower data.report_share=0.9"),
+    ],
+)
+def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, said, tmp_path, config):
+    data = config(write_jsonl(tmp_path / "x.jsonl", texts(count)), report_share=0.9 if "fit" in said else 0.4)
+    with pytest.raises(DataError, match=said):
+        check_text(data, context)
+
+
+def test_a_remedy_names_the_quota_that_is_full(tmp_path, config):
+    few = config(write_jsonl(tmp_path / "long.jsonl", texts(FEW, words=300)))
+    for whole, remedy in ((False, "raise data.report_tokens=64"), (True, "raise measure.batches")):
+        with pytest.raises(DataError, match=f"interval needs two; {remedy}"):
+            read_corpus(replace(few, report_tokens=64), Letters(), 16, bos=False, fit_tokens=16, whole=whole)
+    with pytest.raises(DataError, match=r"not one row of 9999 tokens; .* lower data.report_share=0.3"):
+        read_corpus(config(), Letters(), 9999, bos=False, fit_tokens=16)
 
 
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):

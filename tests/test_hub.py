@@ -12,7 +12,7 @@ from thinkalike.models.frozen import FrozenModel
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
          "data.report_share=0.4", "model.context=32")  # fmt: skip
-SETS = ("pile-10k", "pile-val")
+SETS = ("NeelNanda/pile-10k", "pile-10k", "pile-val", "tales")
 SOLU = "NeelNanda/SoLU_3L512W_C4_Code"
 
 
@@ -80,14 +80,21 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
 def test_sets_of_the_hub_are_streamed(door, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]
-    for name in ("NeelNanda/pile-10k/data", "EleutherAI/pile_val_test"):
+    for name in ("NeelNanda/pile-10k/data", "EleutherAI/pile_val_test", "old/tales"):
         (tmp_path / "hub" / name).mkdir(parents=True)
     pd.DataFrame({"text": texts}).to_parquet(tmp_path / "hub/NeelNanda/pile-10k/data/train-00000-of-00001.parquet")
     lines = "".join(json.dumps({"text": text, "meta": {"pile_set_name": "x"}}) + "\n" for text in texts)
-    (tmp_path / "hub/EleutherAI/pile_val_test/val.jsonl").write_text(lines)
+    for place in ("EleutherAI/pile_val_test/val.jsonl", "old/tales/train.jsonl"):
+        (tmp_path / "hub" / place).write_text(lines)
     tiny.write_mini(tmp_path / "mini")
     words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
+    lacking = {"field": "data.field=story", "subset": "data.subset=fr", "split": "data.split=test"}
     with hub.serve(tmp_path / "hub") as (endpoint, _):
         results = [door.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
+        wrong = {key: door.process("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
+                 for key, word in lacking.items()}  # fmt: skip
     losses = [result.table["loss"][0] for result in results]
-    assert losses[0] == losses[1]  # the same documents, wherever they come from
+    assert len(set(losses)) == 1  # the same documents, wherever they come from
+    assert "has no text in field story; there is: text" in wrong["field"]
+    assert "BuilderConfig 'fr' not found. Available: ['default']" in wrong["subset"]
+    assert "Bad split: test. Available splits: ['train']" in wrong["split"]

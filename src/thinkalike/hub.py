@@ -35,11 +35,13 @@ class Commit(NamedTuple):
         sha: its 40 hexadecimal digits.
         files: the paths of its files; of a cached copy, those that the cache has.
         trouble: why the hub did not answer, where the commit is that of a cached copy.
+        repository: the present name of the repository, to which the hub leads from an older one; "": not known.
     """
 
     sha: str
     files: tuple[str, ...]
     trouble: Exception | None = None
+    repository: str = ""
 
 
 def resolved(kind: Literal["model", "dataset"], repository: str, revision: str | None) -> Commit:
@@ -84,7 +86,7 @@ def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, c
         with contextlib.suppress(RemoteEntryNotFoundError):
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
     files = tuple(each.rfilename for each in getattr(info, "siblings", None) or [])
-    return Commit(sha or revision or "main", files)
+    return Commit(sha or revision or "main", files, repository=getattr(info, "id", ""))
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:

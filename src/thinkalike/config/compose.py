@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
@@ -33,7 +34,7 @@ from thinkalike.config.overrides import (
 )
 from thinkalike.config.own_files import CONF, OwnFolders, configurations
 from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
-from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
+from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig, chosen_scale
 from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, first_line, nearest, one_of
@@ -66,7 +67,7 @@ def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
     parsed = parse_overrides(words)
     check_overrides(words, SCHEMAS[entry_point], sweeps=False)
     words = with_default_target(entry_point, words)
-    register(measures_of(parsed) if entry_point == "analyze" else (), models_of(parsed))
+    register(measures_of(parsed) if entry_point == "analyze" else (), parsed)
     try:
         return resolve(_composed(entry_point, words), SCHEMAS[entry_point], words)
     except COMPOSING_ERRORS as error:
@@ -93,13 +94,13 @@ def one_line(error: BaseException) -> str:
     return "".join(each if each.isprintable() else " " for each in said)
 
 
-def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
+def register(measures: Iterable[str] = (), parsed: Sequence[Override] = ()) -> None:
     """Tell Hydra the schemas, the user's folders, and the resolvers.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
             seconds to import.
-        models: names of models; repositories of the hub among them become options.
+        parsed: a command line; models and data sets of the hub that it names become options.
     """
     for name, schema in SCHEMAS.items():
         _store(f"{name}_schema", _defaults(schema))
@@ -113,7 +114,9 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     for kind in filter(is_plugin, measures):
         *folders, name = f"measure/{kind}".split("/")
         _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
-    register_repositories(models)
+    for group in ("model", "data"):
+        named = [str(name) for each in parsed if each.key_or_group == group for name in values_of(each)]
+        register_repositories(group, [name for name in named if is_of_hub(group, name)])
     Plugins.instance().register(OwnFolders)
     for resolver in (at_scale, by_recipe, at_most_a_tenth):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
@@ -149,10 +152,9 @@ def options(group: str) -> list[str]:
 
 
 def at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
-    """Return the value for the scale of the recipe: by default `mini` where all models are minis."""
+    """Return the value for the scale of the recipe, see `chosen_scale`."""
     models = [_root_[part] for part in ("model", "target") if part in _root_]
-    small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
-    return mini if small else paper
+    return mini if chosen_scale(_root_.scale, models)[0] == "mini" else paper
 
 
 def by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
@@ -176,9 +178,11 @@ def with_default_target(entry_point: str, words: Sequence[str]) -> list[str]:
     return [*words] if entry_point != "train" or named or other_task else [*words, DEFAULT_TARGET]
 
 
-def models_of(parsed: Sequence[Override]) -> list[str]:
-    """Return the names of the models of a command line, both sides."""
-    return [str(name) for override in parsed if override.key_or_group == "model" for name in values_of(override)]
+def is_of_hub(group: str, name: str) -> bool:
+    """Return whether this can be on the hub: ORG/NAME, or the bare NAME of a data set that resembles no option."""
+    is_bare = group == "data" and "/" not in name and is_repository(f"datasets/{name}")
+    taken = [*options("data"), "schema", "none"]
+    return is_repository(name) or (is_bare and not get_close_matches(name.lower(), taken, cutoff=0.8))
 
 
 def measures_of(parsed: Sequence[Override]) -> list[str]:
@@ -243,14 +247,14 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
     """
     there = options(group)
     for name in map(str, values):
-        more = (group == "model" and is_repository(name)) or (group == "measure" and is_plugin(name))
+        more = (group in ("model", "data") and is_of_hub(group, name)) or (group == "measure" and is_plugin(name))
         if name not in there and not more:
-            hint = f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR" if group == "model" else ""
-            raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint}")
+            hint = {"model": f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR", "data": ", or ORG/NAME"}
+            raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint.get(group, '')}")
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:
-    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the model.
+    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the models.
 
     An experiment has models of its own, so there `auto` stays until their jobs are composed.
 
@@ -263,8 +267,9 @@ def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] =
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
-        one_of("model.corpus", composed.model.corpus, (name for name in options("data") if name != "auto"))
-        corpus: Any = OmegaConf.load(next(configurations(f"data/{composed.model.corpus}.yaml")))
+        name = composed.model.corpus or (composed.get("target") or composed.model).corpus or "pydoc"
+        one_of("model.corpus", name, (each for each in options("data") if each != "auto"))
+        corpus: Any = OmegaConf.load(next(configurations(f"data/{name}.yaml")))
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
     settings: Any = OmegaConf.to_container(composed, resolve=True)

@@ -23,7 +23,6 @@ from thinkalike.config.compose import (
     SCHEMAS,
     check_overrides,
     measures_of,
-    models_of,
     one_line,
     options,
     register,
@@ -117,7 +116,7 @@ def _made_known(name: str, words: Sequence[str]) -> None:
     overrides = with_default_target(name, overrides)
     sys.argv[1:] = [*(word for word in words if not is_override(word)), *overrides]  # options before any override
     OmegaConf.register_new_resolver("groups", _groups, replace=True)  # of --help
-    register(measures_of(parsed) if name == "analyze" and not is_help else (), models_of(parsed))
+    register(measures_of(parsed) if name == "analyze" and not is_help else (), parsed)
 
 
 def _groups() -> str:

@@ -39,7 +39,7 @@ class ModelConfig(Checked, part="model"):
     device_map: DeviceMap | dict[str, Any] | None = not_in_key(None)  # weights over several devices, by accelerate
     quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
     side: Literal["encoder", "decoder"] | None = None  # of an encoder-decoder
-    corpus: str = "stdlib"  # the data that `data=auto` stands for
+    corpus: str | None = "stdlib"  # the data that `data=auto` stands for; null: that of the other model, or pydoc
     bos: bool | None = False  # rows begin with BOS; null: if the tokenizer puts it before a text by itself
     context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
     mini: bool = False  # trained by this project and shipped inside it
@@ -80,7 +80,7 @@ class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
     name: str = MISSING  # what results call it
-    source: Literal["stdlib", "grammar", "text", "hub"] | None = None
+    source: Literal["stdlib", "pydoc", "grammar", "text", "hub"] | None = None
     files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
@@ -102,6 +102,8 @@ class DataConfig(Checked, part="data"):
         super().__post_init__()
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
+        if self.source == "hub" and not self.hub_id:
+            raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
     @property
     def unused(self) -> Collection[str]:

@@ -96,12 +96,13 @@ def is_repository(name: str) -> bool:
     return "/" in name and bool(is_name) and not name.endswith(".git")
 
 
-def register_repositories(names: Iterable[str]) -> None:
-    """Tell Hydra the options `model=ORG/NAME` for these repositories: each is `model=hub` with its name."""
-    for name in filter(is_repository, names):
-        owner, _, own = name.partition("/")
-        node = {"defaults": ["/model/hub@_here_", "_self_"], "hub_id": name}
-        ConfigStore.instance().store(group=f"model/{owner}", name=own, node=node)
+def register_repositories(group: str, names: Iterable[str]) -> None:
+    """Tell Hydra the options `model=ORG/NAME`, or `data=`, for these repositories: each is `hub` with its name."""
+    for name in names:
+        *owner, own = name.split("/")
+        node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
+        node |= {"name": name} if group == "data" else {}
+        ConfigStore.instance().store(group="/".join([group, *owner]), name=own, node=node)
 
 
 def is_folder(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,6 +16,7 @@ from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, 
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -40,7 +42,7 @@ class JobConfig(Checked):
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
     layers: Layers = "same"  # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
-    scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini where all models are minis
+    scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
@@ -122,6 +124,21 @@ class AnalyzeConfig(JobConfig):
         if self.activations:
             return [*self.recordings, *self.beside_recordings.values()]
         return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
+    """Return the scale of a recipe, mini or paper, and why it was chosen, or nothing if that needs no words."""
+    if scale != "auto" or all(model.mini for model in models):
+        return ("mini" if scale == "auto" else scale), ""
+    if all(model.mini or (model.path and _bytes_in(Path(model.path)) < SMALL) for model in models):
+        return "mini", "these models are small"
+    import torch
+
+    return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
 
 
 def _listed(files: str | list[str] | None) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -108,11 +107,11 @@ def read_corpus(
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    _log(data, corpus.counts, context, most_bytes is not None)
+    _log(data, corpus.counts, context, report_tokens, bounded=most_bytes is not None)
     return corpus
 
 
-def _log(config: DataConfig, counts: Mapping[str, int], context: int, bounded: bool) -> None:
+def _log(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, *, bounded: bool) -> None:
     """Log how much text there is, and warn of a report of few documents."""
     log.info(
         "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
@@ -122,12 +121,18 @@ def _log(config: DataConfig, counts: Mapping[str, int], context: int, bounded: b
         )
     )
     if bounded and counts["report_documents"] < DOCUMENTS:
-        is_full = counts["report_tokens"] + context > (config.report_tokens or math.inf)
         log.warning(
             "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
             *(config.name, counts["report_documents"], DOCUMENTS),
-            "raise data.report_tokens" if is_full else "give more text, or raise data.report_share",
+            _remedy(config, counts, context, report_tokens, bounded),
         )
+
+
+def _remedy(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, bounded: bool) -> str:
+    """Return what gives a report more documents: more tokens where its quota is full, and else more text."""
+    if counts["report_tokens"] + context <= report_tokens:
+        return f"give more text, or raise data.report_share={config.report_share}"
+    return f"raise data.report_tokens={report_tokens}" if bounded else "raise measure.batches"
 
 
 def beginning_bytes(report_tokens: int) -> int:
@@ -290,13 +295,15 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
 def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, *, bounded: bool) -> None:
     """Refuse too little text, and warn of a report that is shorter than asked for."""
     if not counts["fit_tokens"]:
-        raise DataError(f"data={config.name} has too little text to fit on: not one row of {context} tokens")
+        raise DataError(
+            f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text, or "
+            f"lower data.report_share={config.report_share} or data.context={context}"
+        )
     if counts["report_documents"] < 2:
         raise DataError(
             f"data={config.name} has too little text for the report: {counts['report_tokens'] // context} rows of "
-            f"{counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat one to fit on), "
-            f"and an interval needs two; give more text, or raise data.report_share={config.report_share} or "
-            f"data.report_tokens={report_tokens}"
+            f"{context} tokens, {counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat "
+            f"one to fit on), and an interval needs two; {_remedy(config, counts, context, report_tokens, bounded)}"
         )
     if bounded and counts["report_tokens"] < report_tokens // context * context:
         log.warning("data %s: the report has only %s of %s tokens: there is no more text",

@@ -1,12 +1,18 @@
-"""Sources of documents: the standard library, a grammar, local files, or a streamed set of the hub."""
+"""Sources of documents: Python's library or manual, a grammar, local files, or a streamed set of the hub.
+
+A text of fewer than `FEW` documents, such as one book, is cut into pieces at its paragraphs, and each piece is a
+document from then on: it has a side and counts as one in intervals.
+"""
 
 from __future__ import annotations
 
 import glob
 import hashlib
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +28,42 @@ GRAMMAR = bytes.fromhex(
     "3b5e79a853ba3f56fc36fc403b0bab9ed5e8265e"
 )
 SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2: near-duplicates leave the report
+PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
+FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
+PIECE = 4096  # characters of a piece at most, some thousand tokens of English
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """Return the documents of a source in an order that never changes.
+    """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`.
 
     Raises:
         DataError: files are missing, damaged or of an unknown kind; a field is missing; the hub cannot be reached.
     """
+    whole = _whole_documents(config)
+    first = list(islice(whole, FEW))
+    return chain(first, whole) if len(first) == FEW else chain.from_iterable(map(in_pieces, first))
+
+
+def in_pieces(text: str) -> Iterator[str]:
+    """Yield a document in pieces of about equal length, at most `PIECE` characters.
+
+    A piece ends after the last paragraph, line or word of its second half, in this order, if one ends there.
+    """
+    start = 0
+    while (left := len(text) - start) > PIECE:
+        stop = start + -(-left // -(-left // PIECE))
+        ends = (text.rfind(end, (start + stop) // 2, stop) + len(end) for end in ("\n\n", "\n", " "))
+        start, begin = next((end for end in ends if end > start + 1), stop), start
+        yield text[begin:start]
+    yield text[start:]
+
+
+def _whole_documents(config: DataConfig) -> Iterator[str]:
     if config.source == "stdlib":  # an order that mixes topics and does not depend on the names of files
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_files())
         yield from sorted(texts, key=document_fingerprint)
+    elif config.source == "pydoc":
+        yield from _topics()
     elif config.source == "grammar":
         yield from _sentences(config)
     elif config.source == "text":
@@ -50,19 +81,23 @@ def text_fingerprint(config: DataConfig) -> str:
     """Return the SHA-256 of everything that decides the documents of a source and their sides, as 16 digits.
 
     This is the content of local files, the version of the grammar, or the name and commit of a set of the hub; and
-    the version of the rule that keeps the sides apart.
+    the versions of the rules that keep the sides apart and cut documents, which those of the minis never are.
 
     Raises:
         DataError: files are missing or not regular, or the hub does not tell the commit.
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
-        choice = (SPLIT_VERSION, config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
-        return hashlib.sha256(repr(choice).encode()).hexdigest()[:16]
+        choice = (config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
+        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice)).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
         return digest.hexdigest()[:16]
+    if config.source != "stdlib":
+        digest.update(bytes([PIECES_VERSION]))
+    if config.source == "pydoc":
+        digest.update("\0".join(_topics()).encode())
     for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
         with reading(path):
             digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
@@ -86,6 +121,18 @@ def _stdlib_files() -> list[Path]:
         inner[:] = set(inner) - left_out
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
+
+
+def _topics() -> list[str]:
+    """Return the topics of the reference of Python, without lines of signs; each paragraph once, as topics overlap."""
+    from pydoc_data.topics import topics
+
+    found, seen = [], set[str]()
+    for _, topic in sorted(topics.items()):
+        paragraphs = {canonical(each): each for each in re.sub(r"(?m)^\W{4,}\n", "", topic).split("\n\n")}
+        found.append("\n\n".join(each for key, each in paragraphs.items() if key not in seen))
+        seen.update(paragraphs)
+    return found
 
 
 def _sentences(config: DataConfig) -> Iterator[str]:

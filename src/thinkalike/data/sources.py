@@ -15,7 +15,7 @@ from thinkalike.digests import digest_of
 from thinkalike.errors import DataError, first_line
 from thinkalike.hub import cause_of, resolved
 
-LOCAL = "use local files (data=text 'data.files=[...]') or data=stdlib"
+LOCAL = "use local files (data=text 'data.files=[...]') or data=pydoc"
 Record = dict[str, Any]  # a row, by column
 
 
@@ -121,7 +121,8 @@ def stream_records(
         commit = resolved("dataset", repository, revision)
         if commit.trouble:
             raise commit.trouble  # a copy of some files does not make a data set
-        yield from datasets.load_dataset(repository, subset, streaming=True, revision=commit.sha, **options)
+        name = commit.repository or repository
+        yield from datasets.load_dataset(name, subset, streaming=True, revision=commit.sha, **options)
 
 
 @contextlib.contextmanager
@@ -130,5 +131,7 @@ def _explained(label: str, repository: str, revision: str | None, remedy: str) -
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard
-        reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {first_line(error)[:200]}"
+        reason = (
+            cause_of(error, repository, revision) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        )
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error

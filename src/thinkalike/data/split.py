@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from thinkalike.config import DataConfig
 from thinkalike.data.documents import canonical, document_fingerprint, documents
+from thinkalike.errors import DataError
 from thinkalike.progress import counted
 
 READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
@@ -57,6 +58,34 @@ class Sides:
     def repeats(self, since: int = 0) -> NDArray[np.bool_]:
         """Return for each document of the report from the given one on whether it is a near-duplicate."""
         return near_duplicates(self._report[since:], self._fit)
+
+
+def check_text(config: DataConfig, context: int | None) -> None:
+    """Check before models are loaded that local text has two documents for the report and a row for each side.
+
+    No tokenizer makes more tokens of a text than it has bytes in UTF-8 and ends of documents.
+
+    Args:
+        context: the tokens of a row; None: not known yet.
+
+    Raises:
+        DataError: it has not; files are missing or damaged.
+    """
+    if config.source == "hub":
+        return
+    found, size, context = Counter[bool](), Counter[bool](), config.context or context or 1
+    for text, _, for_report in _without_copies(config, Counter()):
+        found[for_report] += 1
+        size[for_report] += len(text.encode("utf-8", errors="replace")) + 1
+        if found[True] > 1 and size[True] >= context and (size[False] >= context or config.same_split):
+            return
+    lacks_report = found[True] < 2 or size[True] < context
+    side, change = ("the report", "raise") if lacks_report else ("the fit", "lower")
+    or_share = f", or {change} data.report_share={config.report_share}" if found.total() > 2 else ""
+    raise DataError(
+        f"data={config.name} has too little text for {side}: {found[lacks_report]} documents of {size[lacks_report]:,} "
+        f"bytes (a row has {context} tokens, an interval needs two documents); give more text{or_share}"
+    )
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

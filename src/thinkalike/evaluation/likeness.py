@@ -153,7 +153,8 @@ class Beyond:
             self.groups = RowGroups.of(tokens, FEWEST)
         except ValueError as error:
             needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
-            raise DataError(f"likeness beyond the tokens needs {needed}: raise data.report_tokens") from error
+            remedy = "raise data.report_tokens, and data.fit_tokens where it is set"
+            raise DataError(f"likeness beyond the tokens needs {needed}: {remedy}") from error
         self.order, self.positions = self.groups.order, positions
         kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
         self.before = self.groups.without_means(kept, positions, torch.float32)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import TASKS, AnalyzeConfig, LoggerConfig, MeasureConfig, TrainConfig, compose_job, train_config
+from thinkalike.config.roots import chosen_scale
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.evaluation.stitches import BITS
@@ -112,7 +113,7 @@ def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
         return [newest, other] if newest in forth else [other, newest]
     if config.model == config.target:
         raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.called} is both")
-    scale = ("mini" if config.model.mini else "paper") if config.scale == "auto" else config.scale
+    scale, _ = chosen_scale(config.scale, (config.model, config.target))
     recipe: TrainConfig = compose_job("train", [f"scale={scale}", f"recipe={config.recipe}", f"seed={config.seed}"])
     job = _run_by(config, replace(recipe, data=config.data, model=config.model, target=config.target))
     return [job, _turned(job)]

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 TEXTS = {  # what cards say of a source
     "stdlib": "the source of Python's standard library without its tests",
+    "pydoc": "Python's own manual, the reference of the language",
     "grammar": "sentences of this project's large grammar, none of them of the words of the small one alone",
 }
 

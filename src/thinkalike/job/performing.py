@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
+from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
@@ -67,6 +68,9 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
             each.check_models()
+            each.check_text()
+    for line in dict.fromkeys(filter(None, (each.scale_taken() for each in missing))):
+        log.info(line)
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -120,6 +124,21 @@ class _Planned:
         from thinkalike.models.foresight import check_models
 
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
+
+    def check_text(self) -> None:
+        """Check what can be known of the text before models are loaded."""
+        from thinkalike.data.split import check_text
+
+        if "data" in self.instrument.reads and self.read.data is not None:
+            contexts = [model.context for model in self.instrument.models_of(self.read).values() if model.context]
+            check_text(self.read.data, min(contexts, default=None))
+
+    def scale_taken(self) -> str:
+        """Return which scale of its recipe a job that reads text takes, why, and what the other one is, or nothing."""
+        models = list(self.instrument.models_of(self.config).values())
+        scale, why = chosen_scale(getattr(self.config, "scale", "mini"), models)
+        other = "scale=paper takes the papers' recipe" if scale == "mini" else "scale=mini takes a laptop's"
+        return f"scale={scale}: {why}; {other}" if why and "data" in self.instrument.reads else ""
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""

@@ -228,7 +228,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
     settings = settings_of_all(config.chosen)
     if any(word.startswith(("model@target=", "target.")) for word in part.words):
         settings += [f"target{word[len('model') :]}" for word in settings]
-    chosen = [*part.words, *settings]
+    chosen = [*part.words, *settings, f"scale={Case(config, ()).scale}"]
     if part.entry_point == "train":
         words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
         words += [f"recipe={config.recipe}"] + ([f"threads={config.threads}"] if config.threads else [])

@@ -172,7 +172,7 @@ def _by_word(
     cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
     text: Pieces = runs.text((repr(data), wanted, cut_for), lambda: pieces(held_out_texts(data), different, wanted))
     if not text.count:
-        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} words")
+        raise DataError(f"the report has no words; give more text, or raise data.report_share={data.report_share}")
     at_once = max(measure.tokens_per_batch // WORDS_AT_ONCE, 1)
 
     def read(units: Int[Tensor, " u"]) -> _Labels:

@@ -258,7 +258,7 @@ class Comparison:
             raise self.error
         measure, what = self.measure, f"{self.measure.tokens_per_batch} {self.batches.level}s"
         if not self.metric.update_called:
-            raise DataError(f"there is too little text for one batch of {what}")
+            raise DataError(f"there is too little text for one batch of {what}; lower measure.tokens_per_batch")
         estimates = self.metric.compute()
         if estimates.batches < measure.batches and not measure.stop_at_width:
             log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
