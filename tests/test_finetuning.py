@@ -190,10 +190,10 @@ def test_what_is_no_bert_is_one_line(door, words, checkpoints):
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["nli.context=128"], "nli.context=128 is longer than the 72 of local"),
+        (["nli.context=128"], "nli.context=128 is longer than the 72 of bert0"),
         (["nli.lr=1e30", "nli.epochs=20"], "lower nli.lr=1e+30"),
         (["nli.freeze=3"], "nli.freeze=3, but there are 2 blocks"),
-        (["nli.redraw=2"], "nli.redraw=2: local has blocks 0 to 1"),
+        (["nli.redraw=2"], "nli.redraw=2: bert0 has blocks 0 to 1"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(more, message, door, words):

@@ -19,6 +19,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states import batches as module
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
+from thinkalike.states.tokens import sites
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,8 @@ def keys(rows):
 
 def read(config, models):
     """All batches of a job, pool by pool."""
-    found = text_batches(models, config.data, config.measure, ModelRuns())
+    at = [sites(model, config.measure.embed) for model in models]
+    found = text_batches(models, at, config.data, config.measure, ModelRuns())
     return [list(found.pool(place)) for place in range(found.total)]
 
 

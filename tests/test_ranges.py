@@ -102,7 +102,7 @@ def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value(
 @pytest.mark.parametrize(
     "layers",
     [
-        *(0, None, "most", [], [0], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
+        *(0, None, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
         [[0, 0], [1, 1], [0, 0]],
         [[0, number] for number in range(5001)],
     ],

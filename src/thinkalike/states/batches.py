@@ -265,7 +265,7 @@ def massive(layers: Sequence[Float[Tensor, "n _"]]) -> Bool[Tensor, " n"] | None
     """Return which rows have a norm in some layer of more than `MASSIVE` times the median; None: no row has."""
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:
-        norms = torch.linalg.vector_norm(layer, dim=1, dtype=torch.float32)
+        norms = torch.linalg.vector_norm(layer, dim=1)
         found |= (norms > MASSIVE * norms.median()).cpu()
     return found if found.any() else None
 
