@@ -373,3 +373,17 @@ def test_tensorboard_has_the_curves_of_a_training_beside_its_numbers(door, small
     there = EventAccumulator(str(folder)).Reload()
     assert {"loss", "loss/0-0", "result/mean_penalty"} <= set(there.Tags()["scalars"])
     assert there.Scalars("result/mean_penalty")[0].value == pytest.approx(result.scalars["mean_penalty"])
+
+
+def test_a_scale_that_nobody_gave_is_said_with_its_reason(door, minis, text_files):
+    words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
+    words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
+    assert door("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
+    assert "scale=" not in door("analyze.py", *words, "scale=mini", "force=true").stderr
+
+
+def test_too_little_text_is_refused_before_a_model_is_loaded(door, tmp_path, monkeypatch):
+    (tmp_path / "one.txt").write_text(tiny.document(1))
+    monkeypatch.setattr("thinkalike.models.load.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    words = ["measure=loss", "data=text", f"data.files=[{tmp_path}/one.txt]", "store=results"]
+    assert "has too little text" in door("analyze.py", *words).error

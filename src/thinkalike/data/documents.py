@@ -41,7 +41,11 @@ def documents(config: DataConfig) -> Iterator[str]:
     """
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    return chain(first, whole) if len(first) == FEW else chain.from_iterable(map(in_pieces, first))
+    if len(first) == FEW:
+        return chain(first, whole)
+    pieces = [piece for text in first for piece in in_pieces(text)]
+    # neighbours resemble each other, so that the first of many must not be one stretch
+    return iter(pieces if len(pieces) == len(first) else sorted(pieces, key=document_fingerprint))
 
 
 def in_pieces(text: str) -> Iterator[str]:
