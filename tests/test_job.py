@@ -291,7 +291,8 @@ NEUTRAL = {
     "model.members", "target.members", "model.device_map", "target.device_map",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
-    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run", "model.base", "target.base",
+    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
+    "model.base", "target.base",
     "trainer.log_every",
 }  # fmt: skip
 

@@ -55,7 +55,7 @@ class AtlasConfig(LayerPairsConfig):
             raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 
-class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
+class Atlas(Instrument, kind="atlas", version=2, reads=("models", "measure")):
     """Compares all pairs of the models of a list by all measures, and the measures with each other."""
 
     of_models: ClassVar[str] = "all"

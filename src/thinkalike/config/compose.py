@@ -118,7 +118,7 @@ def register(measures: Iterable[str] = (), parsed: Sequence[Override] = ()) -> N
         named = [str(name) for each in parsed if each.key_or_group == group for name in values_of(each)]
         register_repositories(group, [name for name in named if is_of_hub(group, name)])
     Plugins.instance().register(OwnFolders)
-    for resolver in (at_scale, by_recipe, at_most_a_tenth):
+    for resolver in (at_scale, of_minis, by_recipe, at_most_a_tenth):
         OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
@@ -155,6 +155,12 @@ def at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
     """Return the value for the scale of the recipe, see `chosen_scale`."""
     models = [_root_[part] for part in ("model", "target") if part in _root_]
     return mini if chosen_scale(_root_.scale, models)[0] == "mini" else paper
+
+
+def of_minis(mini: Any, other: Any, *, _root_: DictConfig) -> Any:
+    """Return the value for the model, whatever the machine: a rate that suits a mini ruins a pretrained BERT."""
+    small = _root_.model.mini if _root_.scale == "auto" else _root_.scale == "mini"
+    return mini if small else other
 
 
 def by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:

@@ -293,9 +293,9 @@ class LayerMeans(Accumulator):
         self, parts: Int[Tensor, " n"], rows: Rows, blocks: Blocks, whole: Mapping[Pair, Tensor]
     ) -> list[Mapping[Pair, Tensor]]:
         """Return the values without the rows of each part."""
-        rests = [parts != part for part in range(PARTS)]
+        rests = (parts != part for part in range(PARTS))
         return [
-            whole if rest.all() else self._compared_again(rows.of(rest), blocks) or _nothing(whole) for rest in rests
+            whole if each.all() else self._compared_again(rows.of(each), blocks) or _nothing(whole) for each in rests
         ]
 
     def _dependence(
@@ -421,13 +421,10 @@ class LayerMeans(Accumulator):
         return LayerPairEstimate(across.value, across.low, across.high, first, second, *counts, **further)
 
     def _finished(self, columns: Record) -> Float[Tensor, "a k k"]:
-        """Return the values over all batches, of all rows, and without each part of enough documents.
-
-        There are none of the last if one is not known, as a batch without the part was too small to compare.
-        """
+        """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
         values, (documents, counts) = columns["values"], columns["documents"].unique(return_counts=True)
-        sized, count = not self.measure.finish, len(documents)
-        enough = effective_number(counts) >= FEWEST_EQUAL if sized else count >= FEWEST_GROUPS
+        count = len(documents) if self.measure.finish else effective_number(counts)
+        enough = count >= (FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL)
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
         found = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
