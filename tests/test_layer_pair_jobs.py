@@ -328,3 +328,41 @@ def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
     assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
     assert (made.kind, made.name, schema().kind) == ("mine", "my measure", "mine")
+
+
+def test_distances_begin_at_the_block_that_was_changed(door, words, tmp_path):
+    base, changed = (tiny.write_mini(tmp_path / name) for name in ("base", "changed"))
+    weights = load_file(changed / "model.safetensors")
+    weights["layers.2.attn.o.weight"] += 0.1 * torch.randn(32, 32)
+    save_file(weights, changed / "model.safetensors")
+    both = [*words, f"model.path={base}", f"target.path={changed}"]
+    done = door("analyze.py", "measure=distance", *both)
+    table = done.result.table
+    assert table["source_layer"].tolist() == [0, 1, 2, 3]
+    assert (table["value"][:2] == 0).all()
+    assert (table["value"][2:] > 0.001).all()
+    assert "begin to differ at layer 2" in done.stdout
+    (cache,) = (tmp_path / "cache" / "tokens").iterdir()
+    rows = load_file(cache)["report.tokens"]
+    chosen = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))[:40]
+    models = [load_model(ModelConfig(name="x", family="native", mini=True, path=str(each))) for each in (base, changed)]
+    x, y = (model.head(rows[chosen].long(), 3).flatten(0, 1) for model in models)
+    assert table["value"][3] == pytest.approx(float(((x - y).norm(dim=1) / x.norm(dim=1)).mean()), abs=1e-6)
+    assert table["cosine"][3] == pytest.approx(float(torch.cosine_similarity(x, y).mean()), abs=1e-6)
+    some = door("analyze.py", "measure=distance", "layers=[1,3]", *both).result.table
+    assert some["source_layer"].tolist() == [1, 3]
+    np.testing.assert_array_equal(some["value"], table["value"][[1, 3]])
+    wide = tiny.write_mini(tmp_path / "wide", d_model=24)
+    refused = door("analyze.py", "measure=distance", *words, f"model.path={base}", f"target.path={wide}")
+    assert "measure=cka compares any two models" in refused.error
+
+
+def test_some_layers_of_both_models_are_compared(door, words, pair):
+    whole, some = (door("analyze.py", "measure=cka", *words, *pair, *more) for more in ([], ["layers=[[0,1],[3,2]]"]))
+    table = some.result.table[some.result.table["target"] == "wide"].query("source == 'a'")
+    assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (0, 2), (3, 1), (3, 2)]
+    keys = ["source", "target", "source_layer", "target_layer"]
+    joint = some.result.table.merge(whole.result.table, on=keys)
+    np.testing.assert_allclose(joint["value_x"], joint["value_y"], atol=1e-12)
+    np.testing.assert_allclose(joint["high_x"], joint["high_y"], atol=1e-12)
+    assert len(joint) == 12

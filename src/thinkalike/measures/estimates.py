@@ -106,6 +106,16 @@ def jackknife(
     return Estimate(value, torch.minimum(value, middle - half), torch.maximum(value, middle + half))
 
 
+def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
+    """Return the totals without each part that has one of these documents, for a `jackknife`.
+
+    Fewer than `FEWEST_GROUPS` documents have none, and so no interval.
+    """
+    different = documents.unique()
+    parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
+    return sums.sum(0) - sums[parts]
+
+
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
     """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
 

@@ -19,7 +19,7 @@ from thinkalike.measures.accumulators import APART, Accumulator, Batch, Record, 
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
+from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
 
@@ -108,15 +108,13 @@ class LinearPrediction:
         if not self._sums:
             raise ValueError("there is no R² of no rows: call fit, then judge")
         sums = torch.stack([self._sums[number] for number in sorted(self._sums)]).sum(0)
-        documents = torch.cat(list(self._documents.values())).unique()
+        documents = torch.cat(list(self._documents.values()))
         constant = (sums[..., 1].sum(0) == 0).nonzero().tolist()
         if constant and self.nothing is None:
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        whole, without = sums.sum(0), sums.sum(0) - sums[(documents % PARTS).unique()]
-        enough = len(documents) >= FEWEST_GROUPS
-        both = jackknife(self._explained(whole), self._explained(without if enough else without[:1]))
+        both = jackknife(self._explained(sums.sum(0)), self._explained(without_parts(sums, documents)))
         return both[:, 0], both[:, 1]
 
     def state_dict(self) -> dict[str, Any]:

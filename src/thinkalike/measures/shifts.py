@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.measures.accumulators import Accumulator, Batch, Record
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, jackknife
+from thinkalike.measures.estimates import PARTS, jackknife, without_parts
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 TERMS = ("distance", "cosine", "norm_source", "norm_target", "tokens")
@@ -57,13 +57,11 @@ class LayerShifts(Accumulator):
     def compute(self) -> ShiftEstimate:
         """Return the means over all batches so far, with intervals; a ValueError of no batch."""
         columns = self._columns()
-        sums, documents = columns["sums"].sum(0), columns["documents"].unique()
-        there = sums[(documents % PARTS).unique()]
-        whole = _means(sums.sum(0))
-        rest = _means(sums.sum(0) - there)[:, 0] if len(documents) >= FEWEST_GROUPS else whole[:0, 0]
-        found = jackknife(whole[0], rest)
+        sums, documents = columns["sums"].sum(0), columns["documents"]
+        whole, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
+        found = jackknife(whole[0], rest[:, 0])
         value, low, high, *others = (_on_diagonal(each) for each in (*found, *whole[1:]))
-        counts = len(columns["sums"]), len(documents)
+        counts = len(columns["sums"]), len(documents.unique())
         return ShiftEstimate(value, low, high, None, None, *counts, *others)
 
 
