@@ -267,7 +267,8 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     weights = load_file(massive / "model.safetensors")
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
-    itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}"]
+    itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
+    itself += ["target.context=64"]
     done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
     assert re.search(r"have a state of more than 10 times the median norm, and are left out: .* times", done.stderr)
     assert "carries" not in done.stderr

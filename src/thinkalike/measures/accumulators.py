@@ -344,6 +344,7 @@ class LayerMeans(Accumulator):
         if within:
             assert measure.similarities is not None
             tested = self._signed([measure.similarities(layer) for layer in layers], within.blocks(owners), blocks)
+            documents *= effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
         elif documents >= FEWEST_GROUPS and chosen.numel() < len(owners):
             documents = len(chosen) if chosen.numel() >= measure.fewest else 0
             tested = self._balanced(rows.of(chosen.flatten()), blocks, list(values)) if documents else permuted

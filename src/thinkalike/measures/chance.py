@@ -26,7 +26,7 @@ class Chance:
     """The null of the values of l x m layer pairs: documents change places, in one batch.
 
     p and `largest` are of `balanced_rows`, or given the token of the similarities of different documents; they are NaN
-    if those are of fewer than 8 documents.
+    if those are of fewer than 8 documents, or given the token of documents worth fewer than 15 of equal length.
 
     Attributes:
         null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it

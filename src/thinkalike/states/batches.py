@@ -37,6 +37,7 @@ from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 MASSIVE = 10  # times the median norm; states beyond it carry most of the variance of a layer (Sun et al. 2024)
+RARE = 0.02  # of the rows of a layer; the first of 64 tokens are rarer
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
@@ -262,11 +263,16 @@ Pool = dict[FrozenModel, list[Tensor]]
 
 
 def massive(layers: Sequence[Float[Tensor, "n _"]]) -> Bool[Tensor, " n"] | None:
-    """Return which rows have a norm in some layer of more than `MASSIVE` times the median; None: no row has."""
+    """Return which rows have a norm of more than `MASSIVE` times the median in some layer; None: no row has.
+
+    A layer in which more than `RARE` of the rows do has a long tail and no outliers.
+    """
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:
         norms = torch.linalg.vector_norm(layer, dim=1)
-        found |= (norms > MASSIVE * norms.median()).cpu()
+        outliers = norms > MASSIVE * norms.median()
+        if outliers.float().mean() <= RARE:
+            found |= outliers.cpu()
     return found if found.any() else None
 
 
