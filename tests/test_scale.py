@@ -229,7 +229,11 @@ def slow(*case):
     ("script", "words", "seen"),
     [
         ("train.py", (), "training"),
-        slow("analyze.py", ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"), "hours at 1e+09 FLOPs per second"),
+        slow(
+            "analyze.py",
+            ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"),
+            "hours on this machine, at 1e+09 FLOPs per second",
+        ),
         slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
         slow("analyze.py", ("measure=probes", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "untrained target"),
         slow("analyze.py", ("experiment=brown2023/figure3",), "one after the other"),

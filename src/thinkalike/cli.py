@@ -42,8 +42,11 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     from thinkalike.forecast import forecast, show
 
     with at_work():
+        from thinkalike.instruments.layer_pairs.budget import speed
+
         plan = forecast(config)
-    show(plan, None if config.dry_run is True else float(config.dry_run))
+        here = speed() if config.dry_run is True else float(config.dry_run)
+    show(plan, here)
     return []
 
 
@@ -70,7 +73,9 @@ def analyze(config: AnalyzeConfig) -> list[Path]:
             from thinkalike.papers import reproduce
 
             return [reproduce(config).folder]
-        return [result.folder for result in run_jobs(asked_for(config))]
+        from thinkalike.instruments.layer_pairs.budget import within_budget
+
+        return [result.folder for result in run_jobs(asked_for(within_budget(config)))]
 
 
 @own_process()

@@ -193,7 +193,7 @@ def summary(plan: Forecast, speed: float | None = None) -> list[str]:
         lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
     lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in GPUS if whole]
     if speed is not None:
-        lines.append(f"{whole / speed / 3600:.2g} hours at {speed:g} FLOPs per second")
+        lines.append(f"{whole / speed / 3600:.2g} hours on this machine, at {speed:.2g} FLOPs per second")
     if plan.unknown:
         lines.append(f"without the jobs of {', '.join(plan.unknown)}, whose sizes are unknown")
     return [*lines, "dry run: nothing was loaded, computed or written"]

@@ -18,6 +18,7 @@ from thinkalike.errors import ConfigError
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
+Budget = Annotated[str, Field(pattern=r"^[0-9.]*[0-9](s|min|h)$")]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -89,6 +90,9 @@ class AnalyzeConfig(JobConfig):
     population: PopulationConfig = field(default_factory=PopulationConfig)
     activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
+    budget: Budget | None = not_in_key(
+        None
+    )  # of time, 1min, of a measure of layer pairs: it chooses layers and batches
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
 

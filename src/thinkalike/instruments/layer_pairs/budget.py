@@ -1,0 +1,90 @@
+"""budget=1min: layers and batches of a measure of layer pairs that take about this long on this machine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.errors import ConfigError
+from thinkalike.instruments import instrument_of
+from thinkalike.instruments.layer_pairs.frame import LayerPairs
+from thinkalike.job import estimate, total
+
+log = logging.getLogger(__name__)
+SECONDS = {"s": 1, "min": 60, "h": 3600}
+REACHED = 0.5  # of the speed of one large product, by passes and by comparisons
+STEPS = [(None, 64), (None, 32), (None, 16), (None, 8), (12, 8), (8, 8), (8, 4), (6, 4), (6, 2), (5, 2), (5, 1)]
+
+
+def speed(seconds: float = 0.3) -> float:
+    """Return how many operations per second a product of large float32 matrices reaches on this machine."""
+    import torch
+
+    from thinkalike.models.places import pick_device
+
+    place, n, done = pick_device("auto"), 1024, 0
+    matrix = torch.randn(n, n, device=place)
+    float((matrix @ matrix)[0, 0])  # the first product waits for the device
+    began = time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        float((matrix @ matrix)[0, 0])
+        done += 1
+    return 2 * n**3 * done / took
+
+
+def within_budget(config: AnalyzeConfig) -> AnalyzeConfig:
+    """Return the configuration with as many layers, evenly spread, and batches as its budget allows.
+
+    What the command line chose itself stays. A budget never gives more than the defaults.
+
+    Raises:
+        ConfigError: the job is no measure of layer pairs, or the shape of a model is not known.
+    """
+    if config.budget is None:
+        return config
+    kind = instrument_of(config)
+    if not isinstance(kind, LayerPairs) or config.activations or config.models:
+        raise ConfigError("budget= is for a measure of all layers of two models, such as measure=cka")
+    if unknown := estimate(kind, config).unknown:
+        raise ConfigError(f"budget={config.budget}: the sizes of {', '.join(unknown)} are not known; leave budget= out")
+    allowed, rate = _seconds(config.budget), REACHED * speed()
+    for chosen in _choices(config, kind):
+        if (takes := total(estimate(kind, chosen).phases) / rate) <= allowed:
+            break
+    layers = "all layers" if chosen.layers == "same" else f"layers={chosen.layers}".replace(" ", "")
+    log.info(
+        f"budget={config.budget}: {layers}, measure.batches={chosen.measure.batches}; about {takes:.0f} s on this "
+        "machine, beside loading; a larger budget compares more"
+    )
+    return chosen
+
+
+def _seconds(budget: str) -> float:
+    unit = next(unit for unit in ("min", "s", "h") if budget.endswith(unit))
+    return float(budget.removesuffix(unit)) * SECONDS[unit]
+
+
+def _choices(config: AnalyzeConfig, kind: LayerPairs) -> Iterator[Any]:
+    """Yield configurations of less and less work."""
+    measure: Any = config.measure
+    depths = [shape.layers for shape in kind.shapes_of(config).values() if shape is not None]
+    own = {key for key in config.chosen_keys if key in ("layers", "measure.batches", "measure.fit_batches")}
+    for layers, batches in STEPS:
+        fewer: dict[str, int] = {}
+        for name in ("batches", "fit_batches"):
+            if hasattr(measure, name) and f"measure.{name}" not in own:
+                fewer[name] = min(getattr(measure, name), batches)
+        changed = replace(config, measure=replace(measure, **fewer))
+        if layers and "layers" not in own and max(depths) > layers:
+            changed = replace(changed, layers=evenly(depths[0], depths[-1], layers))
+        yield changed
+
+
+def evenly(source: int, target: int, count: int) -> list[list[int]]:
+    """Return at most `count` pairs of layers of two models, evenly spread, with the first and the last of both."""
+    places = [place / (count - 1) for place in range(count)]
+    return [list(pair) for pair in dict.fromkeys((round(p * (source - 1)), round(p * (target - 1))) for p in places)]
