@@ -124,7 +124,7 @@ def jobs(cache: Path) -> dict[str, list[str]]:
 
 
 def run(cache: Path, only: list[str]) -> None:
-    """Do the jobs that --only names, by default all, and note processor time, peak memory and the last lines of each."""
+    """Do the jobs that --only names, by default all, and note what each takes and prints."""
     done = cache / "done.json"
     known = json.loads(done.read_text()) if done.exists() else {}
     for name, words in jobs(cache).items():
@@ -132,7 +132,9 @@ def run(cache: Path, only: list[str]) -> None:
             continue
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = ["/usr/bin/env", "time", "-f", "%M", sys.executable, str(ROOT / words[0]), *words[1:]]
-        made = subprocess.run([*command, f"store={cache}/store"], capture_output=True, text=True, cwd=cache, check=False)
+        made = subprocess.run(
+            [*command, f"store={cache}/store"], capture_output=True, text=True, cwd=cache, check=False
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
         *lines, memory = made.stderr.strip().splitlines()
@@ -145,7 +147,73 @@ def run(cache: Path, only: list[str]) -> None:
             "warnings": [line for line in lines if "warning" in line or line.startswith("error")],
         }
         done.write_text(json.dumps(known, indent=1))
-        print(f"{name}: status {made.returncode}, {seconds:.0f} s of processor time, {known[name]['memory'] / 1e9:.2f} GB")
+        print(
+            f"{name}: status {made.returncode}, {seconds:.0f} s of processor time, {known[name]['memory'] / 1e9:.2f} GB"
+        )
+
+
+SECTIONS = [
+    ("Losses", "Sanity first: each model reads Python's reference (`data=pydoc`) by its own tokens.", "loss-"),
+    (
+        "SmolLM2 and Gemma by CKA",
+        "All 30 x 18 layer pairs, word by word, as the tokenizers differ; layers of equal relative depth are shown.",
+        "cka",
+    ),
+    (
+        "Given the word, by a linear map",
+        "Held-out R² of least-squares maps at five layers, both ways, less the mean of each word.",
+        "r2",
+    ),
+    (
+        "Stitches in closed form",
+        "Both ways at five layers: what the stitched model loses, in nats per token.",
+        "stitch",
+    ),
+    ("Features", "MLEM on the controlled stimuli of this project: SmolLM2, Gemma and MiniLM.", "mlem-"),
+    ("A changed block, by CKA", "Noise in the MLPs of layers 10 to 14 again, by `measure=cka`.", "cka-noise"),
+]
+INTRODUCTION = """# Real models
+The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers), Gemma 3 270M (Q4_K_M, 18 layers) and
+MiniLM-L6, which come as packages of the Python index. Made by `python docs/make_real_models.py` on two CPU cores
+without a GPU; below each command is what it prints. Seconds are of processor time, and of one run.
+
+## What did a change do to SmolLM2?
+Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
+bits, or noise of a tenth of each matrix's spread in the MLPs of one block, and of blocks 10 to 14.
+"""
+SHOWN = (0, 3, 5, 10, 12, 14, 15, 20, 27, 29)
+
+
+def page(known: dict[str, Any], cache: Path) -> str:
+    """Return the page of all jobs that are done."""
+    from thinkalike.store import finished
+
+    tables = {result.table["target"].iloc[0]: result.table for result in finished(cache / "store", "distance")}
+    parts = [INTRODUCTION, f"| change | {' | '.join(f'layer {n}' for n in SHOWN)} | begins | seconds | memory, GB |"]
+    parts.append("|---" * (len(SHOWN) + 4) + "|")
+    for name, each in known.items():
+        if name.startswith("distance-"):
+            table = tables[f"smollm2-{name.removeprefix('distance-')}"].set_index("source_layer")
+            cells = " | ".join(f"{table['value'][layer]:.3f}" for layer in SHOWN)
+            begins = table.index[table["value"] > 1e-5].min()
+            cost = f"{each['seconds']:.0f} | {each['memory'] / 1e9:.1f}"
+            parts.append(f"| {name.removeprefix('distance-')} | {cells} | {begins} | {cost} |")
+    for title, text, start in SECTIONS:
+        found = {name: each for name, each in known.items() if (name == start or name.startswith(f"{start}"))}
+        found = {name: each for name, each in found.items() if name == start or start.endswith(("-", "noise"))}
+        parts += ["", f"## {title}", text]
+        for each in found.values():
+            parts.append(_shown(each, cache))
+    return "\n".join(parts) + "\n"
+
+
+def _shown(job: dict[str, Any], cache: Path) -> str:
+    """Return the command of a job, what it printed, and what it took."""
+    words = " ".join(f"'{word}'" if "[" in word else word for word in job["command"]).replace(f"{cache}/", "./")
+    lines = [line for line in [*job["warnings"], *job["screen"].splitlines()] if not line.startswith("results:")]
+    shown = "\n".join(lines).replace(f"{cache}/", "./")
+    cost = f"{job['seconds']:.0f} s of processor time, {job['memory'] / 1e9:.1f} GB"
+    return f"\n    python {words}\n\n```text\n{shown}\n```\n{cost}."
 
 
 def main() -> None:
@@ -161,7 +229,7 @@ def main() -> None:
     elif options.step == "run":
         run(cache, options.only)
     else:
-        (ROOT / "docs" / "real-models.md").write_text(page(json.loads((cache / "done.json").read_text())))
+        (ROOT / "docs" / "real-models.md").write_text(page(json.loads((cache / "done.json").read_text()), cache))
 
 
 if __name__ == "__main__":
