@@ -1,0 +1,125 @@
+"""measure=diff: what a change did to a model: whether, where, on what, in which directions, and within which margin."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config.schema import Checked
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.operations import Phase, Shapes
+from thinkalike.store import Headline, Result
+
+if TYPE_CHECKING:
+    from thinkalike.data.rows import TokenRows
+    from thinkalike.models.frozen import FrozenModel
+
+ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
+SPREAD = 8  # times as much text is read as is used, so that rows are of many documents
+NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
+SCREENED = 16  # parts of blocks that are exchanged
+EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
+
+
+@dataclass
+class Margins(Checked, part="measure.margin"):
+    """What is acceptable; null: not asked."""
+
+    kl: float | None = ranged(None, above=0)  # KL(base ‖ changed) in nats per token
+    flips: float | None = ranged(None, above=0, most=1)  # share of tokens whose most likely next token changes
+    loss: float | None = ranged(None, above=0)  # change of the loss, up or down, in nats per token
+
+
+@dataclass
+class DiffConfig(MeasureConfig):
+    """The settings of a diff."""
+
+    kind: str = "diff"
+    tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
+    tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
+    margin: Margins = field(default_factory=Margins)  # of equivalence, which exit status 0, 1 or 3 says
+
+
+class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")):
+    """Says what the change from `model` to `model@target` did."""
+
+    of_models: ClassVar[str] = "pairs"
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+        """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
+        from thinkalike.job.operations import forward_passes
+
+        measure: Any = config.measure
+        own, row = shapes["model"], config.data.context or ROW
+        tokens, again = float(measure.tokens), float(measure.tokens_per_part)
+        passes = 2 * min(2 * own.layers, SCREENED) + NULLS
+        parts = Phase("parts and null", own.forward(passes * again, row, True), {own.name: passes * again})
+        return [*forward_passes(shapes.values(), tokens, row, full=True), parts]
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        from thinkalike.evaluation import changes
+        from thinkalike.instruments.diff.answers import Answers
+        from thinkalike.models.load import load_models
+        from thinkalike.models.parts import changed_parts, check_one_basis
+        from thinkalike.models.tokenizers import same_vocabulary
+
+        measure: Any = config.measure
+        with work.phase("loading"):
+            base, changed = load_models(config.model, config.target)
+            same_vocabulary(base, changed)
+            check_one_basis(base, changed)
+            rows, facts = read_rows(config, base)
+            parts = changed_parts(base, changed)
+        first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
+        answers, batches = Answers(base, changed, rows, first, measure.margin), []
+        with work.phase("both models"):
+            for own, change in changes.seen(base, changed, rows, first):
+                answers.add(change)
+                if sum(len(each.tokens) for each in batches) < first:
+                    batches.append(own)
+        with work.phase("parts"):
+            answers.parts = changes.by_part(base, changed, parts, batches, SCREENED)
+            answers.directions_at(batches)
+        with work.phase("null"):
+            null = changes.random_changes(base, changed, NULLS if parts else 0)
+            answers.null = changes.beside_null(base, null, parts[0].layer if parts else 0, batches)
+        return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts={"data": facts})
+
+    def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike import figures
+
+        figures.changes(result.table, result.tables["layers"], folder)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return KL, the share of flipped top tokens, and the change of the loss."""
+        found = result.scalars
+        names = ("kl", "flips", "loss_change")
+        return [Headline.with_ends(name, *(found[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in names]
+
+    def show(self, result: Result) -> None:
+        from thinkalike.instruments.diff.screen import lines
+        from thinkalike.screen import show_text
+
+        for line in lines(result):
+            show_text(line)
+
+
+def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, dict[str, Any]]:
+    """Return rows of the report's text at random, and what the provenance says of them."""
+    import torch
+
+    from thinkalike.arguments import seeded
+    from thinkalike.data.corpus import read_corpus
+    from thinkalike.data.rows import TokenRows
+
+    measure: Any = config.measure
+    context = config.data.context or min(ROW, base.context)
+    wanted = max(measure.tokens // context, 2)
+    data = replace(config.data, report_tokens=SPREAD * wanted * context)
+    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=1)
+    chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
+    rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
+    return rows, {"name": config.data.name, **corpus.facts()}

@@ -1,0 +1,169 @@
+"""What a diff says on one screen: six answers, and a map of layers x components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from thinkalike.measures.estimates import span
+from thinkalike.screen import number_of_documents, screen_width
+from thinkalike.store import Result
+
+SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest
+MOST = 0.9  # of the shares of all parts together, which the parts that are named hold
+LISTED = 6  # tokens
+RATE = 0.05  # of false discoveries among them
+VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
+
+
+def lines(result: Result) -> Iterator[str]:
+    """Yield the lines of the screen, each of which may wrap."""
+    numbers, tables = result.scalars, result.tables
+    yield f"Did it change? {changed(numbers)}"
+    yield f"More than by chance? {beside_null(numbers)}"
+    yield f"Where? {where(result.table)}"
+    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
+    yield f"In which directions? {in_directions(tables.get('directions'))}"
+    yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
+    yield from cells(result.table, screen_width())
+
+
+def _ends(numbers: dict[str, float], name: str, spec: str) -> str:
+    low, high = numbers.get(f"{name}_low"), numbers.get(f"{name}_high")
+    known = low is not None and high is not None and abs(high) != float("inf")
+    return span(numbers[name], low, high, spec) if known else f"{numbers[name]:{spec}}"
+
+
+def changed(numbers: dict[str, float]) -> str:
+    """Return how far the predictions moved."""
+    if not numbers["parts"]:
+        return "No. All weights are equal."
+    if not numbers["kl"]:
+        return f"Weights of {numbers['parts']:.0f} parts differ; no prediction does, over {number_of_documents(numbers)}."
+    return (
+        f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the most "
+        f"likely next token flips at {_ends(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
+        f"{numbers['loss_changed']:.3f}, {_ends(numbers, 'loss_change', '+.4f')}; {numbers['tokens']:,.0f} tokens of "
+        f"{number_of_documents(numbers)}."
+    )
+
+
+def beside_null(numbers: dict[str, float]) -> str:
+    """Return whether the change is more than a random one of its size."""
+    if "null_p" not in numbers:
+        return "There is nothing to compare."
+    value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
+    said = (
+        f"KL {value:.4g} beside {low:.4g} to {high:.4g} by 19 random changes of the same weights, of equal norms and "
+        "singular values"
+    )
+    if value > high:
+        return f"More than by perturbation at random: {said}; p = {numbers['null_p']:.2g}."
+    if value < low:
+        return f"Less than by perturbation at random: {said}; p = {numbers['null_p_less']:.2g}."
+    return f"No more and no less than by perturbation at random: {said}; p = {numbers['null_p']:.2g}."
+
+
+def where(table: pd.DataFrame) -> str:
+    """Return the parts that hold most of the change."""
+    differ = table[table["weights"] > 0]
+    if differ.empty:
+        return "Nowhere: all weights are equal."
+    first = differ.iloc[0]
+    said = f"Weights differ in {len(differ)} of {len(table)} parts, first in {named([first])}."
+    shares = differ["share"].clip(lower=0).fillna(0).sort_values(ascending=False, kind="stable")
+    if not shares.sum():
+        return f"{said} None of them alone moves predictions."
+    kept = shares[(shares.cumsum() - shares) < MOST * shares.sum()].index
+    most = differ.loc[shares.index[0]]
+    return (
+        f"The change enters at {named([row for _, row in differ.loc[sorted(kept)].iterrows()])}: these parts have "
+        f"{MOST:.0%} of all shares of KL. {said} Most is from {named([most])}: {span_of_share(most)} of KL."
+    )
+
+
+def span_of_share(row: Any) -> str:
+    """Return a share with its interval, if it has ends."""
+    ends = row.get("share_low"), row.get("share_high")
+    return span(row["share"], *ends, ".2f") if all(map(pd.notna, ends)) else f"{row['share']:.2f}"
+
+
+def named(rows: Sequence[Any]) -> str:
+    """Return parts in words, layers that follow each other together: "MLP of layers 10 to 14, embedding"."""
+    by_component: dict[str, list[int]] = {}
+    for row in rows:
+        by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
+    found = []
+    for component, layers in by_component.items():
+        if component.endswith("embedding"):
+            found.append(component)
+        else:
+            found.append(f"{component} of layer{'s' * (len(layers) > 1)} {', '.join(_runs(layers))}")
+    return "; ".join(found)
+
+
+def _runs(layers: Sequence[int]) -> Iterator[str]:
+    start = layers[0]
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if following != layer + 1:
+            yield f"{start}" if start == layer else f"{start} to {layer}"
+            start = following or 0
+
+
+def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
+    """Return the tokens at which the change is greater than the null's, and the place where it is greatest."""
+    if contexts is None:
+        return "On nothing: no prediction differs."
+    beyond = tokens[tokens["q"] <= RATE] if tokens is not None else []
+    said = f"After no token more than by random changes, of {0 if tokens is None else len(tokens)} tokens tested."
+    if len(beyond):
+        names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in beyond.head(LISTED).itertuples())
+        said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
+    most = contexts.iloc[0]
+    return f"{said} Most (KL {most['kl']:.3g}) after {most['context']}: {most['before']} → {most['after']}."
+
+
+def in_directions(table: pd.DataFrame | None) -> str:
+    """Return the first principal direction of the change of states."""
+    if table is None:
+        return "There are no states that differ, or too few documents."
+    first = table.iloc[0]
+    return (
+        f"After layer {first['layer']} one direction holds {first['share']:.0%} of the change (cosine between halves of "
+        f"documents {first['stability']:.2f}); it raises {first['raises']} and lowers {first['lowers']}."
+    )
+
+
+def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
+    """Return the verdict for each margin."""
+    if "exit_status" not in numbers:
+        return "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
+    found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
+             for name, margin in margins.items() if margin is not None]  # fmt: skip
+    return f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 5 %: {', '.join(found)}."
+
+
+def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
+    """Yield a line for each component, with a shaded cell for each layer: its share of KL, or what enters if untried."""
+    blocks = table[(table["layer"] >= 0) & ~table["component"].str.endswith("embedding")]
+    layers = int(blocks["layer"].max()) + 1
+    greatest = table["share"].max()
+    if not greatest > 0:
+        return
+    step = -(-layers // max(width - 14, 1))
+    yield f"share of KL by layer, 0 to {layers - 1}; █ is {greatest:.2f}, ? is not tried"
+    for component, rows in table.groupby("component", sort=False):
+        if str(component).endswith("embedding"):
+            yield f"{component:<12}{_shade(rows['share'].iloc[0], greatest)}"
+        elif rows["weights"].max() > 0:
+            by_layer = rows.groupby(rows["layer"] // step)["share"].max()
+            yield f"{component:<12}" + "".join(_shade(by_layer.get(at, 0.0), greatest) for at in range(-(-layers // step)))
+
+
+def _shade(share: float, greatest: float) -> str:
+    if pd.isna(share):
+        return "?"
+    place = max(share, 0) / greatest * (len(SHADES) - 1)
+    return SHADES[round(place)] if share <= 0 else SHADES[max(round(place), 1)]
