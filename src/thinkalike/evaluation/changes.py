@@ -23,7 +23,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, exchanged, moved
 from thinkalike.progress import counted
 
-AT_ONCE = 2**25  # logits of one model in memory
+AT_ONCE = 2**24  # logits of one model in memory
 
 
 class Change(NamedTuple):
@@ -74,13 +74,15 @@ def seen(base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int) -
     layers = [EMBED, *range(base.n_layers)]
     parts = [part for whole in (rows.tokens[:first], rows.tokens[first:]) for part in whole.long().split(at_once)]
     for tokens in counted([part for part in parts if len(part)], "batch"):
-        states = [model.residuals(tokens, layers) for model in (base, changed)]
-        logs = [log_probabilities(model, own[-1]) for model, own in zip((base, changed), states, strict=True)]
-        compared = token_changes(*logs, tokens[:, 1:].flatten().to(base.device))
-        tops = torch.stack([each.argmax(1) for each in logs]).cpu()
-        distance = torch.stack([relative_distance(*each) for each in zip(*states, strict=True)])
-        change = Change(TokenChanges(*(each.cpu() for each in compared)), tops, distance)
-        yield Seen(tokens, *states, logs[0]), change
+        before, after = base.residuals(tokens, layers), changed.residuals(tokens, layers)
+        logs, other = log_probabilities(base, before[-1]), log_probabilities(changed, after[-1])
+        compared = token_changes(logs, other, tokens[:, 1:].flatten().to(base.device))
+        tops = torch.stack([logs.argmax(1), other.argmax(1)]).cpu()
+        distance = torch.stack([relative_distance(*each) for each in zip(before, after, strict=True)])
+        yield (
+            Seen(tokens, before, after, logs),
+            Change(TokenChanges(*(each.cpu() for each in compared)), tops, distance),
+        )
 
 
 def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Float[Tensor, "n v"]:
@@ -103,15 +105,15 @@ def by_part(
     Of the parts of blocks, the `most` at which most enters are exchanged; embedding and what follows the blocks always.
     """
     inside = [part for part in parts if part.layer < base.n_layers]
-    entering = {part: _joined(batches, lambda own, part=part: own.entering(base, changed, part)) for part in inside}
+    entering = {part: torch.cat([own.entering(base, changed, part) for own in batches]) for part in inside}
     ranked = sorted((part for part in inside if part.layer >= 0), key=lambda part: -float(entering[part].mean()))
     tried = {*ranked[:most], *(part for part in parts if not 0 <= part.layer < base.n_layers)}
     found = {part: PartChanges(entering.get(part), None, None) for part in parts}
     for part in counted([part for part in parts if part in tried], "part"):
         with exchanged(changed, base, part):
-            without = _joined(batches, lambda own, part=part: own.kl(changed, part.layer, own.changed))
+            without = torch.cat([own.kl(changed, part.layer, own.changed) for own in batches])
         with exchanged(base, changed, part):
-            alone = _joined(batches, lambda own, part=part: own.kl(base, part.layer, own.base))
+            alone = torch.cat([own.kl(base, part.layer, own.base) for own in batches])
         found[part] = PartChanges(entering.get(part), without, alone)
     return found
 
@@ -128,7 +130,7 @@ def beside_null(
     found = []
     for context in counted(null, "random change"):
         with context:
-            found.append(_joined(batches, lambda own: own.kl(base, start, own.base)))
+            found.append(torch.cat([own.kl(base, start, own.base) for own in batches]))
     return torch.stack(found)
 
 
@@ -140,7 +142,3 @@ def random_changes(base: FrozenModel, changed: FrozenModel, count: int) -> list[
         return lambda name, change: signed_permutation(change, generator)
 
     return [moved(base, changed, move(seed)) for seed in range(count)]
-
-
-def _joined(batches: Sequence[Seen], value: Callable[[Seen], Tensor]) -> Tensor:
-    return torch.cat([value(own) for own in batches])

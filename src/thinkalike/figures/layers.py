@@ -153,7 +153,7 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
     """Draw the share of KL that each part of a model has, and the relative distance of states by layer."""
     cells = parts.pivot_table(index="component", columns="layer", values="share", sort=False, dropna=False)
     with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        most = max(float(cells.abs().max(axis=None)), 0.01)
+        most = max(parts["share"].abs().max(), 0.01)
         image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
         left.set_yticks(range(len(cells)), cells.index, fontsize=7)
         places = range(0, len(cells.columns), max(1, round(len(cells.columns) / 8)))

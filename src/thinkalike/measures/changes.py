@@ -61,12 +61,12 @@ def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) 
     return change
 
 
-def rank_p(value: Float[Tensor, "*b"], null: Float[Tensor, "r *b"]) -> Float[Tensor, "*b"]:
+def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
     """Return the share of null values, the value itself counted among them, that reach the value: in [1 / (r + 1), 1].
 
     It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
     """
-    return (1 + (null >= value).sum(0)) / (1 + len(null))
+    return (1 + (null >= value).sum(0)).double() / (1 + len(null))
 
 
 def equivalence(low: float, high: float, margin: float) -> Verdict:

@@ -86,7 +86,11 @@ class Answers:
         found: dict[str, float] = {}
         for name, each in values.items():
             found |= ends_of(name, over_documents(each, documents))
-        found |= document_numbers(torch.bincount(documents)) | {"tokens": float(len(kl)), "parts": float(len(self.parts))}
+        found |= document_numbers(torch.bincount(documents)) | {
+            "tokens": float(len(kl)),
+            "parts": float(len(self.parts)),
+            "nulls": float(len(self.null)),
+        }
         if len(self.null):
             mine = kl[: self.null.shape[1]].mean()
             theirs = self.null.double().mean(1)
@@ -150,7 +154,8 @@ class Answers:
         """Return the places where the prediction changed most, the greatest of each document."""
         kl, documents = self.kl(), self.documents()
         tops = torch.cat([each.tops for each in self._changes], 1)
-        width, found = self.rows.context - 1, {}
+        found: dict[int, dict[str, Any]] = {}
+        width = self.rows.context - 1
         for place in kl.argsort(descending=True).tolist():
             if len(found) == CONTEXTS or kl[place] == 0:
                 break

@@ -74,18 +74,20 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             rows, facts = read_rows(config, base)
             parts = changed_parts(base, changed)
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
-        answers, batches = Answers(base, changed, rows, first, measure.margin), []
+        answers = Answers(base, changed, rows, first, measure.margin)
+        batches: list[changes.Seen] = []
         with work.phase("both models"):
             for own, change in changes.seen(base, changed, rows, first):
                 answers.add(change)
                 if sum(len(each.tokens) for each in batches) < first:
                     batches.append(own)
-        with work.phase("parts"):
-            answers.parts = changes.by_part(base, changed, parts, batches, SCREENED)
-            answers.directions_at(batches)
-        with work.phase("null"):
-            null = changes.random_changes(base, changed, NULLS if parts else 0)
-            answers.null = changes.beside_null(base, null, parts[0].layer if parts else 0, batches)
+        if parts:
+            with work.phase("parts"):
+                answers.parts = changes.by_part(base, changed, parts, batches, SCREENED)
+                answers.directions_at(batches)
+            with work.phase("null"):
+                null = changes.random_changes(base, changed, NULLS)
+                answers.null = changes.beside_null(base, null, parts[0].layer, batches)
         return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts={"data": facts})
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -12,7 +12,8 @@ from thinkalike.screen import number_of_documents, screen_width
 from thinkalike.store import Result
 
 SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest
-MOST = 0.9  # of the shares of all parts together, which the parts that are named hold
+MOST = 0.9  # of what enters at all parts together, which the parts that are named hold
+SHARES = 3  # of KL
 LISTED = 6  # tokens
 RATE = 0.05  # of false discoveries among them
 VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
@@ -41,10 +42,10 @@ def changed(numbers: dict[str, float]) -> str:
     if not numbers["parts"]:
         return "No. All weights are equal."
     if not numbers["kl"]:
-        return f"Weights of {numbers['parts']:.0f} parts differ; no prediction does, over {number_of_documents(numbers)}."
+        return f"Weights of {numbers['parts']:.0f} parts differ, and no prediction over {number_of_documents(numbers)}."
     return (
-        f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the most "
-        f"likely next token flips at {_ends(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
+        f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the "
+        f"most likely next token flips at {_ends(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
         f"{numbers['loss_changed']:.3f}, {_ends(numbers, 'loss_change', '+.4f')}; {numbers['tokens']:,.0f} tokens of "
         f"{number_of_documents(numbers)}."
     )
@@ -56,8 +57,8 @@ def beside_null(numbers: dict[str, float]) -> str:
         return "There is nothing to compare."
     value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
     said = (
-        f"KL {value:.4g} beside {low:.4g} to {high:.4g} by 19 random changes of the same weights, of equal norms and "
-        "singular values"
+        f"KL {value:.4g} beside {low:.4g} to {high:.4g} by {numbers['nulls']:.0f} random changes of the same weights, "
+        "of equal norms and singular values"
     )
     if value > high:
         return f"More than by perturbation at random: {said}; p = {numbers['null_p']:.2g}."
@@ -67,41 +68,39 @@ def beside_null(numbers: dict[str, float]) -> str:
 
 
 def where(table: pd.DataFrame) -> str:
-    """Return the parts that hold most of the change."""
+    """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
     differ = table[table["weights"] > 0]
     if differ.empty:
         return "Nowhere: all weights are equal."
-    first = differ.iloc[0]
-    said = f"Weights differ in {len(differ)} of {len(table)} parts, first in {named([first])}."
-    shares = differ["share"].clip(lower=0).fillna(0).sort_values(ascending=False, kind="stable")
-    if not shares.sum():
-        return f"{said} None of them alone moves predictions."
-    kept = shares[(shares.cumsum() - shares) < MOST * shares.sum()].index
-    most = differ.loc[shares.index[0]]
-    return (
-        f"The change enters at {named([row for _, row in differ.loc[sorted(kept)].iterrows()])}: these parts have "
-        f"{MOST:.0%} of all shares of KL. {said} Most is from {named([most])}: {span_of_share(most)} of KL."
-    )
+    said = f"Weights differ in {len(differ)} of {len(table)} parts"
+    entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
+    most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
+    runs = named([row for _, row in differ.loc[sorted(most)].iterrows()])
+    if len(most) and runs.count(",") < LISTED:
+        said = f"The change of states enters at {runs}. {said}"
+    elif len(most):
+        said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
+    shares = differ["share"].dropna().sort_values(ascending=False, kind="stable")
+    parts = ", ".join(f"{named([row])} {_share(row)}" for _, row in differ.loc[shares.index[:SHARES]].iterrows())
+    return f"{said}. Shares of KL: {parts}." if parts else f"{said}. No prediction differs."
 
 
-def span_of_share(row: Any) -> str:
+def _share(row: Any) -> str:
     """Return a share with its interval, if it has ends."""
     ends = row.get("share_low"), row.get("share_high")
     return span(row["share"], *ends, ".2f") if all(map(pd.notna, ends)) else f"{row['share']:.2f}"
 
 
 def named(rows: Sequence[Any]) -> str:
-    """Return parts in words, layers that follow each other together: "MLP of layers 10 to 14, embedding"."""
+    """Return parts in words, layers that follow each other together: "embedding and MLP 10 to 14, 17"."""
     by_component: dict[str, list[int]] = {}
     for row in rows:
         by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
     found = []
     for component, layers in by_component.items():
-        if component.endswith("embedding"):
-            found.append(component)
-        else:
-            found.append(f"{component} of layer{'s' * (len(layers) > 1)} {', '.join(_runs(layers))}")
-    return "; ".join(found)
+        is_one = component.endswith("embedding")
+        found.append(component if is_one else f"{component} {', '.join(_runs(layers))}")
+    return " and ".join(found)
 
 
 def _runs(layers: Sequence[int]) -> Iterator[str]:
@@ -116,8 +115,9 @@ def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
     """Return the tokens at which the change is greater than the null's, and the place where it is greatest."""
     if contexts is None:
         return "On nothing: no prediction differs."
-    beyond = tokens[tokens["q"] <= RATE] if tokens is not None else []
-    said = f"After no token more than by random changes, of {0 if tokens is None else len(tokens)} tokens tested."
+    tokens = pd.DataFrame({"q": []}) if tokens is None else tokens
+    beyond = tokens[tokens["q"] <= RATE]
+    said = f"After no token more than by random changes, of {len(tokens)} tokens tested."
     if len(beyond):
         names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in beyond.head(LISTED).itertuples())
         said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
@@ -131,8 +131,8 @@ def in_directions(table: pd.DataFrame | None) -> str:
         return "There are no states that differ, or too few documents."
     first = table.iloc[0]
     return (
-        f"After layer {first['layer']} one direction holds {first['share']:.0%} of the change (cosine between halves of "
-        f"documents {first['stability']:.2f}); it raises {first['raises']} and lowers {first['lowers']}."
+        f"After layer {first['layer']} one direction holds {first['share']:.0%} of the change (cosine between halves "
+        f"of documents {first['stability']:.2f}); it raises {first['raises']} and lowers {first['lowers']}."
     )
 
 
@@ -146,7 +146,7 @@ def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
 
 
 def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
-    """Yield a line for each component, with a shaded cell for each layer: its share of KL, or what enters if untried."""
+    """Yield a line for each component, with a shaded cell for each layer: its share of KL."""
     blocks = table[(table["layer"] >= 0) & ~table["component"].str.endswith("embedding")]
     layers = int(blocks["layer"].max()) + 1
     greatest = table["share"].max()
@@ -159,7 +159,8 @@ def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
             yield f"{component:<12}{_shade(rows['share'].iloc[0], greatest)}"
         elif rows["weights"].max() > 0:
             by_layer = rows.groupby(rows["layer"] // step)["share"].max()
-            yield f"{component:<12}" + "".join(_shade(by_layer.get(at, 0.0), greatest) for at in range(-(-layers // step)))
+            shades = (_shade(by_layer.get(at, 0.0), greatest) for at in range(-(-layers // step)))
+            yield f"{component:<12}{''.join(shades)}"
 
 
 def _shade(share: float, greatest: float) -> str:
