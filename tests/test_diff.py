@@ -11,6 +11,7 @@ from conftest import results_in
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.changes import beside_null, by_part, random_changes, seen
+from thinkalike.evaluation.forks import fork, norm_of_change
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, parts_of
 
@@ -214,3 +215,29 @@ def test_layers_that_follow_each_other_are_named_together():
 
     rows = [{"component": "MLP", "layer": layer} for layer in (3, 10, 11, 12, 14)]
     assert named([*rows, {"component": "embedding", "layer": -1}]) == "MLP 3, 10 to 12, 14 and embedding"
+
+
+def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
+    base = tiny.frozen()
+    before = base.fingerprint()
+    whole = fork(base, TOKENS, 0.5, seed=0)
+    assert norm_of_change(base, whole) == pytest.approx(0.5, rel=1e-4)
+    losses = [torch.nn.functional.cross_entropy(model.full(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+              for model in (base, whole)]  # fmt: skip
+    assert losses[1] < losses[0]
+    part = fork(base, TOKENS, 0.5, seed=0, paths=["layers.1.mlp"])
+    assert [str(each) for each in changed_parts(base, part)] == ["MLP 1"]
+    assert not any(weight.requires_grad for weight in part.module.parameters())
+    assert base.fingerprint() == before
+    assert fork(base, TOKENS, 0.5, seed=0).fingerprint() == whole.fingerprint() != before
+
+
+def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
+    run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.rate=0.003"))
+    table = run.result.table.set_index(["component", "layer"])
+    assert table.loc[("MLP", 2), "drift_p"] < 1e-3
+    assert table.loc[("MLP", 2), "drift"] < 0.5 < table.loc[("MLP", 2), "share"]
+    assert table["drift"].notna().sum() == 1, "of parts that differ"
+    assert "drift on its own text" in run.stdout.replace("\n ", "")
+    error = door("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
+    assert "measure.rate= is not read" in error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import Change, PartChanges, Seen
+from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part, seen
 from thinkalike.evaluation.language import document_numbers, ends_of
-from thinkalike.instruments.diff.instrument import EXIT_STATUS, Margins
+from thinkalike.instruments.diff.instrument import EXIT_STATUS, SCREENED
 from thinkalike.job import Outcome
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
@@ -25,7 +25,7 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around, student_p
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, parts_of, relative_change
 
@@ -44,22 +44,35 @@ class Answers:
     Attributes:
         first: the number of rows on which parts and null run, the first ones.
         parts: what each part that differs does there.
-        null: KL of each random change at each token there, (r, n).
+        null: KL of each random change or fork at each token there, (r, n).
+        drift: the share of KL that each part has in each fork.
     """
 
     base: FrozenModel
     changed: FrozenModel
     rows: TokenRows
     first: int
-    margins: Margins
+    margin: Mapping[str, float | None]
     parts: dict[Part, PartChanges] = field(default_factory=dict)
     null: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    drift: dict[Part, list[float]] = field(default_factory=dict)
     _changes: list[Change] = field(default_factory=list)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, change: Change) -> None:
         """Add a batch of rows."""
         self._changes.append(change)
+
+    def beside(self, forks: Iterable[FrozenModel]) -> None:
+        """Run forks of the base on the rows of the parts: their KL, and the share of each part that the change has."""
+        rows = TokenRows(self.rows.tokens[: self.first], self.rows.documents[: self.first])
+        null = []
+        for fork in forks:
+            batches, changes = zip(*seen(self.base, fork, rows, self.first), strict=True)
+            null.append(torch.cat([each.tokens.kl for each in changes]))
+            for part, found in by_part(self.base, fork, list(self.parts), batches, SCREENED).items():
+                self.drift.setdefault(part, []).append(share_of(found, null[-1]))
+        self.null = torch.stack(null)
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -74,11 +87,10 @@ class Answers:
         tables = {"layers": self._layers(), "nulls": self._nulls(), "tokens": self._tokens(),
                   "contexts": self._contexts(), "directions": pd.DataFrame(self._directions)}  # fmt: skip
         tables = {name: table for name, table in tables.items() if len(table)}
-        blank = ("entering", "goes", "comes", "share", *(f"{name}_{end}" for name in ("entering", "share")
-                                                         for end in ("low", "high")))  # fmt: skip
-        return Outcome(self._parts(), self._scalars(tables), tables=tables, blank=blank)
+        parts = self._parts()
+        return Outcome(parts, self._scalars(), tables=tables, blank=list(parts.columns))
 
-    def _scalars(self, tables: dict[str, pd.DataFrame]) -> dict[str, float]:
+    def _scalars(self) -> dict[str, float]:
         parts, documents = [each.tokens for each in self._changes], self.documents()
         kl, reverse, flips, before, after = (torch.cat(column).double() for column in zip(*parts, strict=True))
         values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse}
@@ -101,7 +113,7 @@ class Answers:
     def _verdicts(self, values: dict[str, Tensor], documents: Tensor) -> dict[str, float]:
         """Return the exit status of each margin that is given, and of all; nothing without a margin."""
         found = {}
-        for name, margin in vars(self.margins).items():
+        for name, margin in self.margin.items():
             if margin is not None:
                 column = "loss_change" if name == "loss" else name
                 _, low, high = over_documents(values[column], documents, level=0.9)
@@ -121,10 +133,11 @@ class Answers:
         whole = whole[: len(documents)].double()
         rows = []
         for part in parts_of(self.base):
-            row = {"component": part.component, "layer": part.layer}
+            row: dict[str, Any] = {"component": part.component, "layer": part.layer}
             if part in self.parts:
                 row["weights"] = relative_change(self.base, self.changed, part)
-                rows.append(row | _of_part(self.parts[part], whole, documents))
+                row |= _of_part(self.parts[part], whole, documents)
+                rows.append(row | (beyond_drift(row["share"], self.drift[part]) if part in self.drift else {}))
             else:
                 rows.append(row | dict.fromkeys(("weights", "entering", "goes", "comes", "share"), 0.0))
         return pd.DataFrame(rows)
@@ -225,6 +238,21 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     share = interval_around((sums[0].sum() / sums[1].sum()), math.inf) if few else bootstrap_interval(sums[0], sums[1])
     shares = {"goes": float(1 - without.sum() / whole.sum()), "comes": float(alone.sum() / whole.sum())}
     return row | shares | ends_of("share", share)
+
+
+def share_of(found: PartChanges, whole: Float[Tensor, " n"]) -> float:
+    """Return the mean of the shares of KL that go and that come with a part; NaN if it was not tried."""
+    if found.without is None or found.alone is None:
+        return math.nan
+    return float((whole - found.without + found.alone).double().sum() / (2 * whole.double().sum()))
+
+
+def beyond_drift(share: float, null: Sequence[float]) -> dict[str, float]:
+    """Return the mean share of a part in forks, and the one-sided p-value by Student's t of a new fork's share."""
+    drawn = torch.tensor(null, dtype=torch.float64)
+    t = (share - drawn.mean()) / (drawn.std() * math.sqrt(1 + 1 / len(drawn)))
+    p = student_p(float(t), len(drawn) - 1) / 2
+    return {"drift": float(drawn.mean()), "drift_p": p if t > 0 else 1 - p}
 
 
 def halves(documents: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -2,35 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
-from thinkalike.config.schema import Checked
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.operations import Phase, Shapes
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from thinkalike.data.rows import TokenRows
     from thinkalike.models.frozen import FrozenModel
 
 ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
 SPREAD = 8  # times as much text is read as is used, so that rows are of many documents
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
+FORKED = 2**18  # tokens of text that forks are trained on, at most
 SCREENED = 16  # parts of blocks that are exchanged
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
-
-
-@dataclass
-class Margins(Checked, part="measure.margin"):
-    """What is acceptable; null: not asked."""
-
-    kl: float | None = ranged(None, above=0)  # KL(base ‖ changed) in nats per token
-    flips: float | None = ranged(None, above=0, most=1)  # share of tokens whose most likely next token changes
-    loss: float | None = ranged(None, above=0)  # change of the loss, up or down, in nats per token
 
 
 @dataclass
@@ -40,7 +33,16 @@ class DiffConfig(MeasureConfig):
     kind: str = "diff"
     tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
     tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
-    margin: Margins = field(default_factory=Margins)  # of equivalence, which exit status 0, 1 or 3 says
+    null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
+    rate: float = ranged(3e-4, above=0)  # of AdamW, of null=drift
+    margin: dict[str, float | None] = ranged(  # of equivalence; the exit status says 0, 1 or 3
+        lambda: dict.fromkeys(("kl", "flips", "loss")), above=0
+    )
+    # kl in nats per token, flips as a share of tokens, loss up or down in nats per token
+
+    @property
+    def unused(self) -> Collection[str]:
+        return () if self.null == "drift" else ("rate",)
 
 
 class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")):
@@ -61,17 +63,19 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.evaluation import changes
+        from thinkalike.evaluation.forks import fork, norm_of_change
         from thinkalike.instruments.diff.answers import Answers
         from thinkalike.models.load import load_models
         from thinkalike.models.parts import changed_parts, check_one_basis
         from thinkalike.models.tokenizers import same_vocabulary
+        from thinkalike.progress import counted
 
         measure: Any = config.measure
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
             same_vocabulary(base, changed)
             check_one_basis(base, changed)
-            rows, facts = read_rows(config, base)
+            rows, text, facts = read_rows(config, base)
             parts = changed_parts(base, changed)
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
         answers = Answers(base, changed, rows, first, measure.margin)
@@ -86,8 +90,13 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
                 answers.parts = changes.by_part(base, changed, parts, batches, SCREENED)
                 answers.directions_at(batches)
             with work.phase("null"):
-                null = changes.random_changes(base, changed, NULLS)
-                answers.null = changes.beside_null(base, null, parts[0].layer, batches)
+                if measure.null == "perturbation":
+                    null = changes.random_changes(base, changed, NULLS)
+                    answers.null = changes.beside_null(base, null, parts[0].layer, batches)
+                else:
+                    norm = norm_of_change(base, changed)
+                    seeds = counted(range(NULLS), "fork")
+                    answers.beside(fork(base, text, norm, seed, rate=measure.rate) for seed in seeds)
         return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts={"data": facts})
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -109,8 +118,8 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             show_text(line)
 
 
-def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, dict[str, Any]]:
-    """Return rows of the report's text at random, and what the provenance says of them."""
+def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, Tensor, dict[str, Any]]:
+    """Return rows of the report's text at random, those to train forks on, and what the provenance says of them."""
     import torch
 
     from thinkalike.arguments import seeded
@@ -121,7 +130,9 @@ def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, dict
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
     data = replace(config.data, report_tokens=SPREAD * wanted * context)
-    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=1)
+    corpus = read_corpus(
+        data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=FORKED if measure.null == "drift" else 1
+    )
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
-    return rows, {"name": config.data.name, **corpus.facts()}
+    return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}

@@ -23,7 +23,7 @@ def lines(result: Result) -> Iterator[str]:
     """Yield the lines of the screen, each of which may wrap."""
     numbers, tables = result.scalars, result.tables
     yield f"Did it change? {changed(numbers)}"
-    yield f"More than by chance? {beside_null(numbers)}"
+    yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
     yield f"Where? {where(result.table)}"
     yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
     yield f"In which directions? {in_directions(tables.get('directions'))}"
@@ -51,20 +51,23 @@ def changed(numbers: dict[str, float]) -> str:
     )
 
 
-def beside_null(numbers: dict[str, float]) -> str:
-    """Return whether the change is more than a random one of its size."""
+def beside_null(numbers: dict[str, float], null: str) -> str:
+    """Return whether the change is more than that of the null, of its size."""
     if "null_p" not in numbers:
         return "There is nothing to compare."
-    value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
-    said = (
-        f"KL {value:.4g} beside {low:.4g} to {high:.4g} by {numbers['nulls']:.0f} random changes of the same weights, "
-        "of equal norms and singular values"
+    kind = "drift on its own text" if null == "drift" else "perturbation at random"
+    same = (
+        f"{numbers['nulls']:.0f} forks by further training on it, with changes of equal norm"
+        if null == "drift"
+        else f"{numbers['nulls']:.0f} random changes of the same weights, of equal norms and singular values"
     )
+    value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
+    said = f"KL {value:.4g} beside {low:.4g} to {high:.4g} by {same}"
     if value > high:
-        return f"More than by perturbation at random: {said}; p = {numbers['null_p']:.2g}."
+        return f"More than by {kind}: {said}; p = {numbers['null_p']:.2g}."
     if value < low:
-        return f"Less than by perturbation at random: {said}; p = {numbers['null_p_less']:.2g}."
-    return f"No more and no less than by perturbation at random: {said}; p = {numbers['null_p']:.2g}."
+        return f"Less than by {kind}: {said}; p = {numbers['null_p_less']:.2g}."
+    return f"No more and no less than by {kind}: {said}; p = {numbers['null_p']:.2g}."
 
 
 def where(table: pd.DataFrame) -> str:
