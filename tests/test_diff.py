@@ -107,6 +107,20 @@ def test_a_change_of_one_part_is_found_there_and_nowhere_else(path, component, l
     assert [place for place, value in enumerate(distance) if value > 1e-6] == list(range(layer + 1, 5))
 
 
+def test_of_many_parts_those_that_change_most_are_exchanged():
+    def change(module):
+        noise_in("layers.3.mlp", 1.0)(module)
+        for layer in range(4):
+            noise_in(f"layers.{layer}.attn", 0.02)(module)
+
+    base, changed = pair(change)
+    batches, _ = zip(*seen(base, changed, ROWS, 8), strict=True)
+    found = by_part(base, changed, changed_parts(base, changed), batches, 1)
+    assert [str(part) for part, each in found.items() if each.without is not None] == ["MLP 3"]
+    assert all(each.entering is not None for each in found.values())
+    assert len(found) == 5
+
+
 def test_random_changes_are_as_large_and_undo_themselves():
     base, changed = pair(noise_in("layers.1.mlp"))
     before = base.fingerprint()

@@ -24,6 +24,7 @@ from thinkalike.models.parts import Part, exchanged, moved
 from thinkalike.progress import counted
 
 AT_ONCE = 2**24  # logits of one model in memory
+SCREENED = 128  # tokens that decide which parts are exchanged
 
 
 class Change(NamedTuple):
@@ -51,11 +52,22 @@ class Seen:
     changed: list[Float[Tensor, "b t d"]]
     logs: Float[Tensor, "n v"]
 
+    def few(self) -> Seen:
+        """Return the first rows, of about `SCREENED` tokens."""
+        count = max(SCREENED // self.tokens.shape[1], 1)
+        base, changed = ([state[:count] for state in side] for side in (self.base, self.changed))
+        return Seen(self.tokens[:count], base, changed, self.logs[: count * (self.tokens.shape[1] - 1)])
+
     def kl(self, model: FrozenModel, start: int, states: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of each token, for a model that has these states before block `start`."""
         last = model.n_layers - 1
         end = model.head(self.tokens, last) if start < 0 else model.advance(states[start], start, last + 1)
         return divergence(self.logs, log_probabilities(model, end)).cpu()
+
+    def alone(self, base: FrozenModel, changed: FrozenModel, part: Part) -> Float[Tensor, " n"]:
+        """Return KL(base ‖ base with the changed part) of each token."""
+        with exchanged(base, changed, part):
+            return self.kl(base, part.layer, self.base)
 
     def entering(self, base: FrozenModel, changed: FrozenModel, part: Part) -> Float[Tensor, " n"]:
         """Return how far the state moves in the block, or the embedding, of the base that gets the changed part."""
@@ -102,19 +114,22 @@ def by_part(
 ) -> dict[Part, PartChanges]:
     """Return what each part that differs does.
 
-    Of the parts of blocks, the `most` at which most enters are exchanged; embedding and what follows the blocks always.
+    Of more parts of blocks than `most`, those with the greatest KL alone at about `SCREENED` tokens are exchanged.
     """
     inside = [part for part in parts if part.layer < base.n_layers]
     entering = {part: torch.cat([own.entering(base, changed, part) for own in batches]) for part in inside}
-    ranked = sorted((part for part in inside if part.layer >= 0), key=lambda part: -float(entering[part].mean()))
-    tried = {*ranked[:most], *(part for part in parts if not 0 <= part.layer < base.n_layers)}
+    tried, blocks = parts, [part for part in inside if part.layer >= 0]
+    if len(blocks) > most:
+        few = batches[0].few()
+        alone = {part: float(few.alone(base, changed, part).mean()) for part in counted(blocks, "part at few tokens")}
+        least = sorted(blocks, key=lambda part: alone[part])[:-most]
+        tried = [part for part in parts if part not in least]
     found = {part: PartChanges(entering.get(part), None, None) for part in parts}
-    for part in counted([part for part in parts if part in tried], "part"):
+    for part in counted(tried, "part"):
         with exchanged(changed, base, part):
             without = torch.cat([own.kl(changed, part.layer, own.changed) for own in batches])
-        with exchanged(base, changed, part):
-            alone = torch.cat([own.kl(base, part.layer, own.base) for own in batches])
-        found[part] = PartChanges(entering.get(part), without, alone)
+        by_itself = torch.cat([own.alone(base, changed, part) for own in batches])
+        found[part] = PartChanges(entering.get(part), without, by_itself)
     return found
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part, seen
 from thinkalike.evaluation.language import document_numbers, ends_of
-from thinkalike.instruments.diff.instrument import EXIT_STATUS, SCREENED
+from thinkalike.instruments.diff.instrument import EXCHANGED, EXIT_STATUS
 from thinkalike.job import Outcome
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
@@ -29,7 +29,6 @@ from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_arou
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, parts_of, relative_change
 
-RATE = 0.05  # of false discoveries among tokens
 FEWEST = 3  # occurrences of a token
 CONTEXTS = 10  # places that are listed, each of another document
 BEFORE = 12  # tokens of a context
@@ -70,7 +69,7 @@ class Answers:
         for fork in forks:
             batches, changes = zip(*seen(self.base, fork, rows, self.first), strict=True)
             null.append(torch.cat([each.tokens.kl for each in changes]))
-            for part, found in by_part(self.base, fork, list(self.parts), batches, SCREENED).items():
+            for part, found in by_part(self.base, fork, list(self.parts), batches, EXCHANGED).items():
                 self.drift.setdefault(part, []).append(share_of(found, null[-1]))
         self.null = torch.stack(null)
 

@@ -22,7 +22,7 @@ ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
 SPREAD = 8  # times as much text is read as is used, so that rows are of many documents
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
-SCREENED = 16  # parts of blocks that are exchanged
+EXCHANGED = 16  # parts of blocks, at most
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 
 
@@ -57,7 +57,7 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
         measure: Any = config.measure
         own, row = shapes["model"], config.data.context or ROW
         tokens, again = float(measure.tokens), float(measure.tokens_per_part)
-        passes = 2 * min(2 * own.layers, SCREENED) + NULLS
+        passes = 2 * min(2 * own.layers, EXCHANGED) + NULLS
         parts = Phase("parts and null", own.forward(passes * again, row, True), {own.name: passes * again})
         return [*forward_passes(shapes.values(), tokens, row, full=True), parts]
 
@@ -87,7 +87,7 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
                     batches.append(own)
         if parts:
             with work.phase("parts"):
-                answers.parts = changes.by_part(base, changed, parts, batches, SCREENED)
+                answers.parts = changes.by_part(base, changed, parts, batches, EXCHANGED)
                 answers.directions_at(batches)
             with work.phase("null"):
                 if measure.null == "perturbation":

@@ -14,6 +14,7 @@ from thinkalike.store import Result
 SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest
 MOST = 0.9  # of what enters at all parts together, which the parts that are named hold
 SHARES = 3  # of KL
+RUNS = 5  # of layers that follow each other, at most, that are named
 LISTED = 6  # tokens
 RATE = 0.05  # of false discoveries among them
 VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
@@ -79,7 +80,7 @@ def where(table: pd.DataFrame) -> str:
     entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
     most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
     runs = named([row for _, row in differ.loc[sorted(most)].iterrows()])
-    if len(most) and runs.count(",") < LISTED:
+    if len(most) and runs.count(",") + runs.count(" and ") < RUNS:
         said = f"The change of states enters at {runs}. {said}"
     elif len(most):
         said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
