@@ -7,7 +7,8 @@ Reference: 19 forks of the mini by further training on its own text, with change
 - Nulls: further forks, and random perturbations (signed permutations) of a fork's change. An alarm is p ≤ .05 of the
   whole KL, by rank among 19, or a part with a false discovery rate ≤ .05 by its share of KL.
 - Plants: a further fork, of which the attention or the MLP of one block was trained on rows in reversed order until
-  that part had moved by a dose times the norm by which drift moves it. Found is the part that comes first by: its share
+  that part had moved by a dose times the norm by which drift moves it; then also with the part's whole change scaled to
+  the norm that drift has there, so that weights alone do not tell. Found is the part that comes first by: its share
   of KL beyond that in the forks (p of `beyond_drift`); the share alone; what enters there; the change of its weights.
 """
 
@@ -82,12 +83,21 @@ def permuted(bench: Bench, seed: int):
     return with_weights(bench.base, module, f"perturbed {seed}")
 
 
-def planted(bench: Bench, part: Part, dose: float, seed: int):
-    """Return a fork in which one part was trained on reversed rows besides."""
+@torch.no_grad()
+def planted(bench: Bench, part: Part, dose: float, seed: int, matched: bool):
+    """Return a fork in which one part was trained on reversed rows too; matched: its change is as large as drift."""
     drifted = bench.drifted(seed)
     own = [(bench.base.module.get_submodule(path), drifted.module.get_submodule(path)) for path in part.paths]
-    squares = [float((b - a).square().sum()) for x, y in own for a, b in zip(x.parameters(), y.parameters())]  # noqa: B905
-    return fork(drifted, bench.text.flip(1), dose * sum(squares) ** 0.5, seed, paths=part.paths)
+    squares = [float((b - a).square().sum()) for x, y in own
+               for a, b in zip(x.parameters(), y.parameters(), strict=True)]  # fmt: skip
+    changed = fork(drifted, bench.text.flip(1), dose * sum(squares) ** 0.5, seed, paths=part.paths)
+    if matched:
+        own = [(bench.base.module.get_submodule(path), changed.module.get_submodule(path)) for path in part.paths]
+        pairs = [pair for x, y in own for pair in zip(x.parameters(), y.parameters(), strict=True)]
+        shrink = (sum(squares) / sum(float((b - a).square().sum()) for a, b in pairs)) ** 0.5
+        for a, b in pairs:
+            b.copy_(a + shrink * (b - a))
+    return changed
 
 
 def false_alarms(bench: Bench, count: int) -> None:
@@ -112,17 +122,18 @@ def ranks(bench: Bench, changed) -> dict[str, list[Part]]:
     return {name: sorted(candidates, key=lambda part: -values[part]) for name, values in ways.items()}
 
 
-def power(bench: Bench, doses: Sequence[float], count: int) -> None:
+def power(bench: Bench, doses: Sequence[float], count: int, matched: bool) -> None:
     candidates = [part for part in bench.parts if part.component in ("attention", "MLP")]
     for dose in doses:
         hits: dict[str, list[tuple[bool, bool]]] = {}
         for number in range(count):
             part = candidates[number % len(candidates)]
-            for name, order in ranks(bench, planted(bench, part, dose, 200 + number)).items():
+            for name, order in ranks(bench, planted(bench, part, dose, 200 + number, matched)).items():
                 hits.setdefault(name, []).append((order[0].layer == part.layer, order[0] == part))
         for name, found in hits.items():
             block, component = (sum(each) for each in zip(*found, strict=True))
-            print(f"dose {dose}, {name}: block {block} of {count}, part {component} of {count}", flush=True)
+            where = f"dose {dose}{', norm of drift' * matched}, {name}"
+            print(f"{where}: block {block} of {count}, part {component} of {count}", flush=True)
 
 
 def main() -> None:
@@ -136,7 +147,8 @@ def main() -> None:
     torch.set_num_threads(1)
     bench = Bench(given.model, given.norm)
     print(f"{given.model}: KL of {NULLS} forks {bench.kl.min():.4f} to {bench.kl.max():.4f}", flush=True)
-    power(bench, given.doses, given.plants)
+    for matched in (False, True):
+        power(bench, given.doses, given.plants, matched)
     false_alarms(bench, given.nulls)
 
 

@@ -116,6 +116,11 @@ def _different(base: Any, changed: Any) -> list[str]:
     ]
 
 
+def is_packed(model: FrozenModel) -> bool:
+    """Return whether some weight is not stored as the numbers that it stands for, as quantised ones are."""
+    return any(not weight.is_floating_point() for weight in model.module.parameters())
+
+
 @contextlib.contextmanager
 def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[None]:
     """Let the part of another model of the same architecture take the place of the model's own while this is open."""
@@ -135,20 +140,15 @@ def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor],
     """Add to each weight of the base that differs a tensor that is made of the difference, while this is open.
 
     Args:
-        move: from the name of a weight and changed - base to what is added.
-
-    Raises:
-        ModelError: weights are stored otherwise in one of the models, as in quantised ones.
+        move: from the name of a weight and changed - base to what is added; no weight is packed.
     """
     theirs, before = dict(changed.module.named_parameters()), []
     try:
         for name, weight in base.module.named_parameters():
-            other = theirs.get(name)
-            if other is None or other.shape != weight.shape or not other.is_floating_point():
-                raise ModelError(f"{changed.name}: {name} is packed, so it has no difference; load it without packing")
-            if not torch.equal(weight, other.to(weight)):
+            other = theirs[name].to(weight)
+            if not torch.equal(weight, other):
                 before.append((weight, weight.data))
-                weight.data = weight.data + move(name, other.to(weight) - weight.data)
+                weight.data = weight.data + move(name, other - weight.data)
         yield
     finally:
         for weight, data in before:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from thinkalike.data.rows import TokenRows
     from thinkalike.models.frozen import FrozenModel
+
+log = logging.getLogger(__name__)
 
 ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
 SPREAD = 8  # times as much text is read as is used, so that rows are of many documents
@@ -66,7 +69,7 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
         from thinkalike.evaluation.forks import fork, norm_of_change
         from thinkalike.instruments.diff.answers import Answers
         from thinkalike.models.load import load_models
-        from thinkalike.models.parts import changed_parts, check_one_basis
+        from thinkalike.models.parts import changed_parts, check_one_basis, is_packed
         from thinkalike.models.tokenizers import same_vocabulary
         from thinkalike.progress import counted
 
@@ -89,6 +92,9 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             with work.phase("parts"):
                 answers.parts = changes.by_part(base, changed, parts, batches, EXCHANGED)
                 answers.directions_at(batches)
+        if packed := [model.name for model in (base, changed) if is_packed(model)]:
+            log.warning("%s has packed weights, which have no difference: there is no null", packed[0])
+        elif parts:
             with work.phase("null"):
                 if measure.null == "perturbation":
                     null = changes.random_changes(base, changed, NULLS)
