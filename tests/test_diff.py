@@ -224,7 +224,7 @@ def test_the_command_is_the_same_job(door, words, forks):
     assert (own.status, again.status) == (1, 1), again.stderr
     assert own.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
     with mock.patch.dict(sys.modules, door_main=cli):
-        assert door("door_main", "diff", f"{forks}/base").status == 2
+        assert "takes two models" in door("door_main", "diff", f"{forks}/base", "margin.kl=1").error
 
 
 def test_another_tokenizer_is_refused(door, words):

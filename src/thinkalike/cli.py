@@ -11,7 +11,7 @@ from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig, Made, TrainConfig, entry_point, own_process
 from thinkalike.config.overrides import is_override
-from thinkalike.errors import nearest
+from thinkalike.errors import ConfigError, nearest
 from thinkalike.progress import doing
 
 
@@ -98,15 +98,24 @@ def report() -> None:
     write_report(sys.argv[1:])
 
 
-def diff() -> None:
-    """Say what a change did: `thinkalike diff BASE CHANGED [key=value ...]` is measure=diff of `thinkalike analyze`."""
-    models = list(itertools.takewhile(lambda word: not is_override(word), sys.argv[1:]))
+def as_analysis(words: Sequence[str]) -> list[str]:
+    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for.
+
+    Raises:
+        ConfigError: there are not two models before the settings.
+    """
+    models = list(itertools.takewhile(lambda word: not is_override(word), words))
     if len(models) != 2:
-        print("usage: thinkalike diff BASE CHANGED [key=value ...], two models by name or folder", file=sys.stderr)
-        sys.exit(2)
+        raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
     base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
-    words = [f"measure.{word}" if word.startswith(("margin.", "tokens")) else word for word in sys.argv[3:]]
-    sys.argv[1:] = ["measure=diff", f"model={base}", f"model@target={changed}", *words]
+    own = [f"measure.{word}" if word.startswith(("margin.", "null=", "tokens")) else word for word in words[2:]]
+    return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
+
+
+def diff() -> None:
+    """Say what a change did, as `thinkalike analyze measure=diff`."""
+    with own_process():
+        sys.argv[1:] = as_analysis(sys.argv[1:])
     os.environ[COMMAND] = "analyze"
     analyze()
 

@@ -115,7 +115,7 @@ class Answers:
         for name, margin in self.margin.items():
             if margin is not None:
                 column = "loss_change" if name == "loss" else name
-                _, low, high = over_documents(values[column], documents, level=0.9)
+                _, low, high = over_documents(values[column], documents)
                 found[f"exit_status_{name}"] = float(EXIT_STATUS[equivalence(float(low), float(high), margin)])
         if not found:
             return {}
@@ -211,13 +211,13 @@ class Answers:
         return repr(self.base.tokenizer.decode([token]))
 
 
-def over_documents(values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95) -> Estimate:
+def over_documents(values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"]) -> Estimate:
     """Return means over tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`."""
     count = int(documents.max()) + 1
     if count < FEWEST_GROUPS:
         return interval_around(values.double().mean(-1), math.inf)
     sums = sum_by_document(values, documents, count)
-    return bootstrap_interval(sums, torch.bincount(documents).double(), level=level)
+    return bootstrap_interval(sums, torch.bincount(documents).double())
 
 
 def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tensor, " n"]) -> dict[str, float]:

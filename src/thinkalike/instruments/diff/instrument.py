@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,6 +27,7 @@ SPREAD = 8  # times as much text is read as is used, so that rows are of many do
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
 EXCHANGED = 16  # parts of blocks, at most
+MARGINS = ("kl", "flips", "loss")
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 
 
@@ -38,10 +40,8 @@ class DiffConfig(MeasureConfig):
     tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
     null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
     rate: float = ranged(3e-4, above=0)  # of AdamW, of null=drift
-    margin: dict[str, float | None] = ranged(  # of equivalence; the exit status says 0, 1 or 3
-        lambda: dict.fromkeys(("kl", "flips", "loss")), above=0
-    )
-    # kl in nats per token, flips as a share of tokens, loss up or down in nats per token
+    margin: dict[str, float | None] = ranged(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
+    # kl and loss, up or down, in nats per token, flips as a share of tokens
 
     @property
     def unused(self) -> Collection[str]:

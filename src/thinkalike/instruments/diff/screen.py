@@ -86,7 +86,18 @@ def where(table: pd.DataFrame) -> str:
         said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
     shares = differ["share"].dropna().sort_values(ascending=False, kind="stable")
     parts = ", ".join(f"{named([row])} {_share(row)}" for _, row in differ.loc[shares.index[:SHARES]].iterrows())
-    return f"{said}. Shares of KL: {parts}." if parts else f"{said}. No prediction differs."
+    if not parts:
+        return f"{said}. No prediction differs."
+    return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ)}"
+
+
+def _beyond_drift(differ: pd.DataFrame) -> str:
+    """Return the part whose share is the most surprising beside forks, if there are any."""
+    if "drift_p" not in differ or differ["drift_p"].isna().all():
+        return ""
+    most = differ.sort_values("drift_p").iloc[0]
+    p = f"p = {most['drift_p']:.2g} of {differ['drift_p'].notna().sum()} parts"
+    return f" Most beyond drift: {named([most])}, {most['share']:.2f} beside {most['drift']:.2f} in forks ({p})."
 
 
 def _share(row: Any) -> str:
@@ -146,7 +157,7 @@ def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
         return "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
     found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
              for name, margin in margins.items() if margin is not None]  # fmt: skip
-    return f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 5 %: {', '.join(found)}."
+    return f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 2.5 %: {', '.join(found)}."
 
 
 def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
