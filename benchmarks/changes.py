@@ -5,11 +5,11 @@
 
 Reference: 19 forks of the mini by further training on its own text, with changes of one norm (see `forks.fork`).
 - Nulls: further forks, and random perturbations (signed permutations) of a fork's change. An alarm is p ≤ .05 of the
-  whole KL, by rank among 19, or a part with a false discovery rate ≤ .05 by its share of KL.
+  whole KL, by rank among 19, or of the part whose share of KL is farthest beyond those in 19 forks (`beyond_null`).
 - Plants: a further fork, of which the attention or the MLP of one block was trained on rows in reversed order until
   that part had moved by a dose times the norm by which drift moves it; then also with the part's whole change scaled to
   the norm that drift has there, so that weights alone do not tell. Found is the part that comes first by: its share
-  of KL beyond that in the forks (p of `beyond_drift`); the share alone; what enters there; the change of its weights.
+  of KL beyond that in the forks; the share alone; what enters there; the change of its weights.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from thinkalike.config import compose_job
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import beside_null, by_part, random_changes, seen
 from thinkalike.evaluation.forks import fork
-from thinkalike.instruments.diff.answers import beyond_drift, share_of
+from thinkalike.instruments.diff.answers import share_of
 from thinkalike.instruments.diff.instrument import read_rows
-from thinkalike.measures.changes import false_discovery_rates, rank_p
+from thinkalike.measures.changes import beyond_null, rank_p
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import Part, parts_of, relative_change
 
 NULLS, TOKENS = 19, 512
+DRAWS = 2000  # of 19 forks and one from the pool
 EVERY = 999  # parts that are tried at most
 
 
@@ -58,8 +59,11 @@ class Bench:
         entering = {part: 0.0 if each.entering is None else float(each.entering.mean()) for part, each in found.items()}
         return float(whole.mean()), {part: share_of(each, whole) for part, each in found.items()}, entering
 
-    def p_of_parts(self, shares: dict[Part, float]) -> torch.Tensor:
-        return torch.tensor([beyond_drift(shares[part], self.shares[part])["drift_p"] for part in self.parts])
+    def beyond(self, shares: dict[Part, float]) -> dict[Part, float]:
+        """Return how far the share of each part is beyond those in the forks."""
+        mine = torch.tensor([shares[part] for part in self.parts], dtype=torch.float64)
+        null = torch.tensor([self.shares[part] for part in self.parts], dtype=torch.float64).T
+        return dict(zip(self.parts, beyond_null(mine, null)[0].tolist(), strict=True))
 
     def perturbed(self, changed) -> float:
         """Return p of a change among random ones."""
@@ -101,12 +105,16 @@ def planted(bench: Bench, part: Part, dose: float, seed: int, matched: bool):
 
 
 def false_alarms(bench: Bench, count: int) -> None:
-    by_kl, by_part_, by_perturbation = [], [], []
-    for seed in range(100, 100 + count):
-        kl, shares, _ = bench.measured(bench.drifted(seed))
-        by_kl.append(bool(rank_p(torch.tensor(kl), bench.kl) <= 0.05))
-        by_part_.append(bool((false_discovery_rates(bench.p_of_parts(shares)) <= 0.05).any()))
-        by_perturbation.append(bench.perturbed(permuted(bench, seed)) <= 0.05)
+    """Print how often a fork beside 19 others, drawn from one pool many times, and a perturbation raise an alarm."""
+    pool = [bench.measured(bench.drifted(seed)) for seed in range(100, 100 + count)]
+    kl = torch.tensor([each[0] for each in pool])
+    shares = torch.tensor([[each[1][part] for part in bench.parts] for each in pool], dtype=torch.float64)
+    by_kl, by_part_ = [], []
+    for _ in range(DRAWS):
+        drawn = torch.randperm(count)[: NULLS + 1]
+        by_kl.append(bool(rank_p(kl[drawn[0]], kl[drawn[1:]]) <= 0.05))
+        by_part_.append(bool(beyond_null(shares[drawn[0]], shares[drawn[1:]])[1] <= 0.05))
+    by_perturbation = [bench.perturbed(permuted(bench, seed)) <= 0.05 for seed in range(100, 100 + count)]
     for name, alarms in {"drift, KL": by_kl, "drift, any part": by_part_, "perturbation, KL": by_perturbation}.items():
         print(f"false alarms, {name}: {sum(alarms)} of {len(alarms)}", flush=True)
 
@@ -114,9 +122,8 @@ def false_alarms(bench: Bench, count: int) -> None:
 def ranks(bench: Bench, changed) -> dict[str, list[Part]]:
     """Return the parts of blocks in the order in which each way names them."""
     _, shares, entering = bench.measured(changed)
-    p = dict(zip(bench.parts, bench.p_of_parts(shares).tolist(), strict=True))
     weights = {part: relative_change(bench.base, changed, part) for part in bench.parts}
-    ways = {"share beyond drift": {part: -p[part] for part in bench.parts}, "share of KL": shares,
+    ways = {"share beyond drift": bench.beyond(shares), "share of KL": shares,
             "entering": entering, "weights": weights}  # fmt: skip
     candidates = [part for part in bench.parts if part.component in ("attention", "MLP")]
     return {name: sorted(candidates, key=lambda part: -values[part]) for name, values in ways.items()}

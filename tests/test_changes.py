@@ -8,6 +8,7 @@ import scipy.stats
 import torch
 
 from thinkalike.measures.changes import (
+    beyond_null,
     directions_of_change,
     divergence,
     equivalence,
@@ -99,6 +100,20 @@ def test_a_group_that_changed_beyond_the_null_is_found_and_others_are_not():
         factors.append(factor[20])
     assert 0.02 < torch.stack(false).mean() < 0.06
     assert 16 < torch.stack(factors).median() < 25
+
+
+def test_what_is_beyond_the_null_is_an_exact_test_over_all_groups():
+    """Groups that depend on each other, with heavy tails."""
+    draws = torch.distributions.StudentT(3.0).sample((2000, 20, 8)).double()
+    draws = draws + draws[..., :1]
+    found = [beyond_null(runs[0], runs[1:]) for runs in draws]
+    assert 0.035 < torch.stack([p <= 0.05 for _, p in found]).double().mean() < 0.065
+    runs = draws[0].clone()
+    runs[0, 5] += 100
+    beyond, p = beyond_null(runs[0], runs[1:])
+    assert (beyond.argmax(), p) == (5, 0.05)
+    null = runs[1:, 5]
+    assert torch.isclose(beyond[5], (runs[0, 5] - null.mean()) / (null.std() * (1 + 1 / 19) ** 0.5))
 
 
 def test_directions_of_a_planted_change_are_found_and_stable():

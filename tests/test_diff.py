@@ -214,6 +214,16 @@ def test_a_margin_within_the_interval_is_undecided(door, words):
     assert run.status == 3, run.stderr
 
 
+def test_few_documents_have_no_interval_and_decide_nothing(door, words):
+    few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
+    run = door("analyze.py", "measure=diff", *words("changed", *few))
+    assert run.status == 3, run.stderr
+    (result,) = results_in(door.folder / "results", "diff")
+    assert "kl_low" not in result.scalars
+    assert result.table["share"].max() == pytest.approx(1, abs=1e-3)
+    assert result.table["share_low"].isna().all()
+
+
 def test_the_command_is_the_same_job(door, words, forks):
     from thinkalike import cli
 
@@ -256,7 +266,8 @@ def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
 def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
     run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.rate=0.003"))
     table = run.result.table.set_index(["component", "layer"])
-    assert table.loc[("MLP", 2), "drift_p"] < 1e-3
+    assert run.result.scalars["part_p"] == 0.05
+    assert table.loc[("MLP", 2), "beyond"] > 3
     assert table.loc[("MLP", 2), "drift"] < 0.5 < table.loc[("MLP", 2), "share"]
     assert table["drift"].notna().sum() == 1, "of parts that differ"
     assert "drift on its own text" in run.stdout.replace("\n ", "")

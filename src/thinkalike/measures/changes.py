@@ -111,6 +111,23 @@ def excess_p(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[F
     return beyond.exp(), p.to(values.device)
 
 
+def beyond_null(
+    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
+) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
+    """Return how far each of g values is beyond those of r runs of a null, and the p-value of the farthest one.
+
+    The first is (value - mean) / (s √(1 + 1/r)), with mean and standard deviation of the null's runs. Each run has the
+    same beside all others, and the p-value is the rank of the value's maximum over groups among theirs: exact if value
+    and null are exchangeable, whatever their distribution and dependence (Westfall & Young 1993), and 1 / (r + 1) at
+    least.
+    """
+    runs, r = torch.cat([values[None], null]).double(), len(null)
+    others = (runs.sum(0) - runs) / r
+    spread = ((runs.square().sum(0) - runs.square()) / r - others.square()).clamp(min=0) * r / (r - 1)
+    beyond = (runs - others) / (spread * (1 + 1 / r)).sqrt()
+    return beyond[0], rank_p(beyond[0].max(), beyond[1:].amax(1))
+
+
 class Directions(NamedTuple):
     """Principal directions of the change of states."""
 

@@ -15,17 +15,18 @@ from torch import Tensor
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part, seen
 from thinkalike.evaluation.language import document_numbers, ends_of
-from thinkalike.instruments.diff.instrument import EXCHANGED, EXIT_STATUS
+from thinkalike.instruments.diff.instrument import EXIT_STATUS
 from thinkalike.job import Outcome
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
+    beyond_null,
     directions_of_change,
     equivalence,
     excess_p,
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around, student_p
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, parts_of, relative_change
 
@@ -44,7 +45,7 @@ class Answers:
         first: the number of rows on which parts and null run, the first ones.
         parts: what each part that differs does there.
         null: KL of each random change or fork at each token there, (r, n).
-        drift: the share of KL that each part has in each fork.
+        drift: the share of KL that each part has in each fork, of the parts that differ in their order.
     """
 
     base: FrozenModel
@@ -57,6 +58,7 @@ class Answers:
     drift: dict[Part, list[float]] = field(default_factory=dict)
     _changes: list[Change] = field(default_factory=list)
     _directions: list[dict[str, Any]] = field(default_factory=list)
+    _p_of_parts: Tensor | None = None
 
     def add(self, change: Change) -> None:
         """Add a batch of rows."""
@@ -69,7 +71,7 @@ class Answers:
         for fork in forks:
             batches, changes = zip(*seen(self.base, fork, rows, self.first), strict=True)
             null.append(torch.cat([each.tokens.kl for each in changes]))
-            for part, found in by_part(self.base, fork, list(self.parts), batches, EXCHANGED).items():
+            for part, found in by_part(self.base, fork, list(self.parts), batches, len(self.parts)).items():
                 self.drift.setdefault(part, []).append(share_of(found, null[-1]))
         self.null = torch.stack(null)
 
@@ -96,7 +98,8 @@ class Answers:
         values |= {"loss_base": before, "loss_changed": after}
         found: dict[str, float] = {}
         for name, each in values.items():
-            found |= ends_of(name, over_documents(each, documents))
+            ends = ends_of(name, over_documents(each, documents))
+            found |= {key: value for key, value in ends.items() if math.isfinite(value)}
         found |= document_numbers(torch.bincount(documents)) | {
             "tokens": float(len(kl)),
             "parts": float(len(self.parts)),
@@ -107,6 +110,8 @@ class Answers:
             theirs = self.null.double().mean(1)
             found |= {"kl_of_part": float(mine), "null_low": float(theirs.min()), "null_high": float(theirs.max()),
                       "null_p": float(rank_p(mine, theirs)), "null_p_less": float(rank_p(-mine, -theirs))}  # fmt: skip
+        if self._p_of_parts is not None:
+            found["part_p"] = float(self._p_of_parts)
         return found | self._verdicts(values, documents)
 
     def _verdicts(self, values: dict[str, Tensor], documents: Tensor) -> dict[str, float]:
@@ -136,10 +141,16 @@ class Answers:
             if part in self.parts:
                 row["weights"] = relative_change(self.base, self.changed, part)
                 row |= _of_part(self.parts[part], whole, documents)
-                rows.append(row | (beyond_drift(row["share"], self.drift[part]) if part in self.drift else {}))
+                rows.append(row)
             else:
                 rows.append(row | dict.fromkeys(("weights", "entering", "goes", "comes", "share"), 0.0))
-        return pd.DataFrame(rows)
+        table = pd.DataFrame(rows)
+        if self.drift:
+            tried = [place for place, part in enumerate(parts_of(self.base)) if part in self.drift]
+            null = torch.tensor([self.drift[part] for part in self.parts], dtype=torch.float64).T
+            beyond, self._p_of_parts = beyond_null(torch.from_numpy(table["share"].to_numpy()[tried]), null)
+            table.loc[tried, "drift"], table.loc[tried, "beyond"] = null.mean(0).numpy(), beyond.numpy()
+        return table
 
     def _nulls(self) -> pd.DataFrame:
         return pd.DataFrame([{"number": number, "kl": float(kl.mean())} for number, kl in enumerate(self.null)])
@@ -244,14 +255,6 @@ def share_of(found: PartChanges, whole: Float[Tensor, " n"]) -> float:
     if found.without is None or found.alone is None:
         return math.nan
     return float((whole - found.without + found.alone).double().sum() / (2 * whole.double().sum()))
-
-
-def beyond_drift(share: float, null: Sequence[float]) -> dict[str, float]:
-    """Return the mean share of a part in forks, and the one-sided p-value by Student's t of a new fork's share."""
-    drawn = torch.tensor(null, dtype=torch.float64)
-    t = (share - drawn.mean()) / (drawn.std() * math.sqrt(1 + 1 / len(drawn)))
-    p = student_p(float(t), len(drawn) - 1) / 2
-    return {"drift": float(drawn.mean()), "drift_p": p if t > 0 else 1 - p}
 
 
 def halves(documents: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
-SPREAD = 8  # times as much text is read as is used, so that rows are of many documents
+SPREAD, LEAST = 8, 2**13  # times as much text is read as is used, and tokens at least: rows are of many documents
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
 EXCHANGED = 16  # parts of blocks, at most
@@ -90,7 +91,8 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
                     batches.append(own)
         if parts:
             with work.phase("parts"):
-                answers.parts = changes.by_part(base, changed, parts, batches, EXCHANGED)
+                most = EXCHANGED if measure.null == "perturbation" else len(parts)
+                answers.parts = changes.by_part(base, changed, parts, batches, most)
                 answers.directions_at(batches)
         if packed := [model.name for model in (base, changed) if is_packed(model)]:
             log.warning("%s has packed weights, which have no difference: there is no null", packed[0])
@@ -114,7 +116,10 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
         """Return KL, the share of flipped top tokens, and the change of the loss."""
         found = result.scalars
         names = ("kl", "flips", "loss_change")
-        return [Headline.with_ends(name, *(found[f"{name}{end}"] for end in ("", "_low", "_high"))) for name in names]
+        return [
+            Headline.with_ends(name, *(found.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high")))
+            for name in names
+        ]
 
     def show(self, result: Result) -> None:
         from thinkalike.instruments.diff.screen import lines
@@ -135,7 +140,7 @@ def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, Tens
     measure: Any = config.measure
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
-    data = replace(config.data, report_tokens=SPREAD * wanted * context)
+    data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
     corpus = read_corpus(
         data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=FORKED if measure.null == "drift" else 1
     )

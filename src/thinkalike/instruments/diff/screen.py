@@ -25,7 +25,7 @@ def lines(result: Result) -> Iterator[str]:
     numbers, tables = result.scalars, result.tables
     yield f"Did it change? {changed(numbers)}"
     yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
-    yield f"Where? {where(result.table)}"
+    yield f"Where? {where(result.table, numbers.get('part_p'))}"
     yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
     yield f"In which directions? {in_directions(tables.get('directions'))}"
     yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
@@ -34,8 +34,7 @@ def lines(result: Result) -> Iterator[str]:
 
 def _ends(numbers: dict[str, float], name: str, spec: str) -> str:
     low, high = numbers.get(f"{name}_low"), numbers.get(f"{name}_high")
-    known = low is not None and high is not None and abs(high) != float("inf")
-    return span(numbers[name], low, high, spec) if known else f"{numbers[name]:{spec}}"
+    return f"{numbers[name]:{spec}}" if low is None else span(numbers[name], low, high, spec)
 
 
 def changed(numbers: dict[str, float]) -> str:
@@ -71,7 +70,7 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
     return f"No more and no less than by {kind}: {said}; p = {numbers['null_p']:.2g}."
 
 
-def where(table: pd.DataFrame) -> str:
+def where(table: pd.DataFrame, p: float | None = None) -> str:
     """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
     differ = table[table["weights"] > 0]
     if differ.empty:
@@ -88,16 +87,16 @@ def where(table: pd.DataFrame) -> str:
     parts = ", ".join(f"{named([row])} {_share(row)}" for _, row in differ.loc[shares.index[:SHARES]].iterrows())
     if not parts:
         return f"{said}. No prediction differs."
-    return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ)}"
+    return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ, p)}"
 
 
-def _beyond_drift(differ: pd.DataFrame) -> str:
+def _beyond_drift(differ: pd.DataFrame, p: float | None) -> str:
     """Return the part whose share is the most surprising beside forks, if there are any."""
-    if "drift_p" not in differ or differ["drift_p"].isna().all():
+    if p is None:
         return ""
-    most = differ.sort_values("drift_p").iloc[0]
-    p = f"p = {most['drift_p']:.2g} of {differ['drift_p'].notna().sum()} parts"
-    return f" Most beyond drift: {named([most])}, {most['share']:.2f} beside {most['drift']:.2f} in forks ({p})."
+    most = differ.sort_values("beyond", ascending=False).iloc[0]
+    beside = f"{most['share']:.2f} beside {most['drift']:.2f} in forks, p = {p:.2g} over all parts"
+    return f" Most beyond drift: {named([most])}, {beside}."
 
 
 def _share(row: Any) -> str:
