@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 import pages
 from conftest import ROOT, composed
+from thinkalike.cli import as_analysis
 from thinkalike.config import AnalyzeConfig, TrainConfig
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.overrides import folders_named, parse_overrides
@@ -39,7 +40,9 @@ def script(name):
 
 def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
-    if command.door in SCHEMAS:
+    if command.door == "diff":
+        check_overrides(folders_named(as_analysis(command.words)), AnalyzeConfig)
+    elif command.door in SCHEMAS:
         check_overrides(folders_named(command.overrides), SCHEMAS[command.door])
     elif command.door in ("results", "report"):
         line = re.sub(r"--(out|title) \S+", "", " ".join(command.words))

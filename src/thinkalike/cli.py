@@ -1,15 +1,17 @@
-"""The entry points, as scripts and as commands: `thinkalike train|analyze|results|report`."""
+"""The entry points, as scripts and as commands: `thinkalike diff|train|analyze|results|report`."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig, Made, TrainConfig, entry_point, own_process
-from thinkalike.errors import nearest
+from thinkalike.config.overrides import is_override
+from thinkalike.errors import ConfigError, nearest
 from thinkalike.progress import doing
 
 
@@ -61,7 +63,14 @@ def train(config: TrainConfig) -> list[Path]:
         return [run_job(config).folder]
 
 
-@entry_point("analyze", joined, headline)
+def verdict(folders: Sequence[Path]) -> int:
+    """Return the exit status of a result that was compared with a margin, else 0."""
+    from thinkalike.store import Result
+
+    return int(Result(folders[0]).scalars.get("exit_status", 0)) if folders else 0
+
+
+@entry_point("analyze", joined, headline, verdict)
 def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
     if config.dry_run:
@@ -94,8 +103,30 @@ def report() -> None:
     write_report(sys.argv[1:])
 
 
+def as_analysis(words: Sequence[str]) -> list[str]:
+    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for.
+
+    Raises:
+        ConfigError: there are not two models before the settings.
+    """
+    models = list(itertools.takewhile(lambda word: not is_override(word), words))
+    if len(models) != 2:
+        raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
+    base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
+    own = [f"measure.{word}" if word.startswith(("margin.", "null=", "tokens")) else word for word in words[2:]]
+    return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
+
+
+def diff() -> None:
+    """Say what a change did, as `thinkalike analyze measure=diff`."""
+    with own_process():
+        sys.argv[1:] = as_analysis(sys.argv[1:])
+    os.environ[COMMAND] = "analyze"
+    analyze()
+
+
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
-COMMANDS = {"train": train, "analyze": analyze, "results": results, "report": report}
+COMMANDS = {"diff": diff, "train": train, "analyze": analyze, "results": results, "report": report}
 
 
 def main() -> None:
@@ -103,7 +134,7 @@ def main() -> None:
     words = ([os.environ[COMMAND]] if COMMAND in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike train|analyze|results|report [key=value ...]; thinkalike train --help says more")
+        print("usage: thinkalike diff|train|analyze|results|report [key=value ...]; thinkalike train --help says more")
         return
     if name in ("-V", "--version"):
         print(f"thinkalike {sys.modules[__package__].__version__}")

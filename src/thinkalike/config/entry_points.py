@@ -56,7 +56,10 @@ class Made(NamedTuple):
 
 
 def entry_point(
-    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float | None]
+    name: str,
+    joined: Callable[[Sequence[Made]], None],
+    valued: Callable[[Sequence[Path]], float | None],
+    status: Callable[[Sequence[Path]], int] = lambda folders: 0,
 ) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
@@ -67,6 +70,7 @@ def entry_point(
         name: train or analyze.
         joined: shows the results of a sweep beside each other.
         valued: of the folders of a job's results, the number that a searching sweeper such as Optuna's goes by.
+        status: of these folders, the exit status of the script, unless it is a sweep.
     """
 
     def decorate(job: Job) -> Callable[[], None]:
@@ -76,7 +80,8 @@ def entry_point(
             logging.getLogger("thinkalike").setLevel(logging.INFO)
             with own_process():
                 if SHARED not in os.environ:
-                    _done(job, SCHEMAS[name], composed)
+                    if ended := status(_done(job, SCHEMAS[name], composed)):
+                        sys.exit(ended)
                     return None
                 from thinkalike.config.sweeps import noted
 

@@ -24,6 +24,7 @@ MEASURES = {
     **{kind: f"thinkalike.instruments.layer_pairs.declared:{kind}" for kind in DECLARED},
     "r2": "thinkalike.instruments.r2",
     "distance": "thinkalike.instruments.distance",
+    "diff": "thinkalike.instruments.diff.instrument",
     "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",

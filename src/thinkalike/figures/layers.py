@@ -149,6 +149,24 @@ def shifts(table: pd.DataFrame, folder: Path) -> None:
         save(figure, folder, "distance")
 
 
+def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
+    """Draw the share of KL that each part of a model has, and the relative distance of states by layer."""
+    cells = parts.pivot_table(index="component", columns="layer", values="share", sort=False, dropna=False)
+    with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
+        most = max(parts["share"].abs().max(), 0.01)
+        image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+        left.set_yticks(range(len(cells)), cells.index, fontsize=7)
+        places = range(0, len(cells.columns), max(1, round(len(cells.columns) / 8)))
+        left.set_xticks(places, [layer_name(cells.columns[place]) for place in places], fontsize=7)
+        left.set(xlabel="layer", title="share of KL(base ‖ changed)")
+        figure.colorbar(image, ax=left)
+        line(right, layers, "distance", ("distance_low", "distance_high"), "distance", COLOURS[0], "o-")
+        places = range(0, len(layers), max(1, round(len(layers) / 8)))
+        right.set_xticks(places, [layer_name(layers["layer"][place]) for place in places], fontsize=7)
+        right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
+        save(figure, folder, "diff")
+
+
 def transfer_maps(table: pd.DataFrame, folder: Path, unexplained: Columns, penalties: Columns) -> None:
     """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties.
 

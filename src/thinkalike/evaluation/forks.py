@@ -1,0 +1,76 @@
+"""Forks of a model by further training on its own text: what a change without any aim does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy, deepcopy
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from thinkalike.arguments import seeded
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.surgery import first_tensor
+
+BATCH_TOKENS = 2048  # of a step
+STEPS = 400  # at most
+
+
+def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
+    """Return a model that has another module of the same architecture, which is frozen."""
+    other = copy(model)
+    other.module, other.name = module.eval().requires_grad_(False), name
+    other.blocks = list(module.get_submodule(model.family.blocks).children())
+    return other
+
+
+def norm_of_change(base: FrozenModel, changed: FrozenModel) -> float:
+    """Return ‖changed - base‖ over all weights that both have as numbers of one shape."""
+    theirs, square = dict(changed.module.named_parameters()), 0.0
+    for name, weight in base.module.named_parameters():
+        other = theirs.get(name)
+        if other is not None and other.shape == weight.shape and other.is_floating_point():
+            square += float((other.to(weight) - weight).double().square().sum())
+    return square**0.5
+
+
+def fork(
+    base: FrozenModel,
+    rows: Int[Tensor, "rows t"],
+    norm: float,
+    seed: int,
+    *,
+    rate: float = 3e-4,
+    paths: Sequence[str] = ("",),
+) -> FrozenModel:
+    """Return a copy of a model that was trained on until the norm of its change is this one.
+
+    AdamW without weight decay, at a constant rate, on batches of rows at random. The change is scaled to the norm: down
+    where the last step passed it, and up where `STEPS` steps do not reach it.
+
+    Args:
+        paths: of the modules whose weights are trained; "" is the whole model.
+    """
+    module, generator = deepcopy(base.module).requires_grad_(True), seeded(seed)
+    weights = list({id(own): own for path in paths for own in module.get_submodule(path).parameters()}.values())
+    before = [weight.detach().clone() for weight in weights]
+    optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
+    at_once = max(BATCH_TOKENS // rows.shape[1], 1)
+    moved = 0.0
+    for _ in range(STEPS):
+        tokens = rows[torch.randint(len(rows), (at_once,), generator=generator)].long().to(base.device)
+        with torch.enable_grad():
+            logits = first_tensor(module(tokens))[:, :-1]
+            cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        pairs = zip(weights, before, strict=True)
+        moved = float(sum((own.detach() - old).double().square().sum() for own, old in pairs)) ** 0.5
+        if moved >= norm:
+            break
+    with torch.no_grad():
+        for own, old in zip(weights, before, strict=True):
+            own.copy_(old + (own - old) * (norm / moved))
+    return with_weights(base, module, f"fork {seed}")

@@ -1,0 +1,184 @@
+"""What a diff says on one screen: six answers, and a map of layers x components."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from thinkalike.measures.estimates import span
+from thinkalike.screen import number_of_documents, screen_width
+from thinkalike.store import Result
+
+SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest
+MOST = 0.9  # of what enters at all parts together, which the parts that are named hold
+SHARES = 3  # of KL
+RUNS = 5  # of layers that follow each other, at most, that are named
+LISTED = 6  # tokens
+RATE = 0.05  # of false discoveries among them
+VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
+
+
+def lines(result: Result) -> Iterator[str]:
+    """Yield the lines of the screen, each of which may wrap."""
+    numbers, tables = result.scalars, result.tables
+    yield f"Did it change? {changed(numbers)}"
+    yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
+    yield f"Where? {where(result.table, numbers.get('part_p'))}"
+    yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
+    yield f"In which directions? {in_directions(tables.get('directions'))}"
+    yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
+    yield from cells(result.table, screen_width())
+
+
+def _ends(numbers: dict[str, float], name: str, spec: str) -> str:
+    low, high = numbers.get(f"{name}_low"), numbers.get(f"{name}_high")
+    return f"{numbers[name]:{spec}}" if low is None else span(numbers[name], low, high, spec)
+
+
+def changed(numbers: dict[str, float]) -> str:
+    """Return how far the predictions moved."""
+    if not numbers["parts"]:
+        return "No. All weights are equal."
+    if not numbers["kl"]:
+        return f"Weights of {numbers['parts']:.0f} parts differ, and no prediction over {number_of_documents(numbers)}."
+    return (
+        f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the "
+        f"most likely next token flips at {_ends(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
+        f"{numbers['loss_changed']:.3f}, {_ends(numbers, 'loss_change', '+.4f')}; {numbers['tokens']:,.0f} tokens of "
+        f"{number_of_documents(numbers)}."
+    )
+
+
+def beside_null(numbers: dict[str, float], null: str) -> str:
+    """Return whether the change is more than that of the null, of its size."""
+    if "null_p" not in numbers:
+        return "There is nothing to compare."
+    kind = "drift on its own text" if null == "drift" else "perturbation at random"
+    same = (
+        f"{numbers['nulls']:.0f} forks by further training on it, with changes of equal norm"
+        if null == "drift"
+        else f"{numbers['nulls']:.0f} random changes of the same weights, of equal norms and singular values"
+    )
+    value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
+    said = f"KL {value:.4g} beside {low:.4g} to {high:.4g} by {same}"
+    if value > high:
+        return f"More than by {kind}: {said}; p = {numbers['null_p']:.2g}."
+    if value < low:
+        return f"Less than by {kind}: {said}; p = {numbers['null_p_less']:.2g}."
+    return f"No more and no less than by {kind}: {said}; p = {numbers['null_p']:.2g}."
+
+
+def where(table: pd.DataFrame, p: float | None = None) -> str:
+    """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
+    differ = table[table["weights"] > 0]
+    if differ.empty:
+        return "Nowhere: all weights are equal."
+    said = f"Weights differ in {len(differ)} of {len(table)} parts"
+    entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
+    most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
+    runs = named([row for _, row in differ.loc[sorted(most)].iterrows()])
+    if len(most) and runs.count(",") + runs.count(" and ") < RUNS:
+        said = f"The change of states enters at {runs}. {said}"
+    elif len(most):
+        said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
+    shares = differ["share"].dropna().sort_values(ascending=False, kind="stable")
+    parts = ", ".join(f"{named([row])} {_share(row)}" for _, row in differ.loc[shares.index[:SHARES]].iterrows())
+    if not parts:
+        return f"{said}. No prediction differs."
+    return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ, p)}"
+
+
+def _beyond_drift(differ: pd.DataFrame, p: float | None) -> str:
+    """Return the part whose share is the most surprising beside forks, if there are any."""
+    if p is None:
+        return ""
+    most = differ.sort_values("beyond", ascending=False).iloc[0]
+    beside = f"{most['share']:.2f} beside {most['drift']:.2f} in forks, p = {p:.2g} over all parts"
+    return f" Most beyond drift: {named([most])}, {beside}."
+
+
+def _share(row: Any) -> str:
+    """Return a share with its interval, if it has ends."""
+    ends = row.get("share_low"), row.get("share_high")
+    return span(row["share"], *ends, ".2f") if all(map(pd.notna, ends)) else f"{row['share']:.2f}"
+
+
+def named(rows: Sequence[Any]) -> str:
+    """Return parts in words, layers that follow each other together: "embedding and MLP 10 to 14, 17"."""
+    by_component: dict[str, list[int]] = {}
+    for row in rows:
+        by_component.setdefault(str(row["component"]), []).append(int(row["layer"]))
+    found = []
+    for component, layers in by_component.items():
+        is_one = component.endswith("embedding")
+        found.append(component if is_one else f"{component} {', '.join(_runs(layers))}")
+    return " and ".join(found)
+
+
+def _runs(layers: Sequence[int]) -> Iterator[str]:
+    start = layers[0]
+    for layer, following in zip(layers, [*layers[1:], None], strict=True):
+        if following != layer + 1:
+            yield f"{start}" if start == layer else f"{start} to {layer}"
+            start = following or 0
+
+
+def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
+    """Return the tokens at which the change is greater than the null's, and the place where it is greatest."""
+    if contexts is None:
+        return "On nothing: no prediction differs."
+    tokens = pd.DataFrame({"q": []}) if tokens is None else tokens
+    beyond = tokens[tokens["q"] <= RATE]
+    said = f"After no token more than by random changes, of {len(tokens)} tokens tested."
+    if len(beyond):
+        names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in beyond.head(LISTED).itertuples())
+        said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
+    most = contexts.iloc[0]
+    return f"{said} Most (KL {most['kl']:.3g}) after {most['context']}: {most['before']} → {most['after']}."
+
+
+def in_directions(table: pd.DataFrame | None) -> str:
+    """Return the first principal direction of the change of states."""
+    if table is None:
+        return "There are no states that differ, or too few documents."
+    first = table.iloc[0]
+    return (
+        f"After layer {first['layer']} one direction holds {first['share']:.0%} of the change (cosine between halves "
+        f"of documents {first['stability']:.2f}); it raises {first['raises']} and lowers {first['lowers']}."
+    )
+
+
+def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
+    """Return the verdict for each margin."""
+    if "exit_status" not in numbers:
+        return "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
+    found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
+             for name, margin in margins.items() if margin is not None]  # fmt: skip
+    return f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 2.5 %: {', '.join(found)}."
+
+
+def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
+    """Yield a line for each component, with a shaded cell for each layer: its share of KL."""
+    blocks = table[(table["layer"] >= 0) & ~table["component"].str.endswith("embedding")]
+    layers = int(blocks["layer"].max()) + 1
+    greatest = table["share"].max()
+    if not greatest > 0:
+        return
+    step = -(-layers // max(width - 14, 1))
+    yield f"share of KL by layer, 0 to {layers - 1}; █ is {greatest:.2f}, ? is not tried"
+    for component, rows in table.groupby("component", sort=False):
+        if str(component).endswith("embedding"):
+            yield f"{component:<12}{_shade(rows['share'].iloc[0], greatest)}"
+        elif rows["weights"].max() > 0:
+            by_layer = rows.groupby(rows["layer"] // step)["share"].max()
+            shades = (_shade(by_layer.get(at, 0.0), greatest) for at in range(-(-layers // step)))
+            yield f"{component:<12}{''.join(shades)}"
+
+
+def _shade(share: float, greatest: float) -> str:
+    if pd.isna(share):
+        return "?"
+    place = max(share, 0) / greatest * (len(SHADES) - 1)
+    return SHADES[round(place)] if share <= 0 else SHADES[max(round(place), 1)]

@@ -1,0 +1,157 @@
+"""What a change of a model does to its predictions: divergence by token, its null, tests of equivalence and of tokens.
+
+A null is a set of models that were changed as much, but at random: each matrix by the same change with rows and columns
+permuted and signs flipped, which keeps its norm, its singular values and the distribution of its entries. If the
+distribution of a change is invariant under such maps, as that of Gaussian noise is, the change and its nulls are
+exchangeable, so that the rank of the change among them is an exact test.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.estimates import ROUNDING
+
+Verdict = Literal["equivalent", "not equivalent", "undecided"]
+
+
+class TokenChanges(NamedTuple):
+    """The comparison of two predictions of the token that follows each of n tokens."""
+
+    kl: Float[Tensor, " n"]  # KL(base ‖ changed) in nats
+    reverse: Float[Tensor, " n"]  # KL(changed ‖ base) in nats
+    flip: Bool[Tensor, " n"]  # whether the most likely token differs
+    loss_base: Float[Tensor, " n"]  # cross-entropy of the token that follows, in nats
+    loss_changed: Float[Tensor, " n"]
+
+
+def token_changes(
+    base: Float[Tensor, "n v"], changed: Float[Tensor, "n v"], targets: Int[Tensor, " n"]
+) -> TokenChanges:
+    """Compare two predictions, given as log-probabilities of the v tokens of one vocabulary, row by row."""
+    following = targets[:, None].long()
+    return TokenChanges(
+        divergence(base, changed),
+        divergence(changed, base),
+        base.argmax(1) != changed.argmax(1),
+        -base.gather(1, following)[:, 0],
+        -changed.gather(1, following)[:, 0],
+    )
+
+
+def divergence(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, " n"]:
+    """Return KL(p ‖ q) = Σ p (log p - log q) of each row of log-probabilities in nats, in [0, ∞)."""
+    return (p.exp() * (p - q)).sum(1).clamp(min=0)  # a sum that rounding took below 0
+
+
+def signed_permutation(change: Float[Tensor, "*s"], generator: torch.Generator) -> Float[Tensor, "*s"]:
+    """Return a tensor with each axis in random order and a random sign for each index of each axis.
+
+    These maps are orthogonal: the Frobenius norm and, of a matrix, all singular values stay as they are.
+    """
+    for axis, size in enumerate(change.shape):
+        order = torch.randperm(size, generator=generator).to(change.device)
+        signs = torch.randint(2, (size,), generator=generator).to(change) * 2 - 1
+        change = change.index_select(axis, order) * signs.view(-1, *[1] * (change.dim() - axis - 1))
+    return change
+
+
+def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[Tensor, "..."]:
+    """Return the share of null values, the value itself counted among them, that reach the value: in [1 / (r + 1), 1].
+
+    It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
+    """
+    return (1 + (null >= value).sum(0)).double() / (1 + len(null))
+
+
+def equivalence(low: float, high: float, margin: float) -> Verdict:
+    """Say whether a value is within ± margin, by an interval of level 1 - 2 α: two one-sided tests (Schuirmann 1987).
+
+    *equivalent* if the interval is inside the margin, which is false with probability α at most; *not equivalent* if it
+    is outside; else, and for an interval without ends, *undecided*.
+    """
+    if -margin < low and high < margin:
+        return "equivalent"
+    return "not equivalent" if low > margin or high < -margin else "undecided"
+
+
+def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
+    """Return for each p-value the smallest false discovery rate at which it is rejected (Benjamini & Hochberg 1995).
+
+    min over k ≥ i of p₍ₖ₎ m / k, for p-values in order, in [0, 1].
+    """
+    order = p.argsort(descending=True)
+    ranks = torch.arange(len(p), 0, -1, dtype=p.dtype, device=p.device)
+    return torch.empty_like(p).scatter_(0, order, (p[order] * len(p) / ranks).cummin(0).values)
+
+
+def excess_p(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Float[Tensor, " g"], Tensor]:
+    """Return the factor by which each of g groups changed beyond the whole and beyond the null, with its p-value.
+
+    Each run has the logarithms of its mean KL in each group less their median, so that a change that is greater
+    everywhere is no excess of any group. The factor is the exponential of the change's less the mean of the null's; the
+    p-value is one-sided, Student's of that over s √(1 + 1/r) with r - 1 degrees of freedom, s the standard deviation of
+    the null's r ≥ 2 runs, at least the median one of all groups.
+
+    Args:
+        values, null: mean KL of each group, above 0, under the change and in each run of the null.
+    """
+    from scipy.special import stdtr
+
+    runs = torch.cat([values[None], null]).double().clamp(min=ROUNDING).log()
+    runs = runs - runs.median(1, keepdim=True).values
+    beyond, spread = runs[0] - runs[1:].mean(0), runs[1:].std(0)
+    t = beyond / (spread.clamp(min=spread.median()) * math.sqrt(1 + 1 / len(null)))
+    p = torch.as_tensor(stdtr(len(null) - 1, -t.cpu().numpy()))
+    return beyond.exp(), p.to(values.device)
+
+
+def beyond_null(
+    values: Float[Tensor, " g"], null: Float[Tensor, "r g"]
+) -> tuple[Float[Tensor, " g"], Float[Tensor, ""]]:
+    """Return how far each of g values is beyond those of r runs of a null, and the p-value of the farthest one.
+
+    The first is (value - mean) / (s √(1 + 1/r)), with mean and standard deviation of the null's runs. Each run has the
+    same beside all others, and the p-value is the rank of the value's maximum over groups among theirs: exact if value
+    and null are exchangeable, whatever their distribution and dependence (Westfall & Young 1993), and 1 / (r + 1) at
+    least.
+    """
+    runs, r = torch.cat([values[None], null]).double(), len(null)
+    others = (runs.sum(0) - runs) / r
+    spread = ((runs.square().sum(0) - runs.square()) / r - others.square()).clamp(min=0) * r / (r - 1)
+    beyond = (runs - others) / (spread * (1 + 1 / r)).sqrt()
+    return beyond[0], rank_p(beyond[0].max(), beyond[1:].amax(1))
+
+
+class Directions(NamedTuple):
+    """Principal directions of the change of states."""
+
+    directions: Float[Tensor, "k d"]
+    share: Float[Tensor, " k"]  # of the mean square of the change
+    stability: Float[Tensor, " k"]  # abs(cosine) with the nearest one of the other half, the lesser over halves
+
+
+def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3) -> Directions:
+    """Return the first k ≤ d right singular vectors of the change y - x of states, its mean included.
+
+    Each points to where the change is positive on average.
+
+    Args:
+        half: which rows are of the first half of the documents; the stability compares the halves' own directions.
+    """
+    rows = change.double()
+    values, vectors = _principal(rows)
+    vectors = vectors[:k] * ((rows @ vectors[:k].T).mean(0).sign() + 0.5).sign()[:, None]
+    cosines = [(vectors @ _principal(rows[part])[1][: k + 2].T).abs().amax(1) for part in (half, ~half)]
+    return Directions(vectors, values[:k] / values.sum(), torch.stack(cosines).amin(0))
+
+
+def _principal(rows: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+    """Return the eigenvalues of the second moment in descending order, at least 0, and the vectors as rows."""
+    values, vectors = torch.linalg.eigh(rows.T @ rows)
+    return values.flip(0).clamp(min=0), vectors.T.flip(0)

@@ -1,0 +1,275 @@
+"""measure=diff: parts of models, changes planted in one part, verdicts, and what the screen says."""
+
+import sys
+from unittest import mock
+
+import pytest
+import torch
+
+import tiny
+from conftest import results_in
+from thinkalike.data.rows import TokenRows
+from thinkalike.errors import ModelError
+from thinkalike.evaluation.changes import beside_null, by_part, random_changes, seen
+from thinkalike.evaluation.forks import fork, norm_of_change
+from thinkalike.models.load import load_model
+from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, parts_of
+
+TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
+ROWS = TokenRows(TOKENS, torch.arange(8)[:, None].expand(8, 16))
+
+
+def pair(change=None):
+    """A model, and a copy of it that was changed."""
+    base, changed = tiny.frozen(), tiny.frozen()
+    if change:
+        with torch.no_grad():
+            change(changed.module)
+    return base, changed
+
+
+def noise_in(path, size=0.3):
+    def change(module):
+        for weight in module.get_submodule(path).parameters():
+            weight.data = weight + size * weight.std() * torch.randn(weight.shape)
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def families(checkpoints, tmp_path_factory):
+    llama = tiny.write_llama(tmp_path_factory.mktemp("llama"))
+    folders = {**{family: checkpoints[family] for family in ("gpt_neox", "gpt2", "mamba")}, "llama": llama}
+    return {"native": tiny.frozen(), **{name: load_model(folder) for name, folder in folders.items()}}
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2", "mamba", "llama"])
+def test_every_weight_is_in_one_part(families, family):
+    model = families[family]
+    parts = parts_of(model)
+    for name, _ in model.module.named_parameters(remove_duplicate=False):
+        assert sum(name.startswith(f"{path}.") for part in parts for path in part.paths) == 1, name
+    named = {part.component for part in parts}
+    assert named == {"embedding", "norms", "unembedding", *(["mixer"] if family == "mamba" else ["attention", "MLP"])}
+
+
+@pytest.mark.parametrize("family", ["native", "gpt2", "llama"])
+def test_a_model_with_all_parts_of_another_is_the_other(families, family):
+    model = families[family]
+    other = tiny.frozen(seed=5) if family == "native" else load_model_with_noise(model)
+    before, wanted = model.fingerprint(), other.full(TOKENS)
+    with exchanged_all(model, other):
+        assert torch.allclose(model.full(TOKENS), wanted, atol=1e-5)
+    assert not torch.allclose(model.full(TOKENS), wanted, atol=1e-2), "control"
+    assert model.fingerprint() == before
+
+
+def load_model_with_noise(model):
+    from copy import deepcopy
+
+    other = deepcopy(model)
+    with torch.no_grad():
+        for weight in other.module.parameters():
+            weight.data = weight + 0.1 * weight.std(correction=0) * torch.randn(weight.shape)
+    other.blocks = list(other.module.get_submodule(other.family.blocks).children())
+    return other
+
+
+def exchanged_all(model, other):
+    from contextlib import ExitStack
+
+    stack = ExitStack()
+    for part in parts_of(model):
+        stack.enter_context(exchanged(model, other, part))
+    return stack
+
+
+@pytest.mark.parametrize(
+    ("path", "component", "layer"),
+    [("layers.2.mlp", "MLP", 2), ("layers.0.attn", "attention", 0), ("head", "unembedding", 4),
+     ("tok_embed", "embedding", -1)],
+)  # fmt: skip
+def test_a_change_of_one_part_is_found_there_and_nowhere_else(path, component, layer):
+    base, changed = pair(noise_in(path))
+    (part,) = changed_parts(base, changed)
+    assert (part.component, part.layer) == (component, layer)
+    batches, changes = zip(*seen(base, changed, ROWS, 8), strict=True)
+    others = [each for each in parts_of(base) if each != part]
+    found = by_part(base, changed, [part, *others], batches, 99)
+    whole = torch.cat([each.tokens.kl for each in changes])
+    assert whole.mean() > 1e-3
+    assert found[part].without.abs().max() < 1e-6
+    assert torch.allclose(found[part].alone, whole, rtol=1e-3, atol=1e-6)
+    for each in others:
+        assert torch.allclose(found[each].without, whole, rtol=1e-3, atol=1e-6)
+        assert found[each].alone.abs().max() < 1e-6
+    distance = torch.cat([each.distance for each in changes], 1).mean(1)
+    assert [place for place, value in enumerate(distance) if value > 1e-6] == list(range(layer + 1, 5))
+
+
+def test_of_many_parts_those_that_change_most_are_exchanged():
+    def change(module):
+        noise_in("layers.3.mlp", 1.0)(module)
+        for layer in range(4):
+            noise_in(f"layers.{layer}.attn", 0.02)(module)
+
+    base, changed = pair(change)
+    batches, _ = zip(*seen(base, changed, ROWS, 8), strict=True)
+    found = by_part(base, changed, changed_parts(base, changed), batches, 1)
+    assert [str(part) for part, each in found.items() if each.without is not None] == ["MLP 3"]
+    assert all(each.entering is not None for each in found.values())
+    assert len(found) == 5
+
+
+def test_random_changes_are_as_large_and_undo_themselves():
+    base, changed = pair(noise_in("layers.1.mlp"))
+    before = base.fingerprint()
+    (batch, change), *_ = seen(base, changed, ROWS, 8)
+    weight = base.module.layers[1].mlp.fc_in.weight
+    wanted = (changed.module.layers[1].mlp.fc_in.weight - weight).norm()
+    own = weight.clone()
+    for context in random_changes(base, changed, 2):
+        with context:
+            assert torch.isclose((weight - own).norm(), wanted, rtol=1e-5)
+    null = beside_null(base, random_changes(base, changed, 19), 1, [batch])
+    assert null.shape == (19, 8 * 15)
+    assert null.mean(1).unique().numel() == 19
+    assert 0.2 < change.tokens.kl.mean() / null.mean() < 5, "noise is as its own null"
+    assert base.fingerprint() == before
+
+
+def test_packed_weights_are_known():
+    model = tiny.frozen()
+    assert not is_packed(model)
+    model.module.head.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
+    assert is_packed(model)
+
+
+def test_models_of_another_shape_are_refused(families):
+    base = tiny.frozen()
+    with pytest.raises(ModelError, match=r"d_model=32 and tiny-0 48.*measure=cka"):
+        check_one_basis(base, tiny.frozen(d_model=48, d_head=12))
+    with pytest.raises(ModelError, match="other modules"):
+        check_one_basis(base, families["gpt_neox"])
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory):
+    """Folders of a mini, of one with noise in the MLP of block 2, and of one with other tokens."""
+    root = tmp_path_factory.mktemp("forks")
+    torch.manual_seed(0)
+    tiny.write_mini(root / "base")
+    module = tiny.native()
+    with torch.no_grad():
+        noise_in("layers.2.mlp", 1.0)(module)
+    tiny.write_mini(root / "changed", module=module)
+    tiny.write_mini(root / "other", cutter=tiny.other_tokenizer())
+    return root
+
+
+@pytest.fixture
+def words(forks, text_files, tmp_path):
+    def make(changed, *more):
+        data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", "data.context=32"]
+        return [f"model={forks}/base", f"model@target={forks}/{changed}", "measure.tokens=1024", *data,
+                "measure.tokens_per_part=512", "logger=none", f"store={tmp_path}/results", *more]  # fmt: skip
+
+    return make
+
+
+def test_a_job_names_the_part_that_changed_on_one_screen(door, words):
+    run = door("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
+    result = run.result
+    table = result.table.set_index(["component", "layer"])
+    assert table["share"].idxmax() == ("MLP", 2)
+    assert table.loc[("MLP", 2), "goes"] == pytest.approx(1, abs=1e-3)
+    assert (table["weights"] > 0).sum() == 1
+    numbers = result.scalars
+    assert numbers["kl_low"] < numbers["kl"] < numbers["kl_high"]
+    assert numbers["loss_change"] == pytest.approx(numbers["loss_changed"] - numbers["loss_base"])
+    assert len(result.tables["nulls"]) == 19
+    screen = run.stdout.splitlines()
+    assert len(screen) <= 31
+    assert max(map(len, screen[:-1])) <= 80
+    assert "enters at MLP 2." in " ".join(screen)
+    assert [path.name for path in result.figures] == ["diff.png", "diff.svg"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "margin", "status"),
+    [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)],
+)
+def test_the_exit_status_says_whether_the_models_are_equivalent(door, words, changed, margin, status):
+    run = door("analyze.py", "measure=diff", *words(changed, f"measure.margin.kl={margin}"))
+    assert run.status == status, run.stderr
+    (result,) = results_in(door.folder / "results", "diff")
+    assert result.scalars["exit_status"] == status
+    assert ("Equivalent by two" in run.stdout.replace("\n", " ")) == (status == 0)
+
+
+def test_a_margin_within_the_interval_is_undecided(door, words):
+    (low, high) = (door("analyze.py", "measure=diff", *words("changed")).result.scalars[f"kl_{end}"]
+                   for end in ("low", "high"))  # fmt: skip
+    run = door("analyze.py", "measure=diff", *words("changed", f"measure.margin.kl={(low + high) / 2}"))
+    assert run.status == 3, run.stderr
+
+
+def test_few_documents_have_no_interval_and_decide_nothing(door, words):
+    few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
+    run = door("analyze.py", "measure=diff", *words("changed", *few))
+    assert run.status == 3, run.stderr
+    (result,) = results_in(door.folder / "results", "diff")
+    assert "kl_low" not in result.scalars
+    assert result.table["share"].max() == pytest.approx(1, abs=1e-3)
+    assert result.table["share_low"].isna().all()
+
+
+def test_the_command_is_the_same_job(door, words, forks):
+    from thinkalike import cli
+
+    own = door("analyze.py", "measure=diff", *words("changed", "measure.margin.kl=1e-6"))
+    rest = [word.replace("measure.", "") for word in words("changed", "margin.kl=1e-6")[2:]]
+    with mock.patch.object(cli, "COMMANDS", dict(cli.COMMANDS)), mock.patch.dict(sys.modules, door_main=cli):
+        again = door("door_main", "diff", f"{forks}/base", f"{forks}/changed", *rest)
+    assert (own.status, again.status) == (1, 1), again.stderr
+    assert own.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
+    with mock.patch.dict(sys.modules, door_main=cli):
+        assert "takes two models" in door("door_main", "diff", f"{forks}/base", "margin.kl=1").error
+
+
+def test_another_tokenizer_is_refused(door, words):
+    assert "different tokenizers" in door("analyze.py", "measure=diff", *words("other")).error
+
+
+def test_layers_that_follow_each_other_are_named_together():
+    from thinkalike.instruments.diff.screen import named
+
+    rows = [{"component": "MLP", "layer": layer} for layer in (3, 10, 11, 12, 14)]
+    assert named([*rows, {"component": "embedding", "layer": -1}]) == "MLP 3, 10 to 12, 14 and embedding"
+
+
+def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
+    base = tiny.frozen()
+    before = base.fingerprint()
+    whole = fork(base, TOKENS, 0.5, seed=0)
+    assert norm_of_change(base, whole) == pytest.approx(0.5, rel=1e-4)
+    losses = [torch.nn.functional.cross_entropy(model.full(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
+              for model in (base, whole)]  # fmt: skip
+    assert losses[1] < losses[0]
+    part = fork(base, TOKENS, 0.5, seed=0, paths=["layers.1.mlp"])
+    assert [str(each) for each in changed_parts(base, part)] == ["MLP 1"]
+    assert not any(weight.requires_grad for weight in part.module.parameters())
+    assert base.fingerprint() == before
+    assert fork(base, TOKENS, 0.5, seed=0).fingerprint() == whole.fingerprint() != before
+
+
+def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
+    run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.rate=0.003"))
+    table = run.result.table.set_index(["component", "layer"])
+    assert run.result.scalars["part_p"] == 0.05
+    assert table.loc[("MLP", 2), "beyond"] > 3
+    assert table.loc[("MLP", 2), "drift"] < 0.5 < table.loc[("MLP", 2), "share"]
+    assert table["drift"].notna().sum() == 1, "of parts that differ"
+    assert "drift on its own text" in run.stdout.replace("\n ", "")
+    error = door("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
+    assert "measure.rate= is not read" in error
