@@ -26,6 +26,7 @@ from thinkalike.job.phases import Phases
 from thinkalike.models.labels import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
+from thinkalike.screen import Table, show_table, text_column
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
 if TYPE_CHECKING:
@@ -253,7 +254,14 @@ class Instrument(ABC):
         return first_scalar(result.scalars)
 
     def show(self, result: Result) -> None:  # noqa: B027
-        """Print the result for a reader."""
+        """Print the result for a reader: a table of at most eight columns, and what it says in sentences."""
+
+    def show_full(self, result: Result) -> None:
+        """Print all tables of the result with all their columns."""
+        for name, table in {"table": result.table, **result.tables}.items():
+            cells = {column: table[column].map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else cell)
+                     for column in table}  # fmt: skip
+            show_table(Table(f"{name}.csv", [text_column(column, own) for column, own in cells.items()]))
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:

@@ -4,6 +4,7 @@ from thinkalike.screen.progress import aside, watched
 from thinkalike.screen.tables import (
     Column,
     Table,
+    few,
     number_column,
     number_of_documents,
     screen_width,
@@ -12,5 +13,5 @@ from thinkalike.screen.tables import (
     text_column,
 )
 
-__all__ = ["Column", "Table", "aside", "number_column", "number_of_documents", "screen_width", "show_table",
+__all__ = ["Column", "Table", "aside", "few", "number_column", "number_of_documents", "screen_width", "show_table",
            "show_text", "text_column", "watched"]  # fmt: skip

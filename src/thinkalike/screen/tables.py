@@ -187,6 +187,12 @@ def _records(table: Table, width: int) -> Iterator[str]:
             yield from _hanging(f"{column.name}: {column.cells[row]}", width, 0 if place < table.keys else 2)
 
 
+def few(count: int, most: int) -> list[int]:
+    """Return the places of at most this many of `count` rows, evenly spaced, the first and the last among them."""
+    shown = min(count, max(most, 2))
+    return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
+
+
 def number_of_documents(numbers: Mapping[str, float]) -> str:
     """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)"."""
     return f"{numbers['documents']:.0f} documents (as {numbers['effective_documents']:.1f} of equal length)"
