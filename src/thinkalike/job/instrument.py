@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WIDE = 8  # columns; a table of more columns, and of fewer rows, is printed on its side
+
 
 @dataclass
 class Outcome:
@@ -259,9 +261,10 @@ class Instrument(ABC):
     def show_full(self, result: Result) -> None:
         """Print all tables of the result with all their columns."""
         for name, table in {"table": result.table, **result.tables}.items():
-            cells = {column: table[column].map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else cell)
-                     for column in table}  # fmt: skip
-            show_table(Table(f"{name}.csv", [text_column(column, own) for column, own in cells.items()]))
+            cells = table.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
+            if len(cells) <= WIDE < len(cells.columns):
+                cells = cells.T.reset_index(names="")
+            show_table(Table(f"{name}.csv", [text_column(str(column), cells[column]) for column in cells]))
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:

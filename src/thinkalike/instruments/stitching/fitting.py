@@ -154,8 +154,6 @@ def reported(
     maps: dict[str, Maps] = {"stitch": fits.maps, **again}
     if setting.equal_widths:
         maps["identity"] = setting.identity()
-    if config.trained and config.init != "identity":
-        maps["start"] = setting.starts
     if fits.half:
         maps["half"] = fits.half
     maps |= {name: phis for name, phis in fits.beside.items() if name.startswith("rate_")}
@@ -196,7 +194,7 @@ class _Shuffled:
 
 
 BESIDE = (
-    "identity", "start", "floor", "token_mean", "bigram_mean",
+    "identity", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
 )  # fmt: skip
 SPREADS = {

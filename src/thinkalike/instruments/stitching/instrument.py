@@ -15,7 +15,7 @@ from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.models.foresight import check_stitchable
 from thinkalike.processes import check_processes
-from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
+from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Stitching(
         ends = () if both_ways else _ends_of_mean(result.arrays)
         return [
             Headline("mean_penalty", scalars["mean_penalty"], *ends),
-            Headline.with_ends("worst_penalty", worst["penalty"], worst["penalty_low"], worst["penalty_high"]),
+            Headline.with_ends("worst_penalty", *worst[["penalty", *ENDS]], at=_at(table.loc[[worst.name]])),
         ]
 
     def show(self, result: Result) -> None:
@@ -214,7 +214,6 @@ log = logging.getLogger(__name__)
 PAIR, ENDS = ("source_layer", "target_layer"), ("penalty_low", "penalty_high")
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
 LITTLE = 0.06  # R² beyond the tokens, weighed by the output
-ROWS = 16  # of all tables of a screen
 SHOWN = {
     "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
 }  # fmt: skip
@@ -222,7 +221,7 @@ SHOWN = {
 
 def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     """Print the penalties of one direction beside those of no map and of the tokens alone, and what is shared."""
-    own, first = table.iloc[list(rows)], table.iloc[0]
+    own, first = table.iloc[[*rows]], table.iloc[0]
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
     title = f"{first['source']} → {first['target']}: extra loss of the stitched model, {unit}, and R² beyond the tokens"
     pairs, ends = (zip(*(own[name] for name in names), strict=True) for names in (PAIR, ENDS))
@@ -236,10 +235,9 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_table(Table(title, columns))
     show_text(sentence(table))
     if "left_to_gain" in table:
-        most = table.loc[table["left_to_gain"].idxmax()]
-        gain = max(float(most["left_to_gain"]), 0.0)
+        gain = max(table["left_to_gain"].max(), 0.0)
         show_text(
-            f"The last half of the steps gained up to {gain:.2g} nats; more steps would gain about as much or less."
+            f"The second half of the steps gained at most {gain:.2f} nats; three times the steps gain less again."
         )
 
 
