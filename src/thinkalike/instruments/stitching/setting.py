@@ -18,7 +18,7 @@ from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import Likeness, likeness_of
 from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
-from thinkalike.evaluation.token_means import BigramMeans
+from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.operations import map_weights, products, stitches_in
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
@@ -33,7 +33,6 @@ from thinkalike.training.steps import momenta
 
 log = logging.getLogger(__name__)
 
-TOKENS_PER_WORD = 64  # that mean states of tokens are of, for each token of the vocabulary
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
 
 
@@ -138,8 +137,7 @@ class Setting:
     def likeness(self) -> tuple[Likeness, Setting, BigramMeans]:
         """Return the similarity of the states of both models at every layer pair, and what the same pass gathers.
 
-        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens, which
-        read `TOKENS_PER_WORD` tokens for each of the vocabulary.
+        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens.
         """
         fit, report, depths = self.corpus.fit, self.corpus.report, sorted({depth for _, depth in self.layer_pairs})
         tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(self.layer_pairs)
@@ -153,7 +151,7 @@ class Setting:
             means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
 
         alike = likeness_of(self.source, self.target, self.layer_pairs, fit, report, seen)
-        means.read(self.target, tokens[read : max(read, TOKENS_PER_WORD * self.target.vocabulary // fit.context)])
+        means.read(self.target, tokens[read : max(read, MOST_TOKENS // fit.context)])
         return alike, replace(self, known=moments) if self.is_fitted_in_parts else self, means
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
