@@ -95,7 +95,7 @@ def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_far_states(table)
     assert [record.message for record in caplog.records] == [
-        "warning: 0→0 costs only 0.010 nats, but its states lie 2.0 norms from the target's own"
+        "warning: 0→0, 1→1 costs less than 0.1 nats, but its states lie up to 2.0 norms from the target's own"
     ]
 
 

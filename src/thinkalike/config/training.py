@@ -26,7 +26,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-RATES = {"sgd": 1.0, "adam": 0.18, "whitened": 20.0}  # stitch.lr where none is given
+RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 20.0  # stitch.lr where none is given
 
 
 @dataclass
@@ -93,7 +93,7 @@ class StitchConfig(Checked, part="stitch"):
             return self.lr
         if is_plugin(self.optimizer):
             return float(load(self.optimizer).lr)
-        return RATES["whitened" if self.whiten else self.optimizer]
+        return WHITENED_RATE if self.whiten else RATES[self.optimizer]
 
     @property
     def is_plugin(self) -> bool:
