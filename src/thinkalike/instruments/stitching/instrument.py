@@ -237,7 +237,7 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     if "left_to_gain" in table:
         gain = max(table["left_to_gain"].max(), 0.0)
         show_text(
-            f"The second half of the steps gained at most {gain:.2f} nats; three times the steps gain less again."
+            f"The second half of the steps gained at most {gain:.2f} nats; more steps would gain no more than that."
         )
 
 
