@@ -236,9 +236,7 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_text(sentence(table))
     if "left_to_gain" in table:
         gain = max(table["left_to_gain"].max(), 0.0)
-        show_text(
-            f"The second half of the steps gained at most {gain:.2f} nats; more steps would gain no more than that."
-        )
+        show_text(f"The second half of the steps gained at most {gain:.2f} nats; further steps may gain as much again.")
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:

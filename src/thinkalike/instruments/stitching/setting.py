@@ -167,7 +167,7 @@ def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]
     """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
     if config.trained:
         stitches = stitches_in(config, pairs)
-        kept = 4.0 * map_weights(config, d, e) * (stitches * (2 + momenta(config)) + len(pairs))
+        kept = 4.0 * map_weights(config, d, e) * (stitches * (3 + momenta(config)) + len(pairs))
         check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
         tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
         check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
