@@ -43,3 +43,4 @@ lint: .venv/ready
 	$(BIN)/python -m pip install -q "$$(grep '^torch==' constraints.txt)"
 	$(BIN)/python -m pip install -q -c constraints.txt -e ".[dev]"
 	touch $@
+	@echo "set up; for thinkalike and python of this environment: . $(BIN)/activate"

@@ -149,7 +149,7 @@ def test_scale_follows_the_models_and_the_machine(words, scale, why, minis, monk
     monkeypatch.setattr("torch.cuda.is_available", lambda: "no GPU" not in why)
     config = composed(*(word.replace("=small", f"={minis}/a") for word in words))
     assert chosen_scale(config.scale, (config.model, config.target)) == (scale, why)
-    steps, report = {"mini": (170, 262144), "paper": (2000, 1048576)}[scale]
+    steps, report = {"mini": (300, 262144), "paper": (2000, 1048576)}[scale]
     assert (config.stitch.steps, config.data.report_tokens) == (steps, report)
     assert config.stitch.warmup == steps // 10
 

@@ -106,7 +106,7 @@ def test_states_without_means_of_token_and_position_are_residuals_of_least_squar
     design = np.concatenate([np.eye(VOCABULARY + 1)[tokens], np.eye(8)[positions]], 1)[groups.order]
     rows = x[groups.order].double().numpy()
     rows -= design @ np.linalg.lstsq(design, rows, rcond=None)[0]
-    np.testing.assert_allclose(found.numpy(), rows, atol=1e-6)
+    np.testing.assert_allclose(found.numpy(), rows, atol=1e-10)
     assert (groups.without_means(by_both, positions) == 0).all(), "what both decide is nothing"
     assert groups.without_means(by_both).abs().max() > 1, "the position is left of it without positions"
 

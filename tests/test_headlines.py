@@ -47,29 +47,31 @@ def test_a_stitching_result_has_its_mean_penalty_with_an_interval_and_its_worst(
     stitch = target + random.normal([[20.0], [50.0]], 5, (2, 30))
     own = bootstrap_interval(torch.from_numpy((stitch - target).mean(0)), torch.from_numpy(tokens))
     table = pd.DataFrame({"penalty": [0.2, 0.5], "penalty_low": [0.1, 0.4], "penalty_high": [0.3, 0.6]})
+    table = table.assign(source_layer=[0, 1], target_layer=[0, 2])
     arrays = {"stitch": stitch, "target": target, "tokens": tokens}
     found = of("stitch", table, {"mean_penalty": 0.35}, arrays=arrays)
-    assert found["mean_penalty"] == pytest.approx((*("mean_penalty", 0.35), float(own.low), float(own.high), None))
-    assert found["worst_penalty"] == ("worst_penalty", 0.5, 0.4, 0.6, None)
+    assert found["mean_penalty"] == pytest.approx((*("mean_penalty", 0.35), float(own.low), float(own.high), None, ""))
+    assert found["worst_penalty"] == ("worst_penalty", 0.5, 0.4, 0.6, None, "1→2")
     both_ways = of("stitch", pd.concat([table, table], ignore_index=True), {"mean_penalty": 0.35}, arrays=arrays)
-    assert both_ways["mean_penalty"] == ("mean_penalty", 0.35, None, None, None), "two sets of documents"
+    assert both_ways["mean_penalty"] == ("mean_penalty", 0.35, None, None, None, ""), "two sets of documents"
     seeds = of("stitch", table, {"mean_penalty": 0.35}, arrays=arrays | {"seed_1": stitch + 10.0})["mean_penalty"]
     assert seeds.high - seeds.low > 2 * float(own.high - own.low), "seeds that differ"
 
 
 @pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2"])
-def test_two_models_have_their_equal_depths_and_their_most_alike_layers(kind):
+def test_two_models_have_their_equal_depths_and_the_least_alike_of_these(kind):
     across = cells("a", "b", [[0.9, 0.5, 0.2], [0.1, 0.95, 0.4]])  # depths: 0 with 0, and 1 with 2
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
-    assert found[f"greatest_{kind}"][1:4] == pytest.approx((0.95, 0.85, 1.05))
+    assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
+    assert found[f"least_{kind}"].text == "0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():
     found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
     assert found["mean_cka"].value == pytest.approx(0.4)
-    assert found["greatest_cka"].value == 0.5
+    assert (found["least_cka"].value, found["least_cka"].at) == (0.3, "layer 0 with 1")
     assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
 
 
@@ -114,7 +116,7 @@ def test_asymmetries_losses_classifiers_and_courts_have_theirs():
     assert (found["mean_asymmetry"].value, found["largest_asymmetry"][1:4]) == (-0.1, (-0.3, -0.4, -0.2))
     scalars = {"loss": 3.2, "loss_low": 3.1, "loss_high": 3.3, "unigram_entropy": 5.9}
     for kind in ("loss", "pretrain"):
-        assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None)}
+        assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None, "")}
     assert of("court", pd.DataFrame(), {"sources": 29.0})["sources"].value == 29
     accuracies = {"heldout_accuracy": 0.9, "challenge_accuracy": 0.4}
     assert {name: each.value for name, each in of("nli", pd.DataFrame(), accuracies).items()} == accuracies
@@ -132,4 +134,4 @@ def test_a_headline_is_written_with_its_interval_if_it_has_one():
     assert whole.numbers == {"mean_penalty": 0.20481, "mean_penalty_low": 0.18379, "mean_penalty_high": 0.23290}
     alone = Headline.with_ends("mean_penalty", 0.2, np.nan, np.inf)
     assert (alone.low, alone.high, alone.text, alone.numbers) == (None, None, "0.2", {"mean_penalty": 0.2})
-    assert first_scalar({"b": 1.0, "b_low": 0.5, "b_high": 1.5, "a": 2.0}) == [("b", 1.0, 0.5, 1.5, None)]
+    assert first_scalar({"b": 1.0, "b_low": 0.5, "b_high": 1.5, "a": 2.0}) == [("b", 1.0, 0.5, 1.5, None, "")]

@@ -36,7 +36,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     table = result.table
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("stitching loss", "optimisation gap", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("extra", "95 %", "verdict", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
@@ -91,11 +91,11 @@ def test_a_start_from_a_closed_form_is_where_training_begins(door, small_stitchi
 
 def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
-    table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 0.2, 2.0]})
+    table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 1.2, 2.0]})
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_far_states(table)
     assert [record.message for record in caplog.records] == [
-        "warning: 0→0 costs only 0.010 nats, but its states lie 2.0 norms from the target's own"
+        "warning: 0→0, 1→1 costs less than 0.1 nats, but its states lie up to 2.0 norms from the target's own"
     ]
 
 

@@ -127,7 +127,7 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
     count, first = len(torch.cat(owners).unique()), len(owners[0].unique())
     assert done.result.scalars["documents"] == count
     assert across["p"].isna().all() == (first < 8)
-    assert ("closest layers:" in done.stdout) == (first >= 8)
+    assert ("closest layers are" in done.stdout) == (first >= 8)
     assert ("too unequal, for intervals" in done.stderr) == bool(across["low"].isna().any())
 
 

@@ -79,7 +79,7 @@ def test_an_option_of_the_users_is_like_any_other(own):
 
 
 def test_the_users_files_come_before_those_that_ship(own, monkeypatch):
-    assert composed("stitch=linear").stitch.steps == 170, "control"
+    assert composed("stitch=linear").stitch.steps == 300, "control"
     words_of(own)
     assert composed("stitch=linear").stitch.steps == 3
     assert composed("stitch=linear", "stitch.steps=5").stitch.steps == 5

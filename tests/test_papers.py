@@ -125,7 +125,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     assert all(job.stitch.norm == "pre" and job.data.same_split and not job.stitch.floor for job in jobs)
     assert {job.data.name for job in jobs} == {{"paper": "c4-code", "mini": "stdlib"}[scale]}
     assert {job.seed for job in jobs} == {3}
-    assert jobs[0].stitch.steps == {"paper": 2000, "mini": 170}[scale]
+    assert jobs[0].stitch.steps == {"paper": 2000, "mini": 300}[scale]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import peak_rate
-from thinkalike.training.stitching import EPSILON, Fit, StitchTraining
+from thinkalike.training.stitching import EPSILON, Fit, StitchTraining, _inverse_moments, _whiten
 
 CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 1), (2, 2)]
@@ -68,7 +68,7 @@ def test_what_is_trained_together_gets_the_training_of_a_run_of_its_own(trained,
     for number, (phi, module) in enumerate(zip(together.stitches, alone, strict=True)):
         same(phi, module.stitches[0])
         torch.testing.assert_close(together.curve[:, number], module.curve[:, 0], atol=1e-5, rtol=0)
-    assert len(together.late) == 2
+    assert len(together.halfway) == 2
 
 
 def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
@@ -86,19 +86,53 @@ def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
     same(module.stitches[0], phi.stitches[0])
 
 
-def test_late_stitches_are_those_of_when_the_last_fifth_began(rows, models, trained, monkeypatch):
-    seen = {}
-    step = StitchTraining.training_step
+def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_steps(trained, monkeypatch):
+    seen = []
+    average = StitchTraining._average
 
-    def watched(self, batch, number):
-        seen[self.global_step] = [weight.detach().clone() for weight in self.stitches.parameters()]
-        return step(self, batch, number)
+    def watched(self, done):
+        seen.append([weight.detach().clone() for weight in self.stitches.parameters()])
+        average(self, done)
 
-    monkeypatch.setattr(StitchTraining, "training_step", watched)
-    module = trained("late")
-    for kept, then, last in zip(module.late.parameters(), seen[8], module.stitches.parameters(), strict=True):
-        assert torch.equal(kept, then)
-        assert not torch.equal(kept, last)
+    monkeypatch.setattr(StitchTraining, "_average", watched)
+    module = trained("average", config=replace(CONFIG, schedule="average"))
+    for phis, steps in ((module.halfway, slice(2, 5)), (module.stitches, slice(5, 10))):
+        for number, mean in enumerate(phis.parameters()):
+            each = torch.stack([weights[number] for weights in seen[steps]])
+            torch.testing.assert_close(mean, each.mean(0), atol=1e-6, rtol=0)
+            assert (mean - each[-1]).abs().max() > 1e-4, "control: the last step is another"
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+def test_whitened_steps_are_those_of_a_map_of_whitened_states_multiplied_out(kind):
+    """In float64: SGD of A, b' in φ(h) = A R (h - μ) + b' against `_whiten` on the gradient of W, b in W h + b."""
+    d, e, rows = 5, 4, 200
+    states = torch.randn(rows, d) @ torch.randn(d, d) + 3 * torch.randn(d)
+    goal, mean = states @ torch.randn(d, e) + 1.0, states.mean(0) * (kind == "affine")
+    moments = Moments([(0, 0)])
+    moments.update([states], [goal])
+    values, vectors = torch.linalg.eigh((states - mean).T @ (states - mean) / rows)
+    root = vectors / values.sqrt() @ vectors.T
+    phi = nn.Linear(d, e, bias=kind == "affine")
+    inner = nn.Linear(d, e, bias=kind == "affine")
+    with torch.no_grad():
+        inner.weight.copy_(phi.weight @ torch.linalg.inv(root))
+        if inner.bias is not None:
+            inner.bias.copy_(phi(mean))
+    inverse, raw = _inverse_moments(moments.of((0, 0)), kind == "affine").double(), []
+    for module, read in ((phi, states), (inner, (states - mean) @ root)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (module(read) - goal).pow(4).mean().backward()
+            if module is phi:
+                raw.append(phi.weight.grad.clone())
+                _whiten(list(phi.parameters()), inverse, 0.01)
+            else:
+                nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+            optimizer.step()
+    torch.testing.assert_close(phi(states), inner((states - mean) @ root), atol=1e-4, rtol=1e-4)
+    assert (raw[0] - phi.weight.grad).abs().max() > 1e-3, "control: a raw step is another"
 
 
 def test_states_onwards_are_those_after_each_block(models):

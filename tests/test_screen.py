@@ -18,11 +18,11 @@ from thinkalike.court.judges import JUDGES
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.fitting import BESIDE
-from thinkalike.instruments.stitching.instrument import NEARNESS, SHARED
+from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.job import Estimate, Phase
 from thinkalike.models.shapes import Operations, Shape
 from thinkalike.papers import experiment_named
-from thinkalike.screen import Table, number_column, screen_width, show_table, text_column
+from thinkalike.screen import Table, few, number_column, screen_width, show_map, show_table, text_column
 from thinkalike.screen.tables import Column, stacked, widths, wrapped
 from thinkalike.store import Result
 
@@ -48,15 +48,14 @@ def stitched(aligned: bool) -> Result:
         "target_layer": [0, 11],
         "stitch": "affine",
     }
-    columns = ["stitching_loss", "target_loss", "source_loss", "penalty", *(column for column, _ in NEARNESS.values())]
-    columns += ["penalty_low", "penalty_high", "late_gain", "optimisation_gap", *SHARED.values()]
+    columns = ["stitching_loss", "target_loss", "source_loss", "penalty", "penalty_low", "penalty_high"]
+    columns += ["distance", "left_to_gain", "r2_output_beyond", *SHOWN.values()]
     columns += [f"{name}_penalty" for name in BESIDE]
     if aligned:
         bits = ["target", "source", "penalty"]
         columns += [f"{name}_bits_per_byte" for name in bits]
         columns += [f"penalty_bits_per_byte_{end}" for end in ("low", "high")]
     table = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
-    table["converged"] = [True, False]
     table["verdict"] = "same up to an affine map"
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
     scalars |= {"documents": 58.0, "effective_documents": 47.7}
@@ -184,6 +183,7 @@ def everything() -> dict:
 
 
 EVERYTHING = everything()
+SCREENS = {name: prints for name, prints in EVERYTHING.items() if name not in ("claims", "dry_run")}
 
 
 def at(width: int, prints, monkeypatch, capsys) -> str:
@@ -222,7 +222,40 @@ def test_a_table_that_breaks_words_would_be_seen(monkeypatch, capsys):
 
 def test_in_the_main_table_at_80_columns_a_penalty_stays_beside_its_interval(monkeypatch, capsys):
     lines = at(80, EVERYTHING["stitching"], monkeypatch, capsys).splitlines()
-    assert any(re.search(r"\+0.2500 │ +\+0.2500 to \+0.2500 │$", line) for line in lines)
+    assert any(re.search(r" 0.25 │ +0.25 to 0.25 │", line) for line in lines)
+
+
+HEADER = re.compile(r"^┃(.+)┃$")
+SENTENCE = re.compile(r"^[A-Z0-9‖].*[^│┃┘]$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [*SCREENS])
+def test_a_screen_is_at_most_a_table_of_eight_columns_and_a_page_of_80_by_30_with_sentences(
+    name, monkeypatch, capsys, caplog
+):
+    lines = at(80, SCREENS[name], monkeypatch, capsys).splitlines()
+    columns = [len(found[1].split("┃")) for line in lines if (found := HEADER.match(line))]
+    assert max(columns, default=0) <= 8
+    assert len(lines) <= 30
+    assert max(map(cell_len, lines)) <= 80
+    assert any(line.rstrip().endswith(".") for line in lines if not line.startswith(("┃", "│"))), lines
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len({message.partition(":")[2][:12] for message in said}), "no warning twice"
+
+
+@pytest.mark.parametrize("is_distance", [False, True])
+def test_a_map_is_darkest_at_the_closest_cells_and_marks_one_in_each_row(is_distance, monkeypatch, capsys):
+    values = pd.DataFrame([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
+    shown = at(80, lambda: show_map(values, is_distance), monkeypatch, capsys).splitlines()
+    cells = [line[4:] for line in shown[1:3]]
+    wanted = ["   ▒▒▒██●", "██●▒▒▒   "]
+    assert cells == (wanted[::-1] if is_distance else wanted)
+    assert "1.000" in shown[3]
+
+
+@pytest.mark.parametrize(("count", "most", "rows"), [(3, 16, [0, 1, 2]), (5, 3, [0, 2, 4]), (1, 4, [0]), (0, 4, [])])
+def test_a_few_rows_are_evenly_spaced_and_have_both_ends(count, most, rows):
+    assert few(count, most) == rows
 
 
 def table_of(*columns: Column, keys: int = 1) -> Table:

@@ -202,7 +202,7 @@ def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli)
     vectors = distance_vectors(layers)
     np.testing.assert_allclose(done.result.table["value"], compare(vectors, vectors, comparator).flatten(), atol=1e-12)
     assert "p" in done.result.table
-    assert "most alike" in done.stdout
+    assert "Most alike" in done.stdout
 
 
 def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):

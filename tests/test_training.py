@@ -183,9 +183,9 @@ def test_two_runs_give_the_same_bits_and_their_state_holds_no_model(rows, run, t
     assert torch.equal(first.curve, second.curve)
     assert not any(torch.equal(one, other) for one, other in zip(*weights[1:], strict=True)), "control"
     path = newest_state(tmp_path / "checkpoints", "training")
-    names = {f"{part}.{i}.map.weight" for part in ("stitches", "late") for i in range(4)}
+    names = {f"{part}.{i}.map.weight" for part in ("stitches", "means", "halfway") for i in range(4)}
     assert set(read_state(path)["state_dict"]) == {"curve", *names}
-    assert path.stat().st_size < 4 * 3 * 4 * 32 * 32 + 40_000
+    assert path.stat().st_size < 4 * 4 * 4 * 32 * 32 + 40_000
 
 
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):

@@ -24,7 +24,7 @@ PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
 STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
 FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "wait", "scale", "recipe")
+SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe")
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:

@@ -51,6 +51,7 @@ class JobConfig(Checked):
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
     store: FilePath = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
+    screen: Literal["short", "full"] = not_in_key("short")  # full: also print all tables with all their columns
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s
     chosen: list[str] = field(default_factory=list, metadata=NOT_IN_KEY, compare=False)  # words of the command line

@@ -26,7 +26,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-RATES = {"sgd": 1.0, "adam": 0.18}  # stitch.lr where none is given
+RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 20.0  # stitch.lr where none is given
 
 
 @dataclass
@@ -42,17 +42,22 @@ class StitchConfig(Checked, part="stitch"):
     # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
     loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = "cross_entropy"
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    floor: bool = True  # also fit the target to itself, by the same recipe
+    floor: bool = True  # also fit the target to itself, by the same recipe, where the identity is not the optimum
     both: bool = False  # also fit the target to the source
     optimizer: str = "sgd"  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
-    lr: float | None = ranged(None, above=0, most=1e37)  # peak, for adam times √width; null: 1 for sgd, 0.18 for adam
+    whiten: bool = False  # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
+    lr: float | None = ranged(None, above=0, most=1e37)  # peak, for adam times √width; null: 1 for sgd, 20 for sgd in
+    # whitened coordinates, 0.18 for adam
     rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
     weight_decay: float = ranged(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
     clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
-    schedule: Literal["linear", "cosine", "tuned_lens"] = "linear"  # of the rate
+    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = (
+        "linear"  # of the rate; average: it stays, and φ is
+    )
+    # the mean over the last half of the steps
     steps: int = ranged(2000, least=0, most=STEPS)  # of training; of closed forms: batches that they read
     warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
     tokens_per_step: int = ranged(16384, least=2, most=TOKENS_AT_ONCE)  # target tokens that a step reads
@@ -71,6 +76,9 @@ class StitchConfig(Checked, part="stitch"):
             self.init = "identity" if has_no_closed_form else start  # type: ignore[assignment]
         elif self.init != "identity" and has_no_closed_form:
             raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
+        plain = self.norm == "none" and self.kind in TRAINED
+        self.whiten &= plain and self.kind in ("linear", "affine") and self.optimizer == "sgd"
+        self.floor &= not plain or self.loss == "cross_entropy"  # else it is 0, at the identity
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
@@ -83,7 +91,9 @@ class StitchConfig(Checked, part="stitch"):
         """Return `lr`, or the default of the optimiser where it is null."""
         if self.lr is not None:
             return self.lr
-        return float(load(self.optimizer).lr) if is_plugin(self.optimizer) else RATES[self.optimizer]
+        if is_plugin(self.optimizer):
+            return float(load(self.optimizer).lr)
+        return WHITENED_RATE if self.whiten else RATES[self.optimizer]
 
     @property
     def is_plugin(self) -> bool:

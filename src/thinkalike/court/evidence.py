@@ -24,6 +24,7 @@ from thinkalike.evaluation.likeness import (
     TargetReader,
     TokensBefore,
     codes_of,
+    inner,
     output_roots,
     source_states,
 )
@@ -147,7 +148,8 @@ class Evidence:
         self.source, self.bench, self.setting = source, bench, bench.setting
 
     def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
-        return source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        states = source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        return {layer: inner(each) for layer, each in states.items()}
 
     @cached_property
     def states(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n e"]]:

@@ -36,7 +36,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.progress import doing
-from thinkalike.screen import Table, number_column, show_table, text_column
+from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import SteppedModule
@@ -96,8 +96,13 @@ class Court(Instrument, kind="court", version=3, reads=("model", "data", "measur
         """Print what the judges say of each source."""
         first = result.table.iloc[0]
         title = f"sources of known likeness to {first['target']}, layer {first['layer']}"
-        judged = [number_column(judge.name, result.table[judge.name], ".3f") for judge in JUDGES]
-        show_table(Table(title, [*(text_column(name, result.table[name]) for name in ("source", "kind")), *judged]))
+        rows = result.table.iloc[few(len(result.table), ROWS)]
+        judged = [number_column(name, rows[name], ".3f") for name in SHOWN]
+        show_table(Table(title, [*(text_column(name, rows[name]) for name in ("source", "kind")), *judged]))
+        show_text(f"{len(rows)} of {len(result.table)} sources and {len(SHOWN)} of {len(JUDGES)} judges are shown.")
+
+
+SHOWN, ROWS = ("penalty", "KL", "CKA", "RSA"), 10  # on the screen
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:

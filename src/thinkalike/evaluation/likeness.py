@@ -8,7 +8,7 @@ tokens before (a linear function of their embeddings) explain. Untrained network
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -67,9 +67,17 @@ class Likeness:
         return {key: part for name, each in self.measures.items() for key, part in ends_of(name, each).items()}
 
 
+Seen = Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None]  # rows, states of source and target by layer
+
+
 @torch.no_grad()
 def likeness_of(
-    source: Any, target: FrozenModel, layer_pairs: Sequence[LayerPair], fit: TokenRows, report: TokenRows
+    source: Any,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    fit: TokenRows,
+    report: TokenRows,
+    seen: Seen = lambda rows, mine, theirs: None,
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
@@ -81,6 +89,7 @@ def likeness_of(
         fit: Rows that directions are fitted on; 2^16 tokens of them are read.
         report: Rows of other documents, which all measures are of; about as many of them are read.
             Tokens are the target's.
+        seen: Is given each batch of the rows to fit on, with the states (b, t, _) of all their tokens.
 
     Raises:
         DataError: No token occurs in 4 rows of a batch.
@@ -92,12 +101,14 @@ def likeness_of(
     before = TokensBefore(target, fit.layout.target_tokens(fit_rows))
     reader = TargetReader(target, depths, before, codes_of(target))
     sums = LikenessSums(layer_pairs, output_roots(target, depths, fit.layout.target_tokens(fit_rows)))
-    for rows, documents, layout, add in (
-        (fit_rows, fit_documents, fit.layout, sums.fit),
-        (report_rows, report_documents, report.layout, sums.judge),
-    ):
-        for batch in reader.batches(rows, documents, layout):
-            add(batch, source_states(source, batch, layers, layout))
+    for batch in reader.batches(fit_rows, fit_documents, fit.layout):
+        states = source_states(source, batch, layers, fit.layout)
+        seen(batch.rows, states, batch.whole)
+        sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
+        del states
+    for batch in reader.batches(report_rows, report_documents, report.layout):
+        states = source_states(source, batch, layers, report.layout)
+        sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
     return sums.result(len(report_documents.unique()))
 
 
@@ -173,6 +184,7 @@ class TargetBatch(NamedTuple):
     """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
 
     rows: Int[Tensor, "b width"]
+    whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
     own: dict[int, Float[Tensor, "n d"]]
     left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
     beyond: Beyond
@@ -207,25 +219,26 @@ class TargetReader:
         target, tokens = self.target, layout.target_tokens(rows).long()
         place, last, found = target.device, target.n_layers - 1, []
         for part in tokens.split(max(BATCH_TOKENS // layout.target, 1)):
-            states = [inner(state).to(place) for state in target.residuals(part, [*self.depths, last])]
+            *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
             following = part[:, 2:].flatten().to(place)
-            found.append([*states[:-1], surprises(states[-1], target.finish, following, self.codes)])
+            found.append([*states, surprises(inner(end), target.finish, following, self.codes)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
         beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(self.before(tokens)))))
-        own = dict(zip(self.depths, states, strict=True))
+        whole = dict(zip(self.depths, states, strict=True))
+        own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, own, left, beyond, surprising, inner(parts).to(place))
+        return TargetBatch(rows, whole, own, left, beyond, surprising, inner(parts).to(place))
 
 
 def source_states(
     source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
-) -> dict[int, Float[Tensor, "n d"]]:
-    """Return the source's states of a batch, by layer, on the target's device."""
+) -> dict[int, Float[Tensor, "b t d"]]:
+    """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
     place = batch.surprises.device
     parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
     found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
-    return {layer: torch.cat([inner(each).to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
+    return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
 def output_roots(

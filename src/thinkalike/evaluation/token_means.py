@@ -32,15 +32,17 @@ _CONTEXTS: tuple[Codes, ...] = (lambda rows, _: torch.zeros_like(rows), lambda r
 
 
 class TokenMeans:
-    """The mean state of each token after several blocks of a model, in one pass over the first 2^18 tokens of fit rows.
+    """The mean state of each token after several blocks of a model, over at most 2^18 tokens of fit rows.
 
     Only the means of the tokens of `report`, the rows that `residuals` will be asked for, are in memory. A token that
     no fit row has gets the mean of all tokens.
+
+    Args:
+        fit: rows that the model reads now; another pass over text can give `update` its states instead.
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = _CONTEXTS  # each stands in where the next was not seen
 
-    @torch.no_grad()
     def __init__(
         self, model: StateSource, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
     ):
@@ -48,12 +50,22 @@ class TokenMeans:
         self.d_model, self.n_layers, self.vocabulary = model.d_model, model.n_layers, model.vocabulary
         self.device, self.dtype = model.device, model.dtype
         asked = report.long().cpu()
-        most, batch = (max(tokens // fit.shape[1], 1) for tokens in (MOST_TOKENS, BATCH_TOKENS))
         self._tables = [_Means(codes(asked, self.vocabulary).unique(), len(self.layers)) for codes in self.contexts]
+        self.read(model, fit)
+
+    @torch.no_grad()
+    def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
+        """Add the states of the first 2^18 tokens of rows."""
+        most, batch = (max(tokens // fit.shape[1], 1) for tokens in (MOST_TOKENS, BATCH_TOKENS))
         for part in counted(fit[:most].long().cpu().split(batch), "batch of token means"):
-            states = [state.flatten(0, 1).float().cpu() for state in model.residuals(part, self.layers)]
-            for codes, table in zip(self.contexts, self._tables, strict=True):
-                table.update(codes(part, self.vocabulary).flatten(), states)
+            if len(part):
+                self.update(part, model.residuals(part, self.layers))
+
+    def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
+        """Add the states of rows, one tensor for each of `layers`."""
+        flat = [state.flatten(0, 1).float().cpu() for state in states]
+        for codes, table in zip(self.contexts, self._tables, strict=True):
+            table.update(codes(rows.long().cpu(), self.vocabulary).flatten(), flat)
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
         """Return for each token the mean state of that token at each of these layers."""

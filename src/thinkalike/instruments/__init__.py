@@ -100,7 +100,7 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
 
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "wait", "dry_run", "budget",
+    "screen", "wait", "dry_run", "budget",
 }  # fmt: skip
 
 

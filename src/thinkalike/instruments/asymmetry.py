@@ -26,10 +26,10 @@ from thinkalike.evaluation.stitches import BITS
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.measures.bootstrapping import bootstrap_difference, bootstrap_interval
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, span
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.progress import doing
-from thinkalike.screen import Table, number_column, number_of_documents, show_table, text_column
+from thinkalike.screen import Table, few, number_column, number_of_documents, show_table, show_text, text_column
 from thinkalike.store import Headline, Result, finished
 
 
@@ -84,9 +84,15 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         table, first = result.table, result.table.iloc[0]
         documents = number_of_documents(result.scalars)
         title = f"{first.source} into {first.target}, minus the reverse: penalties, 95 % intervals over {documents}"
-        columns = [number_column(name, table[name], "+.4f") for name in ("asymmetry", "low", "high")]
-        unit = [text_column("unit", table["unit"])] if "unit" in table else []
-        show_table(Table(title, [number_column("layer", table["layer"]), *columns, *unit]))
+        rows = table.iloc[few(len(table))]
+        columns = [number_column(name, rows[name], "+.4f") for name in ("asymmetry", "low", "high")]
+        unit = [text_column("unit", rows["unit"])] if "unit" in table else []
+        show_table(Table(title, [number_column("layer", rows["layer"]), *columns, *unit]))
+        most = table.iloc[int(table["asymmetry"].abs().argmax())]
+        value, low, high = (float(most[name]) for name in ("asymmetry", "low", "high"))
+        way = f"{first.source} into {first.target}" if value > 0 else f"{first.target} into {first.source}"
+        number = span(value, low, high, ".3f") if value > 0 else span(-value, -high, -low, ".3f")
+        show_text(f"The difference is greatest at layer {most['layer']}, where {way} costs {number} more.")
 
 
 def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig, ranged
-from thinkalike.errors import ConfigError, DataError
+from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import AGAIN, Widths, of_grams
 from thinkalike.models.frozen import FrozenModel
@@ -90,15 +90,17 @@ class LayerCKA(LayerPairs, kind="cka", version=4, reads=("model", "target", "lay
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)
-        remedy = "measure.skip_first_tokens=1 leaves the usual one out" if level == "token" else "leave it out"
         sides = [(rows, estimates.leverage_source), (columns, estimates.leverage_target)]
-        for layers, leverages in sides[: 1 if rows.equals(columns) else 2]:
+        found: dict[str, dict[Any, float]] = {}
+        for layers, leverages in sides:
             for layer, value in zip(layers.itertuples(), leverages.tolist(), strict=True):
                 if value > LEVERAGE:
-                    log.warning(
-                        f"warning: {layer.model} layer {layer.layer}: in some batch one {level} carries "
-                        f"{100 * value:.0f} % of the variance and decides CKA; {remedy}"
-                    )
+                    found.setdefault(str(layer.model), {})[layer.layer] = value
+        if found:
+            where = " and ".join(f"{listed(own)} of {model}" for model, own in found.items())
+            most = 100 * max(value for own in found.values() for value in own.values())
+            carries = f"in some batch one {level} carries up to {most:.0f} % of the variance, which decides CKA"
+            log.warning(f"warning: layers {where}: {carries}")
 
     def show(self, result: Result) -> None:
         super().show(result)

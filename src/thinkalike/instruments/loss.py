@@ -43,5 +43,5 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
         show_text(
             f"{result.provenance['models'][0]['name']} on {result.config['data']['name']}: {numbers['loss']:.4f} "
             f"[{numbers['loss_low']:.4f}, {numbers['loss_high']:.4f}] nats per token over "
-            f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}"
+            f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
         )

@@ -22,7 +22,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.instruments.operations import of_distances, of_encoding
-from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, show_group, show_sides, with_group
+from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, show_sides, with_group
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
@@ -142,7 +142,6 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
-        show_group(result)
         show_sides(result)
 
 

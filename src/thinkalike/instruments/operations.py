@@ -28,7 +28,7 @@ PAIR = 40  # tokens of a pair of MNLI, about
 PUBLISHED = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # pairs of MNLI and HANS
 LBFGS = 100  # steps, about
 REPORTED = 262144  # tokens of the report where the data do not state it
-STATISTICS = 2.0**18  # tokens, at most, of closed forms and of the means of tokens
+STATISTICS = 2.0**16  # tokens, at most, of closed forms and of the means of tokens
 LIKENESS = 2.0**16  # tokens to fit on, and of the report, at most, of the likeness of states
 COVARIATES = 768.0  # of the tokens before each, by which a bag of them is described
 
@@ -178,7 +178,7 @@ def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -
     report, step = float(config.data.report_tokens or REPORTED), float(stitch.steps * stitch.tokens_per_step)
     fit = min(config.data.fit_tokens or step or report, step or report)
     closed = not stitch.trained and stitch.kind != "identity"
-    gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls or stitch.init != "identity")
+    gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls)  # else likeness reads the text
     passes, states = source.forward(1.0, row) + target.forward(1.0, row), products(source.width, target.width, pairs)
     maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
     alike = min(fit, LIKENESS) + min(report, LIKENESS)
@@ -228,12 +228,12 @@ def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
 
 
 def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
-    """Return the bytes of the weights of all φ that are trained together, of their gradients and momenta, float32."""
+    """Return the bytes of the weights of all φ that are trained together, of their gradients, momenta and means, float32."""
     source, target = both_of(shapes)
     stitch, pairs = config.stitch, pairs_of_layers(config.layers, source.layers, target.layers)
     momenta = 2 if stitch.optimizer == "adam" else int(stitch.momentum > 0)
     weights = map_weights(stitch, source.width, target.width) * stitches_in(stitch, pairs)
-    return stitch.trained * 4.0 * weights * (2 + momenta)
+    return stitch.trained * 4.0 * weights * (3 + momenta)
 
 
 def products(d: int, e: int, pairs: Pairs, maps: int = 0) -> float:

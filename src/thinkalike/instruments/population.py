@@ -32,12 +32,13 @@ from thinkalike.instruments.members import (
     stitched_members,
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.measures.populations import Grouped, flips, grouped, population_penalties
+from thinkalike.measures.estimates import span
+from thinkalike.measures.populations import flips, grouped, population_penalties
 from thinkalike.models.foresight import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.tokenizers import same_vocabulary
-from thinkalike.screen import Column, Table, number_column, show_table, show_text
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -149,21 +150,24 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         flipped = flips(torch.from_numpy(result.arrays["predicted"])).mean(-1)
         if (published := result.tables.get("published")) is not None:
             show_text(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
-        columns = _within_and_between("accuracy penalty", grouped(population_penalties(accuracy), groups), "+.3f")
-        columns += _within_and_between("flips", grouped(flipped, groups), ".3f")
-        alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
-        columns += _within_and_between("CKA", alike, "+.3f", blank=1)  # there are no layers at cut -1
-        title = "mean over pairs of models, 95 % intervals over models: within a group, and between"
-        show_table(Table(title, [number_column("cut", range(-1, accuracy.shape[-1] - 1)), *columns]))
-
-
-def _within_and_between(name: str, found: Grouped, form: str, blank: int = 0) -> list[Column]:
-    """Return means over pairs within and between groups by cut, after some blank cells."""
-    cells = [
-        [""] * blank + [f"{each[cut]:{form}}" for cut in range(len(each.value))]
-        for each in (found.within, found.between)
-    ]
-    return [Column(f"{name} within", cells[0]), Column(f"{name} between", cells[1], follows=True)]
+        means = {
+            "accuracy penalty": grouped(population_penalties(accuracy), groups),
+            "flips": grouped(flipped, groups),
+            "CKA": grouped(torch.from_numpy(result.arrays["cka"]), groups),
+        }
+        cuts = accuracy.shape[-1]
+        rows, columns = few(cuts), []
+        for name, found in means.items():
+            for which, each in (("within", found.within), ("between", found.between)):
+                # there are no layers at cut -1
+                cells = [""] * (cuts - len(each.value)) + [f"{value:.2f}" for value in each.value]
+                columns.append(Column(f"{name} {which}", [cells[row] for row in rows]))
+        title = "mean over pairs of models within a group, and between groups"
+        show_table(Table(title, [number_column("cut", [row - 1 for row in rows]), *columns]))
+        cut = int(means["flips"].between.value.argmax())
+        both = means["flips"].between, means["flips"].within
+        ends = [span(each.value[cut], each.low[cut], each.high[cut], ".2f") for each in both]
+        show_text(f"Stitches flip most labels at cut {cut - 1}: {ends[0]} between groups, {ends[1]} within.")
 
 
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:

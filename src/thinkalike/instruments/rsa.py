@@ -156,11 +156,11 @@ class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "measure",
         if pairs.empty:
             return
         sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
-        for word, rows in (("most", pairs.nlargest(1, "value")), ("least", pairs.nsmallest(1, "value"))):
+        for word, rows in (("Most", pairs.nlargest(1, "value")), ("Least", pairs.nsmallest(1, "value"))):
             (row,) = rows.itertuples()
             show_text(
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
-                f"{sign} {span(row.value, row.low, row.high)}"
+                f"{sign} {span(row.value, row.low, row.high)}."
             )
 
 

@@ -26,6 +26,7 @@ from thinkalike.job.phases import Phases
 from thinkalike.models.labels import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
+from thinkalike.screen import Table, show_table, text_column
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from thinkalike.models.shapes import Shape
 
 log = logging.getLogger(__name__)
+
+WIDE = 8  # columns; a table of more columns, and of fewer rows, is printed on its side
 
 
 @dataclass
@@ -253,7 +256,15 @@ class Instrument(ABC):
         return first_scalar(result.scalars)
 
     def show(self, result: Result) -> None:  # noqa: B027
-        """Print the result for a reader."""
+        """Print the result for a reader: a table of at most eight columns, and what it says in sentences."""
+
+    def show_full(self, result: Result) -> None:
+        """Print all tables of the result with all their columns."""
+        for name, table in {"table": result.table, **result.tables}.items():
+            cells = table.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
+            if len(cells) <= WIDE < len(cells.columns):
+                cells = cells.T.reset_index(names="")
+            show_table(Table(f"{name}.csv", [text_column(str(column), cells[column]) for column in cells]))
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:

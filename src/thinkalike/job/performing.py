@@ -33,7 +33,7 @@ from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
+ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 FOR_CURVES = ("csv", "none")  # loggers of curves, which analyses do not have
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
@@ -179,8 +179,14 @@ class _Planned:
             work.tracker.publish(Result(written.folder))
         work.opened.close()
         self.found = self.job.appear()
+        self._show(self.found)
+
+    def _show(self, result: Result) -> None:
+        """Print the result."""
         with aside():
-            self.instrument.show(self.found)
+            self.instrument.show(result)
+            if self.config.screen == "full":
+                self.instrument.show_full(result)
 
     def _again(self, result: Result) -> None:
         """Say that the job is already done, name package versions that differ, and print the result."""
@@ -190,8 +196,7 @@ class _Planned:
         if others:
             log.warning("it was computed with %s", ", ".join(others))
         if self.is_shown_again:
-            with aside():
-                self.instrument.show(result)
+            self._show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
             with self._tracked(result.folder, result.config) as tracker:
                 tracker.publish(result)

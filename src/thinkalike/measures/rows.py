@@ -147,7 +147,7 @@ def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: t
 
 # ---- rows by their token: within such groups everything that the token alone decides is constant
 
-ALTERNATIONS, SETTLED = 20, 1e-8  # of token and position, at most; means of this relative size are rounding
+ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the groups decide have less
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -198,21 +198,29 @@ class RowGroups:
     ) -> Float[Tensor, "kept d"]:
         """Return the rows in `order`, in this dtype, less the mean of their group, and of their position if given.
 
-        With positions these are the residuals of least squares on both, found by taking out one and the other in turn.
-        What is left of a row may be nothing but rounding, as where the token decides the state; then it is set to 0.
+        With positions these are the residuals of least squares on both: what the groups leave of the positions'
+        indicators is taken out of what they leave of the rows. What is left of a row may be nothing but rounding, as
+        where the token decides the state; then it is set to 0.
         """
         whole = rows[self.order].to(dtype)
         kept = self._centre(whole.clone())
         if positions is not None:
-            _, places, counts = positions[self.order].unique(return_inverse=True, return_counts=True)
-            for _ in range(ALTERNATIONS):
-                means = kept.new_zeros(len(counts), kept.shape[1]).index_add_(0, places, kept) / counts[:, None]
-                if means.abs().max() <= SETTLED * whole.abs().max():
-                    break
-                kept = self._centre(kept.sub_(means[places]))
+            _, places = positions[self.order].unique(return_inverse=True)
+            sums = kept.new_zeros(int(places.max()) + 1, kept.shape[1]).index_add_(0, places, kept)
+            effects = self._inverse_of_positions(places) @ sums.double()
+            kept = self._centre(kept.sub_(effects.to(dtype)[places]))
         apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole - kept))
         narrow = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
         return kept.masked_fill_(all_alike(apart, offset, narrow), 0)
+
+    def _inverse_of_positions(self, places: Int[Tensor, " kept"]) -> Float[Tensor, "p p"]:
+        """Return the pseudo-inverse of the products of positions' indicators less the means of their groups."""
+        sizes = torch.tensor([size for count, size in self.shapes for _ in range(count)], device=places.device)
+        groups = torch.arange(len(sizes), device=places.device).repeat_interleave(sizes)
+        counts = torch.zeros(len(sizes), int(places.max()) + 1, dtype=torch.float64, device=places.device)
+        counts.index_put_((groups, places), counts.new_ones(()), accumulate=True)
+        products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])
+        return torch.linalg.pinv(products, rtol=ROUNDED, hermitian=True)
 
     def _centre(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
         """Take the mean of its group from each row in `order`, in place."""

@@ -2,15 +2,18 @@
 
 from thinkalike.screen.progress import aside, watched
 from thinkalike.screen.tables import (
+    ROWS,
     Column,
     Table,
+    few,
     number_column,
     number_of_documents,
     screen_width,
+    show_map,
     show_table,
     show_text,
     text_column,
 )
 
-__all__ = ["Column", "Table", "aside", "number_column", "number_of_documents", "screen_width", "show_table",
-           "show_text", "text_column", "watched"]  # fmt: skip
+__all__ = ["ROWS", "Column", "Table", "aside", "few", "number_column", "number_of_documents", "screen_width",
+           "show_map", "show_table", "show_text", "text_column", "watched"]  # fmt: skip

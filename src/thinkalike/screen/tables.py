@@ -13,12 +13,16 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table as Drawn
 from rich.text import Text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # an interval, "95 %", "p = 0.01" and "R² →" are one word
 WORD = re.compile(r"(?:\[\S+, \S+\]\S*|\S+(?: = \S+| [%→←](?!\S))?) *")
@@ -185,6 +189,42 @@ def _records(table: Table, width: int) -> Iterator[str]:
     for row in range(len(table.columns[0].cells)):
         for place, column in enumerate(table.columns):
             yield from _hanging(f"{column.name}: {column.cells[row]}", width, 0 if place < table.keys else 2)
+
+
+ROWS = 16  # of the tables of a screen
+
+
+def few(count: int, most: int = ROWS) -> list[int]:
+    """Return the places of at most this many of `count` rows, evenly spaced, the first and the last among them."""
+    shown = min(count, max(most, 2))
+    return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
+
+
+SHADES = " ░▒▓█"
+MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
+
+
+def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
+    """Print a matrix as shaded cells, the darker the closer; the closest cell of each row has a dot."""
+    import numpy as np
+
+    width = max(2, *(len(str(name)) for name in values.columns)) + 1
+    rows, columns = few(len(values), MAP_ROWS), few(len(values.columns), MAP_WIDTH // width)
+    cells = values.iloc[rows, columns].to_numpy(float)
+    if not np.isfinite(cells).any():
+        return
+    low, high = float(np.nanmin(cells)), float(np.nanmax(cells))
+    depth = (high - cells if less_is_closer else cells - low) / ((high - low) or 1)
+    names, edge = [str(values.index[row]) for row in rows], max(len(str(name)) for name in values.index) + 2
+    print(" " * (edge + 1) + "".join(f"{values.columns[column]!s:>{width}}" for column in columns))
+    for name, own in zip(names, depth, strict=True):
+        shades = ["?" if np.isnan(each) else SHADES[min(int(each * len(SHADES)), len(SHADES) - 1)] for each in own]
+        closest = -1 if np.isnan(own).all() else int(np.nanargmax(own))
+        drawn = [shade * (width - 1) + ("●" if place == closest else shade) for place, shade in enumerate(shades)]
+        print(f"{name:>{edge}} " + "".join(drawn))
+    ends = (high, low) if less_is_closer else (low, high)
+    left_out = "" if len(rows) * len(columns) == values.size else "; some layers are left out"
+    show_text(f"scale: blank {ends[0]:.3f} to {SHADES[-1]} {ends[1]:.3f}; ● the closest in its row{left_out}", edge)
 
 
 def number_of_documents(numbers: Mapping[str, float]) -> str:

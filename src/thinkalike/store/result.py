@@ -42,6 +42,7 @@ class Headline(NamedTuple):
         value: in the unit of the result's table.
         low, high: the ends of the interval; None: there is no interval, or it has no ends.
         of: the total, where the value is a count.
+        at: the layers that it is of, in words, such as "layer 2 with 3".
     """
 
     name: str
@@ -49,12 +50,14 @@ class Headline(NamedTuple):
     low: float | None = None
     high: float | None = None
     of: int | None = None
+    at: str = ""
 
     @classmethod
-    def with_ends(cls, name: str, value: float, low: float, high: float) -> Headline:
+    def with_ends(cls, name: str, value: float, low: float, high: float, *, at: str = "") -> Headline:
         """Return a headline number with an interval, or without one if an end is blank or infinite."""
         ends = (float(low), float(high))
-        return cls(name, float(value), *(ends if all(map(math.isfinite, ends)) else (None, None)))
+        first, last = ends if all(map(math.isfinite, ends)) else (None, None)
+        return cls(name, float(value), first, last, at=at)
 
     @property
     def label(self) -> str:
@@ -63,11 +66,11 @@ class Headline(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The number as screens write it: "0.2048 [0.1838, 0.2329]", or "3 of 5"."""
+        """The number as screens write it: "0.2048 [0.1838, 0.2329] at layer 2", or "3 of 5"."""
         if self.of is not None:
             return f"{self.value:.0f} of {self.of}"
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.value:.4g}{interval}"
+        return f"{self.value:.4g}{interval}{f' at {self.at}' if self.at else ''}"
 
     @property
     def numbers(self) -> dict[str, float]:

@@ -155,8 +155,8 @@ def rate(step: int, config: StitchConfig) -> float:
     """Return the learning rate at a step, as a share of the peak.
 
     linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1.
-    cosine: the same warm-up, then half a cosine towards 0 at step N. tuned_lens: s / W, then linear to 0 at step N - W,
-    as in that library; step 0 and the last W steps do not train.
+    cosine: the same warm-up, then half a cosine towards 0 at step N. average: the same warm-up, then 1. tuned_lens:
+    s / W, then linear to 0 at step N - W, as in that library; step 0 and the last W steps do not train.
     """
     steps, warmup = config.steps, config.warmup
     if config.schedule == "tuned_lens":
@@ -165,6 +165,8 @@ def rate(step: int, config: StitchConfig) -> float:
         return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
     if step < warmup:
         return (step + 1) / (warmup + 1)
+    if config.schedule == "average":
+        return 1.0
     progress = (step - warmup) / (steps - warmup)
     return (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
 

@@ -23,7 +23,7 @@ from thinkalike.data.rows import Layout
 from thinkalike.errors import PluginError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.evaluation.stitches import last_states, states_onwards
-from thinkalike.measures.closed_forms import LayerPair
+from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel, StateSource
@@ -31,7 +31,7 @@ from thinkalike.models.shapes import peak_of, precision_of
 from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate, scheduled
 
-LATE = 0.8  # of the steps; the gain after them tells whether a stitch has converged
+SMALLEST = 1e-4  # of the largest second moment: directions of less get steps as if they had that much
 
 
 class Fit(NamedTuple):
@@ -48,9 +48,10 @@ class StitchTraining(SteppedModule):
 
     `stitch.loss` names one of `STITCH_LOSSES`.
 
-    `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `late` are
-    the φs of the layer pairs as they were after 80 % of the steps. `part` is how much of a step is in memory at once;
-    it is found when training begins and kept with the state, because other parts round otherwise.
+    `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `halfway` are
+    the φs of the layer pairs after half of the steps, each the mean over the quarter of the steps before. `part` is how
+    much of a step is in memory at once; it is found when training begins and kept with the state, because other parts
+    round otherwise.
 
     Args:
         layer_pairs: those of the stitches that come first; they read the source.
@@ -83,7 +84,9 @@ class StitchTraining(SteppedModule):
             Stitch(config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed) for fit in self.fits
         )
         self.began: nn.ModuleList | None = None  # where training starts, if that is no identity
-        self.late = copy.deepcopy(self.stitches[: len(self.layer_pairs)]).requires_grad_(False)
+        self._inverses: list[Tensor | None] = [None] * len(self.fits)
+        self.means = copy.deepcopy(self.stitches).requires_grad_(False)  # over the steps of `_average`
+        self.halfway = copy.deepcopy(self.means[: len(self.layer_pairs)])
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
         self._step_operations: float | None = None  # of the first step of this run, on all processes
 
@@ -124,11 +127,28 @@ class StitchTraining(SteppedModule):
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
         """Take a step; count the operations of the first one of this run."""
-        counter = FlopCounterMode(display=False)
+        counter, done = FlopCounterMode(display=False), self.global_step + 1
         with counter if self._step_operations is None else contextlib.nullcontext():
             super().optimizer_step(*given, **more)
+        self._average(done)
         if self._step_operations is None:
             self._step_operations = float(counter.get_total_flops() * self.trainer.world_size)
+
+    @torch.no_grad()
+    def _average(self, done: int) -> None:
+        """Add the φs to their means over the second quarter, or the second half, of the steps.
+
+        With schedule=average, whose rate does not fall, the means of the second half are the result.
+        """
+        half = self.steps // 2
+        start = half if done > half else half // 2
+        if done > start:
+            for mean, weight in zip(self.means.parameters(), self.stitches.parameters(), strict=True):
+                mean.lerp_(weight, 1 / (done - start))
+        if done == half:
+            self.halfway.load_state_dict(self.means[: len(self.layer_pairs)].state_dict())
+        if done == self.steps and self.config.schedule == "average":
+            self.stitches.load_state_dict(self.means.state_dict())
 
     def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
         """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result.
@@ -153,8 +173,6 @@ class StitchTraining(SteppedModule):
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
         assert self.part
-        if self.global_step == int(LATE * self.steps):
-            self.late.load_state_dict(self.stitches[: len(self.layer_pairs)].state_dict())
         for weight in self.parameters():
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
         losses = mean_losses(self.losses, [list(phi.parameters()) for phi in self.stitches], rows, self.part)
@@ -168,6 +186,7 @@ class StitchTraining(SteppedModule):
         for number, start in starts:
             self.stitches[number].start_from(start.weight, start.bias)  # type: ignore[operator]
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
+        self.halfway.load_state_dict(self.began[: len(self.layer_pairs)].state_dict())
 
     @torch.no_grad()
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -189,10 +208,50 @@ class StitchTraining(SteppedModule):
                     groups.append({"params": weights, "lr": factor * peak, "weight_decay": pull})
         return scheduled(optimizer_of(config, groups), lambda step: rate(step, config))
 
+    def whiten(self, statistics: Sequence[PairStatistics]) -> None:
+        """Let SGD step in coordinates in which the states that each φ reads have mean 0, variance 1 and no correlation.
+
+        With h' = Σ^(-1/2) (h - μ) and φ(h) = A h' + b', a step of A and b' is one of φ's own weights [W b] along their
+        gradient times the inverse second moments of [h 1]. So φ is never written in other coordinates.
+
+        Args:
+            statistics: those of the source of each fit, in their order.
+        """
+        self._inverses = [_inverse_moments(own, self.config.kind == "affine") for own in statistics]
+
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
-            for phi in self.stitches:
+        for phi, inverse in zip(self.stitches, self._inverses, strict=True):
+            if inverse is not None:
+                _whiten(list(phi.map.parameters()), inverse, self.config.clip)  # type: ignore[union-attr]
+            elif self.config.clip > 0:  # each by itself: one stitch must not change another's steps
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
+
+
+def _inverse_moments(statistics: PairStatistics, constant: bool) -> Float[Tensor, "c c"]:
+    """Return E[x x']⁻¹ in float32, with x the source's states, and a 1 after them if φ has a `constant`."""
+    mean, moments = statistics.mean_x, statistics.xx / statistics.n
+    if not constant:
+        moments = moments + torch.outer(mean, mean)
+    values, vectors = torch.linalg.eigh(moments)
+    inverse = vectors / values.clamp(min=SMALLEST * float(values[-1])) @ vectors.T
+    if constant:  # of blocks: about their mean, states and the 1 are uncorrelated
+        last = -inverse @ mean
+        rows = torch.cat([inverse, last[None]]), torch.cat([last, 1 - mean @ last[:, None]])
+        inverse = torch.cat([rows[0], rows[1][:, None]], 1)
+    return inverse.float()
+
+
+@torch.no_grad()
+def _whiten(weights: Sequence[nn.Parameter], inverse: Float[Tensor, "c c"], clip: float) -> None:
+    """Multiply the gradient of [W b] by `inverse`; its norm in whitened coordinates is at most `clip`, unless 0."""
+    parts = [weight.grad.reshape(len(weight), -1) for weight in weights if weight.grad is not None]
+    raw = torch.cat(parts, 1)
+    steps = raw @ inverse.to(raw)
+    norm = (raw * steps).sum().clamp(min=0).sqrt()
+    if clip > 0:
+        steps = steps * (clip / (norm + 1e-6)).clamp(max=1)
+    for weight, step in zip(weights, steps.split([part.shape[1] for part in parts], 1), strict=True):
+        weight.grad = step.reshape_as(weight).contiguous()
 
 
 def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:

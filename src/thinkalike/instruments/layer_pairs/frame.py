@@ -6,6 +6,7 @@ of a model. A measure gives an `Accumulator` of `thinkalike.measures.accumulator
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from abc import abstractmethod
@@ -21,7 +22,7 @@ from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
 from thinkalike.instruments.operations import Widths, bytes_of_states, layer_pairs
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.screen import show_text
+from thinkalike.screen import show_map, show_text
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -198,38 +199,85 @@ class LayerPairs(Instrument):
         return f"{self.name} given the {given}" if given else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
+        """Return the least likeness of the layers of equal relative depth, and the mean over them.
 
-        Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
-        itself there is nothing to say. The closest value of a distance is the least.
+        Of a model beside itself these are the least of two layers in a row, and the mean over different layers; of one
+        layer beside itself there is nothing to say. The least likeness by a distance is the greatest one.
         """
         across = _rows_across(result.table)
-        pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
-        if pairs.empty:
+        pairs, compared = across[~_is_itself(across)], _compared(across)
+        if compared.empty:
             return super().headlines(result)
-        same, values = len(pairs) < len(across), pairs["value"]
-        mean = float((values if same else _of_equal_depth(across)["value"]).mean())
-        most, name = (values.argmin(), "least") if self.is_distance else (values.argmax(), "greatest")
-        ends = pairs.iloc[int(most)][["value", "low", "high"]]
-        return [Headline(f"mean_{self.kind}", mean), Headline.with_ends(f"{name}_{self.kind}", *ends)]
+        mean = float((compared if len(pairs) == len(across) else pairs)["value"].mean())
+        row, name = _least(compared, self.is_distance), "greatest" if self.is_distance else "least"
+        return [
+            Headline.with_ends(f"{name}_{self.kind}", row.value, row.low, row.high, at=_where(row)),
+            Headline(f"mean_{self.kind}", mean),
+        ]
 
     def show(self, result: Result) -> None:
-        """Print what fits on a screen: the values of layers of equal relative depth."""
-        from thinkalike.measures.estimates import span
-
+        """Print a map of all layer pairs, and where likeness is least and falls most."""
         across, scalars = _rows_across(result.table), result.scalars
         source, target = across["source"].iloc[0], across["target"].iloc[0]
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
         rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
-        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {units}")
-        for cell in _of_equal_depth(across).itertuples():
-            number = span(cell.value, cell.low, cell.high, "+.4f")
-            show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
+        who = f"the layers of {source}" if source == target else f"{source} (rows) and {target} (columns)"
+        show_text(f"{self.label(result)} of {who}, {rest}, 95 % intervals over {units}")
+        values = across.pivot(index="source_layer", columns="target_layer", values="value")
+        show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], self.is_distance)
+        if len(compared := _compared(across)):
+            for line in _in_words(compared, self.is_distance, source == target):
+                show_text(line)
         if "rows_used" in scalars:
-            show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token", indent=2)
+            show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token.")
         if "largest_p" in scalars:
             chance = f"{scalars['largest_calibrated']:+.4f} above chance (of 1), p = {scalars['largest_p']:.3g}"
-            show_text(f"closest layers: {chance} among all layer pairs", indent=2)
+            show_text(f"The closest layers are {chance} among all layer pairs.")
+
+
+def _in_words(compared: pd.DataFrame, is_distance: bool, itself: bool) -> list[str]:
+    """Return where layers of equal depth, or layers in a row of one model, are least alike, and where that begins."""
+    from thinkalike.measures.estimates import span
+
+    row = _least(compared, is_distance)
+    number = span(row.value, row.low, row.high, ".3f")
+    if itself:
+        return [f"From one layer to the next, the states change most at {_where(row)}: {number}."]
+    lines = [f"At equal depth, the models are least alike at {_where(row)}: {number}."]
+    falls = compared["value"].diff().mul(1 if is_distance else -1).to_numpy()
+    if len(compared) > 1 and (most := falls[1:].max()) > 0:
+        place = int(falls[1:].argmax())
+        before, after = compared["source_layer"].iloc[place : place + 2]
+        lines.append(f"Likeness falls most from layer {before} to layer {after}, by {most:.3f}.")
+    elif len(compared) > 1:
+        lines.append("Likeness falls nowhere from one layer to the next.")
+    return lines
+
+
+def _is_itself(across: pd.DataFrame) -> pd.Series:
+    """Return which rows compare a layer of a model with itself."""
+    return (across["source"] == across["target"]) & (across["source_layer"] == across["target_layer"])
+
+
+def _compared(across: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
+    if across["source"].iloc[0] != across["target"].iloc[0]:
+        return _of_equal_depth(across)
+    layers = across["source_layer"].unique()
+    pairs = list(itertools.pairwise(layers))
+    return across.set_index(["source_layer", "target_layer"]).reindex(pairs).dropna(subset="value").reset_index()
+
+
+def _least(rows: pd.DataFrame, is_distance: bool) -> Any:
+    """Return the row of least likeness."""
+    place = rows["value"].argmax() if is_distance else rows["value"].argmin()
+    return next(rows.iloc[[int(place)]].itertuples())
+
+
+def _where(row: Any) -> str:
+    """Return the layers of a row in words."""
+    both = f"layer {row.source_layer} with {row.target_layer}"
+    return f"layer {row.source_layer}" if row.source_layer == row.target_layer else both
 
 
 def _rows_across(table: pd.DataFrame) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from thinkalike.evaluation.stitches import BITS, Maps, Reader, bits_columns, byt
 from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+from thinkalike.measures.closed_forms import PairStatistics
 from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import Run, fit
@@ -39,7 +40,7 @@ class Fitted:
     """
 
     maps: Maps
-    late: Maps | None = None  # the φs before the last fifth of the steps
+    half: Maps | None = None  # the φs after half of the steps
     beside: Mapping[str, Maps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
@@ -76,6 +77,8 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
     module = StitchTraining(*given, layout=rows.layout, limits=run.trainer, beside=further)
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
+    if config.whiten:
+        module.whiten([_of_source(each, setting, untrained) for each in module.fits])
     _train(module, target, run, loggers)
     stitches = iter(module.stitches)
     own: list[Any] = list(islice(stitches, len(pairs)))
@@ -86,7 +89,7 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
     curves = module.curve.cpu().numpy()
     return Fitted(
         own,
-        list(module.late),
+        list(module.halfway),
         done,
         {name: weight.cpu().contiguous() for name, weight in nn.ModuleList(own).state_dict().items()},
         {"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
@@ -121,6 +124,15 @@ def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) 
     module.start_from([(number, start) for number, start in begun if start is not None])
 
 
+def _of_source(fit: Fit, setting: Setting, untrained: Setting | None) -> PairStatistics:
+    """Return the statistics of the states that a stitch reads."""
+    own = untrained if untrained and fit.reads is untrained.source else setting
+    for pair in own.layer_pairs:
+        if fit.reads is own.source and fit.layer == pair[0]:
+            return own.moments.of(pair)
+    return own.moments.of(next(pair for pair in own.layer_pairs if fit.layer == pair[1])).reversed
+
+
 def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
     seen = module.config.steps * module.config.tokens_per_step
@@ -134,33 +146,31 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
-def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps]) -> dict[str, Tensor]:
+def reported(
+    setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps], means: BigramMeans
+) -> dict[str, Tensor]:
     """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     config = setting.config
     maps: dict[str, Maps] = {"stitch": fits.maps, **again}
     if setting.equal_widths:
         maps["identity"] = setting.identity()
-    if config.trained and config.init != "identity":
-        maps["start"] = setting.starts
-    if fits.late:
-        maps["late"] = fits.late
+    if fits.half:
+        maps["half"] = fits.half
     maps |= {name: phis for name, phis in fits.beside.items() if name.startswith("rate_")}
     if config.controls:
         kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
         maps |= {kind: setting.closed_forms(kind) for kind in kinds}
         maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in fits.maps]
-    readers, floor = _readers(setting, fits, untrained), fits.beside.get("floor")
+    readers, floor = _readers(setting, fits, untrained, means), fits.beside.get("floor")
     if floor == fits.maps:  # the target is stitched into itself anyway
         sums = setting.sums(maps, readers)
         return sums | {"floor": sums["stitch"]}
     return setting.sums(maps, {"floor": Reader(setting.target, floor, "target"), **readers} if floor else readers)
 
 
-def _readers(setting: Setting, fits: Fitted, untrained: Setting | None) -> dict[str, Reader]:
+def _readers(setting: Setting, fits: Fitted, untrained: Setting | None, bigrams: BigramMeans) -> dict[str, Reader]:
     """Return the maps of mean states of tokens and of an untrained source's states."""
     depths = [depth for _, depth in setting.layer_pairs]
-    texts = (rows.layout.target_tokens(rows.tokens) for rows in (setting.corpus.fit, setting.corpus.report))
-    bigrams = BigramMeans(setting.target, sorted(set(depths)), *texts)
     as_they_are = [Stitch("identity", setting.target.d_model, setting.target.d_model)] * len(depths)
     readers = {"token_mean": bigrams.tokens, "bigram_mean": bigrams}
     found = {name: Reader(means, as_they_are, "target") for name, means in readers.items()}
@@ -184,10 +194,9 @@ class _Shuffled:
 
 
 BESIDE = (
-    "identity", "start", "floor", "token_mean", "bigram_mean",
+    "identity", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
 )  # fmt: skip
-FLAT = 0.005  # nats: the most that a stitch that has converged gains in the last fifth of its steps
 SPREADS = {
     "kl": "kl", "top1": "top1_agreement", "distance": "distance",
     "penultimate": "penultimate_distance", "norm": "norm_ratio",
@@ -210,7 +219,7 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
     columns |= with_ends("target_loss", sums["target"], counts)
     columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
     columns |= ends_of("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
-    for name in BESIDE:
+    for name in (*BESIDE, *(each for each in sums if each.startswith("rate_"))):
         if name in sums:
             columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
     rows, text = setting.corpus.report, sums.get("target_bytes")
@@ -219,17 +228,8 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
     columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, readable_bytes(text).double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
-    return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
-
-
-def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the gain in the last fifth of training, and how far the best of other rates and starts is ahead."""
-    if "late" not in sums:
-        return {}
-    counts, own = sums["tokens"], sums["stitch"]
-    columns = with_ends("late_gain", sums["late"] - own, counts)
-    columns["converged"] = [abs(gain) <= FLAT for gain in columns["late_gain"]]
-    others = torch.stack([each for name, each in sums.items() if name in ("identity", "start") or name[:5] == "rate_"])
-    best = others.sum(-1).argmin(0)
-    chosen = others[best, torch.arange(len(best))]
-    return columns | with_ends("optimisation_gap", own - chosen, counts)
+    if (
+        "half" in sums
+    ):  # the gain of the last doubling of the steps: each doubling gains less than half of the one before
+        columns |= with_ends("left_to_gain", sums["half"] - sums["stitch"], counts)
+    return pd.DataFrame(columns | (bits_columns(sums) if aligned else {}))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
+from thinkalike.errors import listed
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.models.foresight import check_stitchable
 from thinkalike.processes import check_processes
-from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, show_text, text_column
+from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=5,
+    version=6,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -96,18 +97,16 @@ class Stitching(
         ends = () if both_ways else _ends_of_mean(result.arrays)
         return [
             Headline("mean_penalty", scalars["mean_penalty"], *ends),
-            Headline.with_ends("worst_penalty", worst["penalty"], worst["penalty_low"], worst["penalty_high"]),
+            Headline.with_ends("worst_penalty", *worst[["penalty", *ENDS]], at=_at(table.loc[[worst.name]])),
         ]
 
     def show(self, result: Result) -> None:
-        """Print the tables of each direction, warnings of doubtful low penalties, and the findings as sentences."""
+        """Print a table for each direction, what it says in sentences, and where the rest is."""
         directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
         for table in directions:
-            _show_direction(result, table)
-        for figure in (path for path in result.figures if path.suffix == ".png"):
-            show_text(f"figure: {figure}")
-        for table in directions:
-            show_text(sentence(table))
+            _show_direction(table, few(len(table), ROWS // len(directions)))
+            _warn_of_far_states(table)
+            _warn_of_little_shared(table)
 
 
 def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
@@ -147,10 +146,10 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     from thinkalike.models.controls import randomised
 
     with work.phase("likeness"):
-        alike = setting.likeness()  # first, as it may find that there is too little text
+        alike, setting, means = setting.likeness()  # first, as it may find that there is too little text
     with work.phase("controls"):
         source = randomised(setting.source, setting.seed) if setting.config.controls else None
-        untrained = replace(setting, source=source) if source else None
+        untrained = replace(setting, source=source, known=None) if source else None
     alone, again = replace(setting, config=replace(setting.config, floor=False, rates=[])), {}
     with work.phase("fit"):
         first = fitted(setting, run, loggers, untrained)
@@ -158,7 +157,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
             part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
             again[f"seed_{more}"] = fitted(replace(alone, seed=setting.seed + more), replace(run, part=part), ())
     with work.phase("report"):
-        sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()})
+        sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()}, means)
         sums |= document_bytes(setting.corpus)
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
@@ -202,102 +201,65 @@ def _span(table: pd.DataFrame, column: str) -> str:
 
 
 def _verdicts(table: pd.DataFrame) -> str:
-    """Return the verdicts with their numbers of layer pairs, and that of pairs whose training had not converged."""
-    counts, of = table["verdict"].value_counts(sort=False), f"of {len(table)}"
-    said = ", ".join(
-        f"{verdict} at {count} {of}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()
+    """Return the verdicts with their numbers of layer pairs."""
+    counts = table["verdict"].value_counts(sort=False)
+    return ", ".join(
+        f"{verdict} at {count} of {len(table)}" if len(counts) > 1 else str(verdict)
+        for verdict, count in counts.items()
     )
-    if "converged" not in table or table["converged"].all():
-        return said
-    return f"{said}; training had not converged at {int((~table['converged']).sum())} {of}"
 
 
 log = logging.getLogger(__name__)
 
+PAIR, ENDS = ("source_layer", "target_layer"), ("penalty_low", "penalty_high")
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
 LITTLE = 0.06  # R² beyond the tokens, weighed by the output
-NEARNESS = {
-    "KL": ("kl", ".4f"), "same top token": ("top1_agreement", ".1%"),
-    "distance": ("distance", ".3f"), "distance at the end": ("penultimate_distance", ".3f"),
-    "norm ratio": ("norm_ratio", ".3f"), "bits per byte": ("bits_per_byte", ".4f"),
-}  # fmt: skip
-SHARED = {
-    "directions →": "cca", "←": "cca_back", "output": "r2_output",
-    "beyond the tokens: →": "cca_beyond", "output beyond": "r2_output_beyond", "future": "future",
+SHOWN = {
+    "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
 }  # fmt: skip
 
 
-def _show_direction(result: Result, table: pd.DataFrame) -> None:
-    counts, first = result.provenance["data"], table.iloc[0]
-    aligned = "penalty_bits_per_byte" in table
-    unit = f"nats per token of {first['target']}" if aligned else "nats per token"
-    title = (
-        f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
-        f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
-    )
-    names = ["stitching", "target", *([] if aligned else ["source"])]  # whose loss is then per token of another kind
-    losses = [number_column(f"{name} loss", table[f"{name}_loss"], ".4f") for name in names]
-    _print(title, table, [*losses, *_penalty(table, "penalty"), *_training(table)])
-    if aligned:
-        _print_bits(result, table)
-    nearness = [number_column(label, table[column], form) for label, (column, form) in NEARNESS.items()]
-    _print("against the target's own output and states", table, nearness)
-    beside = [str(name) for name in table if str(name).endswith("_penalty")]
-    cells = [number_column(name[: -len("_penalty")].replace("_", " "), table[name], "+.4f") for name in beside]
-    _print("penalties of what stands beside φ, nats per token", table, cells)
-    shared = [number_column(label, table[column], ".3f") for label, column in SHARED.items()]
-    _print("what the states share, held out", table, [*shared, text_column("verdict", table["verdict"])])
-    _warn_of_far_states(table)
-    _warn_of_little_shared(table)
-
-
-def _penalty(table: pd.DataFrame, column: str) -> list[Column]:
-    """Return a penalty and its interval."""
-    ends = zip(table[f"{column}_low"], table[f"{column}_high"], strict=True)
-    interval = number_column("interval", [f"{low:+.4f} to {high:+.4f}" for low, high in ends], follows=True)
-    return [number_column("penalty", table[column], "+.4f"), interval]
-
-
-def _training(table: pd.DataFrame) -> list[Column]:
-    """Return the gain at the end of training, and how far it was from the best of other rates and starts."""
-    if "converged" not in table:
-        return []
-    ended = zip(table["late_gain"], table["converged"], strict=True)
-    gains = [f"{gain:+.4f}{'' if flat else ', not converged'}" for gain, flat in ended]
-    gap = number_column("optimisation gap", table["optimisation_gap"], "+.4f", follows=True)
-    return [number_column("last fifth", gains), gap]
-
-
-def _print(title: str, table: pd.DataFrame, columns: Sequence[Column]) -> None:
-    pairs = zip(table["source_layer"], table["target_layer"], strict=True)
-    layers = number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs])
-    show_table(Table(title, [layers, *columns]))
-
-
-def _print_bits(result: Result, table: pd.DataFrame) -> None:
-    """Print losses in bits per byte, and how the tokens of the two tokenizers are aligned."""
-    shares = result.scalars
-    losses = {"stitching": "bits_per_byte", "target": "target_bits_per_byte", "source": "source_bits_per_byte"}
-    cells = [number_column(label, table[column], ".4f") for label, column in losses.items()]
-    how = ", ".join(f"{shares[f'aligned_{name}']:.1%} {name}" for name in ("exactly", "earlier", "nowhere"))
-    title = f"the same in bits per byte; tokens of the target are aligned: {how}"
-    _print(title, table, [*cells, *_penalty(table, "penalty_bits_per_byte")])
+def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
+    """Print the penalties of one direction beside those of no map and of the tokens alone, and what is shared."""
+    own, first = table.iloc[[*rows]], table.iloc[0]
+    unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
+    title = f"{first['source']} → {first['target']}: extra loss of the stitched model, {unit}, and R² beyond the tokens"
+    pairs, ends = (zip(*(own[name] for name in names), strict=True) for names in (PAIR, ENDS))
+    columns = [
+        number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs]),
+        number_column("extra loss", own["penalty"], ".2f"),
+        number_column("95 % interval", [f"{low:.2f} to {high:.2f}" for low, high in ends], follows=True),
+        *(number_column(label, own[column], ".2f") for label, column in SHOWN.items() if column in own),
+        text_column("verdict", own["verdict"]),
+    ]
+    show_table(Table(title, columns))
+    show_text(sentence(table))
+    if "left_to_gain" in table:
+        gain = max(table["left_to_gain"].max(), 0.0)
+        show_text(f"The second half of the steps gained at most {gain:.2f} nats; further steps may gain as much again.")
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:
     """Warn of stitches that cost little though their states are far from the target's own."""
-    for row in table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)].itertuples():
+    far = table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)]
+    if len(far):
         log.warning(
-            f"warning: {row.source_layer}→{row.target_layer} costs only {row.penalty:.3f} nats, but its states lie "
-            f"{row.distance:.1f} norms from the target's own"
+            f"warning: {_at(far)} costs less than {LOW_PENALTY} nats, but its states lie up to "
+            f"{far['distance'].max():.1f} norms from the target's own"
         )
 
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
     """Warn of layer pairs that share next to nothing beyond the tokens, where penalties say little of likeness."""
-    for row in table[table["r2_output_beyond"] < LITTLE].itertuples():
+    few_shared = table[table["r2_output_beyond"] < LITTLE]
+    best = few_shared["r2_output_beyond"].max()
+    if len(few_shared):
         log.warning(
-            f"warning: beyond the tokens, layer {row.source_layer} predicts {row.r2_output_beyond:.2f} of what the "
-            f"target reads at layer {row.target_layer}: a penalty of {row.penalty:+.3f} nats is no evidence of "
-            "similarity"
+            f"warning: beyond the tokens, {_at(few_shared)} predicts at most {best:.2f} "
+            "of what the target reads: a low penalty is no evidence of similarity there"
         )
+
+
+def _at(table: pd.DataFrame) -> str:
+    """Return the layer pairs of a table in words: "0→0, 1→1"."""
+    return listed([f"{layer}→{depth}" for layer, depth in zip(*(table[name] for name in PAIR), strict=True)])

@@ -18,6 +18,7 @@ from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import Likeness, likeness_of
 from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
+from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.operations import map_weights, products, stitches_in
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
@@ -32,7 +33,7 @@ from thinkalike.training.steps import momenta
 
 log = logging.getLogger(__name__)
 
-CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
+CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class Setting:
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
     memory: float | None = None
+    known: Moments | None = None  # `moments`, where another pass has gathered them
 
     @classmethod
     def of(cls, config: TrainConfig) -> Setting:
@@ -65,6 +67,11 @@ class Setting:
         _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
         corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
         return cls(stitch, config.seed, source, target, pairs, corpus, memory)
+
+    @property
+    def is_fitted_in_parts(self) -> bool:
+        """Whether closed forms are controls and starts alone."""
+        return self.config.trained or self.config.kind == "identity"
 
     @property
     def equal_widths(self) -> bool:
@@ -89,8 +96,10 @@ class Setting:
 
         They are of all rows to fit on if φ itself is a closed form, and of `CONTROL_TOKENS` for controls and starts.
         """
+        if self.known:
+            return self.known
         fit, rows = self.corpus.fit, self.corpus.fit.tokens
-        if self.config.trained or self.config.kind == "identity":
+        if self.is_fitted_in_parts:
             rows = rows[: CONTROL_TOKENS // fit.context]
         models = self.source, self.target, self.layer_pairs
         return state_moments(*models, rows, self._rows_at_once(rows), layout=fit.layout)
@@ -125,10 +134,25 @@ class Setting:
         corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
         return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
 
-    def likeness(self) -> Likeness:
-        """Return the similarity of the states of both models at every layer pair."""
-        rows = self.corpus
-        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report)
+    def likeness(self) -> tuple[Likeness, Setting, BigramMeans]:
+        """Return the similarity of the states of both models at every layer pair, and what the same pass gathers.
+
+        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens.
+        """
+        fit, report, depths = self.corpus.fit, self.corpus.report, sorted({depth for _, depth in self.layer_pairs})
+        tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(self.layer_pairs)
+        means = BigramMeans(self.target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
+        read = 0
+
+        def seen(rows: Tensor, mine: dict[int, Tensor], theirs: dict[int, Tensor]) -> None:
+            nonlocal read
+            read += len(rows)
+            moments.update(*({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs)))
+            means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
+
+        alike = likeness_of(self.source, self.target, self.layer_pairs, fit, report, seen)
+        means.read(self.target, tokens[read : max(read, MOST_TOKENS // fit.context)])
+        return alike, replace(self, known=moments) if self.is_fitted_in_parts else self, means
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
@@ -143,7 +167,7 @@ def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]
     """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
     if config.trained:
         stitches = stitches_in(config, pairs)
-        kept = 4.0 * map_weights(config, d, e) * (stitches * (2 + momenta(config)) + len(pairs))
+        kept = 4.0 * map_weights(config, d, e) * (stitches * (3 + momenta(config)) + len(pairs))
         check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
         tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
         check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")

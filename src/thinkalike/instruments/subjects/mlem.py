@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import pandas as pd
@@ -19,11 +19,10 @@ from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.representational_similarity import distance_vectors
 from thinkalike.measures.estimates import random_effects, span, splits, stimulus_folds, two_sided
 from thinkalike.measures.subjects import noise_ceiling
-from thinkalike.screen import Table, number_column, show_table, text_column
+from thinkalike.screen import Table, few, number_column, show_table, show_text
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
-SHOWN = 3  # features of each layer on the screen
 CELLS = ("reference", "reference_of_words")  # split-half, of the joint cells of all features, and of words
 SHARE = "share"  # of the first reference that a score is
 
@@ -99,42 +98,30 @@ def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
     return profiles, scores
 
 
-def show_group(result: Result) -> None:
-    """Print the group's held-out score in each recorded layer, the noise ceiling, and the most important features."""
-    if "group" not in result.tables:
-        return
-    count, profiles, scores = len(result.provenance["subjects"]), result.tables["group"], result.tables["group_scores"]
-    rows = list(scores.itertuples())
-    layers = [profiles[profiles["layer"] == row.layer] for row in rows]
-    columns = [
-        number_column("layer", scores["layer"]),
-        number_column("held-out ρ", [span(row.score, row.low, row.high) for row in rows]),
-        number_column("noise ceiling", [f"{row.lower:.3f} to {row.upper:.3f}" for row in rows]),
-        text_column("most important features", [_top(each, with_ends=True) for each in layers]),
-    ]
-    where = "each one's numbers are in table.csv and scores.csv"
-    show_table(Table(f"mean over {count} subjects with intervals over them; {where}", columns))
+FEATURES, ROWS = 5, 12  # columns and rows on the screen
 
 
 def show_sides(result: Result) -> None:
-    """Print the held-out score of each layer of a side that is no subject, and the most important features."""
-    scores, profiles = result.tables["scores"], result.table
-    scores = scores[~scores["model"].isin(result.provenance.get("subjects", ()))]
-    if scores.empty:
-        return
-    rows: list[Any] = scores.to_dict("records")
-    columns = [number_column("held-out ρ", [span(row["score"], row["low"], row["high"]) for row in rows])]
-    if SHARE in scores:
-        shares = [f"{row[SHARE]:.0%} of {row[CELLS[0]]:.3f}" if isfinite(row[SHARE]) else "" for row in rows]
-        columns.append(number_column("share of the reference", shares))
-    layers = [profiles[(profiles["model"] == row["model"]) & (profiles["layer"] == row["layer"])] for row in rows]
-    columns.append(text_column("most important features", [_top(layer, with_ends=False) for layer in layers]))
-    keys = [text_column("model", scores["model"]), number_column("layer", scores["layer"])]
-    show_table(Table("held-out Spearman's ρ, and what it loses without a feature", [*keys, *columns], keys=2))
+    """Print for each side what the score of each layer loses without each feature, and the best layer in words."""
+    profiles, scores = with_group(result)
+    sides = list(scores.groupby("model", sort=False))
+    for model, own in sides:
+        profile = profiles[profiles["model"] == model].pivot(index="layer", columns="feature", values="importance")
+        shown = profile.mean().nlargest(FEATURES).index
+        rows = own.iloc[few(len(own), max(ROWS // len(sides), 2))]
+        columns = [number_column("layer", rows["layer"]), number_column("held-out ρ", rows["score"], ".3f")]
+        columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
+        show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
+        show_text(_in_words(own, profile))
 
 
-def _top(profile: pd.DataFrame, with_ends: bool) -> str:
-    """Return the most important features of a layer, with their intervals or without."""
-    top = profile.nlargest(SHOWN, "importance").itertuples()
-    said = [(each.feature, span(each.importance, each.low, each.high), f"{each.importance:.3f}") for each in top]
-    return ", ".join(f"{feature} {whole if with_ends else number}" for feature, whole, number in said)
+def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
+    """Return which layer the features explain best, what it is measured against, and what matters most."""
+    best: Any = scores.iloc[int(scores["score"].argmax())]
+    said = f"Features explain layer {best['layer']} best, ρ {span(best['score'], best['low'], best['high'])}"
+    if isfinite(best.get(SHARE, nan)):
+        said += f", {best[SHARE]:.0%} of the reference"
+    if isfinite(best.get("lower", nan)):
+        said += f", with a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
+    feature = str(profile.max().idxmax())
+    return f"{said}. {feature} matters most, {profile[feature].max():.3f} at layer {profile[feature].idxmax()}."

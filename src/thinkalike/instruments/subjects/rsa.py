@@ -124,7 +124,7 @@ def show(result: Result) -> None:
     count = len(result.provenance["subjects"])
     show_text(
         f"{count} subjects, {stimuli['count']} stimuli of {stimuli['source']}; {measure['comparator']} of "
-        f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects"
+        f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects."
     )
     for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
         low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
