@@ -54,7 +54,6 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
         "identity_penalty": [1.44, 1.6, 0.384][:count],
         "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
         "verdict": ["related"] * count,
-        "converged": [True] * count,
     }
     return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
 
@@ -65,7 +64,6 @@ SENTENCES = {  # parts of a sentence that depend on the table
     "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
     "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),
     "two verdicts": (table(verdict=["related", "undecided", "related"]), ["related at 2 of 3, undecided at 1 of 3."]),
-    "not converged": (table(converged=[True, False, False]), ["related; training had not converged at 2 of 3."]),
 }
 
 
@@ -76,10 +74,7 @@ def test_one_sentence_says_what_was_found(what):
 
 
 @pytest.mark.slow
-def test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction(door, small_stitching):
+def test_a_job_prints_its_sentence_for_each_direction(door, small_stitching):
     done = door("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
-    before, last = done.stdout.strip().rsplit("\n", 1)
-    folder = last.removeprefix("results: ")
-    figures = [f"figure: {folder}/figures/{name}.png" for name in ("penalty", "penalty_back")]
     ways = [sentence(rows) for _, rows in done.result.table.groupby(["source", "target"], sort=False)]
-    assert " ".join(before.split()).endswith(" ".join([*figures, *ways])), "lines are as wide as the screen"
+    assert all(way in " ".join(done.stdout.split()) for way in ways)

@@ -114,7 +114,7 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     if "given" in name:
         assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
         assert (result.table["given"] == "token").all()
-        assert "given the token of a and wide" in done.stdout
+        assert "given the token of a (rows) and wide (columns)" in done.stdout
 
 
 def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
@@ -275,7 +275,8 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     kept = door(
         "analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.skip_first_tokens=0"
     )
-    assert "gelu-3l-mini layer 0: in some batch one token carries" in kept.stderr
+    assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
+    assert kept.stderr.count("carries") == 1, "one line for all layers"
     assert "with_massive" not in kept.result.table
     table, every = done.result.table, kept.result.arrays["hsics"][:4].mean(0)
     across = table["source"].eq(table["source"][0]) & table["target"].eq(table["target"][0])

@@ -228,7 +228,7 @@ def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
 
 
 def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
-    """Return the bytes of the weights of all φ that are trained together, of their gradients, momenta and means, float32."""
+    """Return the bytes of all φ that are trained together, of their gradients, momenta and means, in float32."""
     source, target = both_of(shapes)
     stitch, pairs = config.stitch, pairs_of_layers(config.layers, source.layers, target.layers)
     momenta = 2 if stitch.optimizer == "adam" else int(stitch.momentum > 0)
