@@ -197,7 +197,7 @@ def test_given_the_token_documents_keep_the_level_and_rows_do_not(measure):
 
 
 def test_given_the_token_planted_likeness_is_found_and_few_documents_have_no_p():
-    owners, tokens, x = torch.arange(96) % 12, torch.randint(4, (96,)), torch.randn(96, 6)
+    owners, tokens, x = torch.arange(128) % 16, torch.randint(4, (128,)), torch.randn(128, 6)
     for documents in (owners, owners % 7):
         means = LayerMeans(1, 1, cka_measure(), 19, given="token")
         means.update([x], [x @ torch.randn(6, 6)], groups=tokens, documents=documents)

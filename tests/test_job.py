@@ -63,6 +63,7 @@ class Config:
     store: str = not_in_key("results")
     force: bool = not_in_key(False)
     wait: bool = not_in_key(True)
+    screen: str = not_in_key("short")
     threads: int | None = not_in_key(None)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"not_in_key": True})
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"not_in_key": True})
@@ -292,7 +293,7 @@ NEUTRAL = {
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "model.base", "target.base",
+    "model.base", "target.base", "budget",
     "trainer.log_every",
 }  # fmt: skip
 
