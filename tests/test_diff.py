@@ -214,6 +214,13 @@ def test_a_margin_within_the_interval_is_undecided(door, words):
     assert run.status == 3, run.stderr
 
 
+def test_the_same_job_gives_the_same_bits(door, words):
+    first, second = (door("analyze.py", "measure=diff", *words("changed", f"store={door.folder}/{name}")).result
+                     for name in "ab")  # fmt: skip
+    assert first.fingerprint() == second.fingerprint()
+    assert first.scalars == second.scalars
+
+
 def test_few_documents_have_no_interval_and_decide_nothing(door, words):
     few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
     run = door("analyze.py", "measure=diff", *words("changed", *few))
