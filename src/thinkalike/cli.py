@@ -82,9 +82,11 @@ def analyze(config: AnalyzeConfig) -> list[Path]:
             from thinkalike.papers import reproduce
 
             return [reproduce(config).folder]
-        from thinkalike.instruments.layer_pairs.budget import within_budget
+        if config.budget:
+            from thinkalike.instruments.layer_pairs.budget import within_budget
 
-        return [result.folder for result in run_jobs(asked_for(within_budget(config)))]
+            config = within_budget(config)
+        return [result.folder for result in run_jobs(asked_for(config))]
 
 
 @own_process()

@@ -18,6 +18,7 @@ from torch import Tensor
 from thinkalike.arguments import seeded
 from thinkalike.data.rows import TokenRows
 from thinkalike.measures.changes import TokenChanges, divergence, signed_permutation, token_changes
+from thinkalike.measures.shifts import relative_distance
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, exchanged, moved
@@ -76,7 +77,7 @@ class Seen:
                 state = base.head(self.tokens, EMBED)
             else:
                 state = base.advance(self.base[part.layer], part.layer, part.layer + 1)
-        return relative_distance(self.base[part.layer + 1], state)
+        return distances_of_tokens(self.base[part.layer + 1], state)
 
 
 @torch.no_grad()
@@ -90,7 +91,7 @@ def seen(base: FrozenModel, changed: FrozenModel, rows: TokenRows, first: int) -
         logs, other = log_probabilities(base, before[-1]), log_probabilities(changed, after[-1])
         compared = token_changes(logs, other, tokens[:, 1:].flatten().to(base.device))
         tops = torch.stack([logs.argmax(1), other.argmax(1)]).cpu()
-        distance = torch.stack([relative_distance(*each) for each in zip(before, after, strict=True)])
+        distance = torch.stack([distances_of_tokens(*each) for each in zip(before, after, strict=True)])
         yield (
             Seen(tokens, before, after, logs),
             Change(TokenChanges(*(each.cpu() for each in compared)), tops, distance),
@@ -102,10 +103,9 @@ def log_probabilities(model: FrozenModel, states: Float[Tensor, "b t d"]) -> Flo
     return model.finish(states[:, :-1]).flatten(0, 1).float().log_softmax(-1)
 
 
-def relative_distance(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
-    """Return ‖y - x‖ / ‖x‖ of each token but the last of a row."""
-    x, y = x[:, :-1].flatten(0, 1).double(), y[:, :-1].flatten(0, 1).double()
-    return (torch.linalg.vector_norm(y - x, dim=1) / torch.linalg.vector_norm(x, dim=1)).cpu()
+def distances_of_tokens(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) -> Float[Tensor, " n"]:
+    """Return the `relative_distance` of the states of each token but the last of a row."""
+    return relative_distance(*(side[:, :-1].flatten(0, 1).double() for side in (x, y))).cpu()
 
 
 @torch.no_grad()

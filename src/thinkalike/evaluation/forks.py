@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.arguments import seeded
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import common_weights
 from thinkalike.models.surgery import first_tensor
 
 BATCH_TOKENS = 2048  # of a step
@@ -28,12 +29,8 @@ def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> Froz
 
 def norm_of_change(base: FrozenModel, changed: FrozenModel) -> float:
     """Return ‖changed - base‖ over all weights that both have as numbers of one shape."""
-    theirs, square = dict(changed.module.named_parameters()), 0.0
-    for name, weight in base.module.named_parameters():
-        other = theirs.get(name)
-        if other is not None and other.shape == weight.shape and other.is_floating_point():
-            square += float((other.to(weight) - weight).double().square().sum())
-    return square**0.5
+    pairs = common_weights(base.module, changed.module)
+    return sum(float((other.to(weight) - weight).double().square().sum()) for weight, other in pairs) ** 0.5
 
 
 def fork(

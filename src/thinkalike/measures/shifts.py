@@ -45,8 +45,7 @@ class LayerShifts(Accumulator):
             x, y = (rows_of(layer, "token", batch.mask).double() for layer in (first, second))
             if x.shape != y.shape:
                 raise ValueError(f"layer {number} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
-            norms = torch.linalg.vector_norm(x, dim=1), torch.linalg.vector_norm(y, dim=1)
-            distance = torch.linalg.vector_norm(x - y, dim=1) / norms[0]
+            norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
             cosine = torch.nn.functional.cosine_similarity(x, y)
             sums.append(torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
         assert batch.documents is not None
@@ -63,6 +62,11 @@ class LayerShifts(Accumulator):
         value, low, high, *others = (_on_diagonal(each) for each in (*found, *whole[1:]))
         counts = len(columns["sums"]), len(documents.unique())
         return ShiftEstimate(value, low, high, None, None, *counts, *others)
+
+
+def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
+    """Return ‖x - y‖ / ‖x‖ of each row, at least 0."""
+    return torch.linalg.vector_norm(x - y, dim=1) / torch.linalg.vector_norm(x, dim=1)
 
 
 def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:

@@ -111,7 +111,7 @@ class FrozenModel:
 
     @property
     def predicts(self) -> Predicts:
-        """What the output is: logits of the "next" token, "hidden" ones, the "class" of a text, or "states"."""
+        """What the model outputs: logits of the "next" token, "hidden" tokens or the "class" of a text, or "states"."""
         return self.family.predicts
 
     @property

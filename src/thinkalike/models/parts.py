@@ -155,14 +155,20 @@ def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor],
             weight.data = data
 
 
+def common_weights(base: torch.nn.Module, changed: torch.nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the weights that two modules both have as numbers of one shape."""
+    theirs = dict(changed.named_parameters())
+    for name, weight in base.named_parameters():
+        other = theirs.get(name)
+        if other is not None and other.shape == weight.shape and other.is_floating_point():
+            yield weight, other
+
+
 def relative_change(base: FrozenModel, changed: FrozenModel, part: Part) -> float:
     """Return ‖changed - base‖ / ‖base‖ of the weights of a part, 0 where none of them can be compared."""
     squares = torch.zeros(2, dtype=torch.float64)
     for path in part.paths:
-        theirs = dict(changed.module.get_submodule(path).named_parameters())
-        for name, weight in base.module.get_submodule(path).named_parameters():
-            other = theirs.get(name)
-            if other is not None and other.shape == weight.shape and other.is_floating_point():
-                norms = ((other.to(weight) - weight).norm(), weight.norm())
-                squares += torch.stack([norm.double().cpu() ** 2 for norm in norms])
+        for weight, other in common_weights(*(model.module.get_submodule(path) for model in (base, changed))):
+            norms = ((other.to(weight) - weight).norm(), weight.norm())
+            squares += torch.stack([norm.double().cpu() ** 2 for norm in norms])
     return float((squares[0] / squares[1].clamp(min=torch.finfo(torch.float64).tiny)).sqrt())

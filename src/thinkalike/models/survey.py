@@ -177,9 +177,7 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     half, other = tokens.shape[1] // 2, tokens.clone()
     other[:, half:] = (other[:, half:] + 1) % model.vocabulary
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
-    if (
-        not error <= TOLERANCE[model.dtype] / 10
-    ):  # zero in all architectures; experts of unequal numbers of tokens round
+    if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
         raise ModelError(
             f"{model.name} is to predict the next token, but later tokens change its logits by {error:.1e} of the "
             "largest one, as in an encoder; if it was trained on earlier tokens alone, write is_decoder: true in its "

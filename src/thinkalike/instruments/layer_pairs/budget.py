@@ -72,7 +72,7 @@ def _choices(config: AnalyzeConfig, kind: LayerPairs) -> Iterator[Any]:
     """Yield configurations of less and less work."""
     measure: Any = config.measure
     depths = [shape.layers for shape in kind.shapes_of(config).values() if shape is not None]
-    own = {key for key in config.chosen_keys if key in ("layers", "measure.batches", "measure.fit_batches")}
+    own = config.chosen_keys
     for layers, batches in STEPS:
         fewer: dict[str, int] = {}
         for name in ("batches", "fit_batches"):

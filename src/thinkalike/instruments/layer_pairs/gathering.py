@@ -199,22 +199,19 @@ class Comparison:
 
     def add(self, batch: StateBatch) -> None:
         """Add a batch; one that cannot be compared ends this comparison, and no other."""
-        mine, theirs = batch.states
-        place = mine[0].device
-        theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
-            self.metric.update(mine, theirs, number=batch.number, **self.rows(batch))
+            self._update(self.metric, batch)
             if batch.with_massive:
-                self._add_massive(batch.with_massive)
+                self._update(self.with_massive, batch.with_massive)
         except ValueError as error:
             which = f"batch {batch.number} of {self.names[0]} (source) and {self.names[1]} (target)"
             self.error = DataError(f"{which}: {error}")
             self.error.__cause__ = error
 
-    def _add_massive(self, batch: StateBatch) -> None:
+    def _update(self, metric: Any, batch: StateBatch) -> None:
         mine, theirs = batch.states
         theirs = mine if theirs is mine else [layer.to(mine[0].device) for layer in theirs]
-        self.with_massive.update(mine, theirs, number=batch.number, **self.rows(batch))
+        metric.update(mine, theirs, number=batch.number, **self.rows(batch))
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
