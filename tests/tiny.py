@@ -225,7 +225,6 @@ def write_pairs(pairs, path: Path) -> Path:
 
 def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
     """A Llama, with its weights as they are after a quantisation of GGUF, as `save_pretrained` writes it."""
-    import gguf
     import transformers as hf
 
     size = {"vocab_size": len(tokenizer()), "num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 256}
@@ -233,7 +232,9 @@ def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:
     torch.manual_seed(1)
     model = hf.LlamaForCausalLM(hf.LlamaConfig(**{**size, **heads, **sizes}, tie_word_embeddings=False))
     enlarge(model)
-    for weight in (weight for weight in model.parameters() if weight.dim() > 1):
+    for weight in (weight for weight in model.parameters() if weight.dim() > 1 and kind != "F32"):
+        import gguf
+
         packed = gguf.quants.quantize(weight.detach().numpy(), gguf.GGMLQuantizationType[kind])
         weight.data = torch.from_numpy(gguf.quants.dequantize(packed, gguf.GGMLQuantizationType[kind]).copy())
     model.save_pretrained(folder)

@@ -26,7 +26,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 20.0  # stitch.lr where none is given
+RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
 
 
 @dataclass
@@ -46,7 +46,7 @@ class StitchConfig(Checked, part="stitch"):
     both: bool = False  # also fit the target to the source
     optimizer: str = "sgd"  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
     whiten: bool = False  # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
-    lr: float | None = ranged(None, above=0, most=1e37)  # peak, for adam times √width; null: 1 for sgd, 20 for sgd in
+    lr: float | None = ranged(None, above=0, most=1e37)  # peak, for adam times √width; null: 1 for sgd, 10 for sgd in
     # whitened coordinates, 0.18 for adam
     rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean

@@ -89,16 +89,14 @@ class Outputs(OfLayerMeasure):
 
     takes_activations: ClassVar[bool] = False
 
-    def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
-        return [[model.n_layers - 1] for model in models]
-
     def named(self, sites: Sequence[Layer]) -> list[Any]:
         return ["logits"]
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
-        batches = super().batches(replace(measure, level="token"), config, models, runs)
+        skipped = measure.skip_first_tokens or 0  # outputs have no massive states
+        batches = super().batches(replace(measure, level="token", skip_first_tokens=skipped), config, models, runs)
 
         def of_outputs(batch: StateBatch) -> StateBatch:
             last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
