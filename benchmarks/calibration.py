@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from dependence import LENGTHS, scattered
+from dependence import LENGTHS, Records, scattered
 from torch import Tensor
 
 from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
@@ -104,22 +102,18 @@ def simulated(name: str, seed: int, key: dict[str, Any], common: float) -> tuple
 
 def run(options: Any) -> list[dict[str, Any]]:
     """Do what --out lacks, a few simulations at a time, and return everything that was asked for."""
-    lines = options.out.read_text().splitlines() if options.out.exists() else []
-    known = {json.dumps(record["key"]): record for record in map(json.loads, lines)}
-    fixed, records = {name: getattr(options, name) for name in ("rows", "width", "depth", "permutations")}, []
+    records, found = Records(options.out), []
+    fixed = {name: getattr(options, name) for name in ("rows", "width", "depth", "permutations")}
     settings = itertools.product(options.measures, options.documents, options.lengths, options.shares)
     for name, documents, lengths, share in settings:
         for common, start in itertools.product({0.0, options.common}, range(0, options.simulations, CHUNK)):
             key = {"documents": documents, "lengths": lengths, "share": share, **fixed}
             whole = {"measure": name, **key, "common": common, "start": start}
-            if (record := known.get(json.dumps(whole))) is None:
-                began = time.perf_counter()
-                runs = [simulated(name, seed, key, common) for seed in range(start, start + CHUNK)]
-                record = {"key": whole, "runs": runs, "seconds": time.perf_counter() - began}
-                with options.out.open("a") as file:
-                    print(json.dumps(record), file=file)
-            records.append(record)
-    return records
+            seeds = range(start, start + CHUNK)
+            found.append(
+                records.of(whole, lambda n=name, s=seeds, k=key, c=common: [simulated(n, seed, k, c) for seed in s])
+            )
+    return found
 
 
 def interval(hits: int, n: int) -> str:

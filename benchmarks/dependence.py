@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -68,3 +72,20 @@ def scattered(
         own = made[0 if same_maps else side]
         sides.append([states @ each + NOISE * normal(rows, width) for each in own])
     return Scattered(*sides, numbered_by_part(owners), tokens)
+
+
+class Records:
+    """Simulations in a file, a few a line, so that a benchmark that was stopped does only what is missing."""
+
+    def __init__(self, path: Path):
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.path, self._known = path, {json.dumps(record["key"]): record for record in map(json.loads, lines)}
+
+    def of(self, key: Mapping[str, Any], compute: Callable[[], list[Any]]) -> dict[str, Any]:
+        """Return the record of this key: itself, its `runs`, and how many `seconds` they took."""
+        if (name := json.dumps(key)) not in self._known:
+            began = time.perf_counter()
+            self._known[name] = {"key": key, "runs": compute(), "seconds": time.perf_counter() - began}
+            with self.path.open("a") as file:
+                print(json.dumps(self._known[name]), file=file)
+        return self._known[name]

@@ -50,7 +50,7 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
     by_documents = [mean(lambda own, part=part: own % 10 != part, [0, 4]) for part in range(10)]
     by_rows = [mean(lambda own, part=part: scattered(own, part), [0, 4]) for part in range(10)]
     dependence = (torch.stack(by_documents) - torch.stack(by_rows)).mean(0)
-    expected = jackknife(every, without, without.mean(0) - dependence)
+    expected = jackknife(every, without, without.mean(0) - dependence, is_drawn=True)
     result = means.compute()
     assert (result.batches, result.documents) == (5, len(torch.cat(owners).unique()))
     for part, rows, columns in (

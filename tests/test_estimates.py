@@ -13,7 +13,7 @@ import torch
 from thinkalike import measures
 from thinkalike.measures import Estimate, fold_interval, student_t
 from thinkalike.measures.bootstrapping import percentile_interval
-from thinkalike.measures.estimates import PARTS, numbered_by_part
+from thinkalike.measures.estimates import PARTS, jackknife, numbered_by_part
 
 F64 = torch.float64
 
@@ -55,6 +55,18 @@ def test_the_interval_over_folds_is_nadeau_and_bengios():
     half = scipy.stats.t.ppf(0.95, 4) * ((1 / 5 + 1 / 4) * values.var(1)).sqrt()
     expected = values.mean(1), values.mean(1) - half, values.mean(1) + half
     torch.testing.assert_close(tuple(fold_interval(values, 0.9)), expected)
+
+
+def test_a_jackknife_leaves_out_the_bias_and_holds_the_value_as_well_where_that_is_drawn():
+    """Of squared means, whose bias is σ² / n: the middle is Quenouille's estimate, that of unbiased squares."""
+    x = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64) + 3
+    value, replicates = x.mean().square(), ((x.sum() - x) / 11).square()
+    half = scipy.stats.t.ppf(0.975, 11) * (replicates.var(correction=0) * 11).sqrt()
+    unbiased = value - x.var() / 12
+    found, both = jackknife(value, replicates, value), jackknife(value, replicates, value, is_drawn=True)
+    torch.testing.assert_close(tuple(found), (value, unbiased - half, torch.maximum(unbiased + half, value)))
+    torch.testing.assert_close(tuple(both), (value, unbiased - half, value + half))
+    torch.testing.assert_close(tuple(jackknife(value, replicates)), (value, value - half, value + half))
 
 
 @pytest.mark.parametrize("count", [1, 7, 10, 60])

@@ -75,7 +75,7 @@ def calibrate(
         return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
 
     scattered = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
-    found = jackknife(value, without(parts), without(scattered).mean(0))
+    found = jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
     seeds = [seed * permutations + place for place in range(permutations)]
     null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
     chosen = balanced_rows(numbers)

@@ -86,6 +86,7 @@ def jackknife(
     replicates: Float[Tensor, " b *s"],
     reference: Float[Tensor, "*s"] | None = None,
     *,
+    is_drawn: bool = False,
     level: float = 0.95,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
@@ -97,13 +98,16 @@ def jackknife(
         reference: What the replicates would average if rows did not depend on each other. The distance from their mean,
             times b - 1, is the bias of the value by rows that do (Quenouille 1956). The interval is around the value
             less this bias, and reaches the value itself.
+        is_drawn: Whether the reference is of rows drawn at random, so that the bias has an error of its own. The
+            interval then also holds that of the same width around the value.
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
     half = student_t(level, b - 1) * replicates.var(0, correction=0).mul(b - 1).sqrt()
     middle = value if reference is None else value - (b - 1) * (replicates.mean(0) - reference)
-    return Estimate(value, torch.minimum(value, middle - half), torch.maximum(value, middle + half))
+    reach = half if is_drawn else 0
+    return Estimate(value, torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half))
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
