@@ -6,6 +6,7 @@ import math
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +17,7 @@ from thinkalike.config import MEASURES, ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
+from thinkalike.instruments.operations import bytes_of_prediction, readings_of
 from thinkalike.job import Instrument
 from thinkalike.measures import (
     CKA,
@@ -28,8 +30,10 @@ from thinkalike.measures import (
     jensen_shannon,
     kernel_alignment,
     mutual_measure,
+    prediction,
 )
 from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.memory import LiveBytes
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.tokens import Pieces, pieces
@@ -167,6 +171,50 @@ def test_predictions_are_those_of_linear_maps_and_go_on_from_a_state(given):
             metric = first if number < cut else second
             metric.update(*batch, number=number, groups=tokens if given == "token" else None)
         assert torch.equal(second.compute().back.high, whole.compute().back.high)
+
+
+def test_maps_of_one_pair_at_a_time_predict_the_same(door, words, pair, minis, tmp_path, monkeypatch):
+    more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", "measure.stop_at_width=9", *words, *pair]
+    once = door("analyze.py", *more).result
+    monkeypatch.setattr(prediction, "MAPS", 1)
+    again = door("analyze.py", *more, "force=true").result
+    pd.testing.assert_frame_equal(once.table, again.table)
+    assert once.scalars == again.scalars
+    assert len(once.table) == 4
+    batches = [([torch.randn(40, d) for d in (4, 5)], [torch.randn(40, 3)]) for _ in range(4)]
+    one, reads = LayerPredictions(2, 1, fit_batches=2), range(prediction.READING, prediction.READING + 4)
+    for number, batch in enumerate(batches):
+        one.update(*batch, number=number)
+    with pytest.raises(ValueError, match=f"1 of 2 layer pairs have an R².* with numbers from {prediction.READING} on"):
+        one.compute()
+    for number, batch in zip(reads, batches, strict=True):
+        state, one = one.state_dict(), LayerPredictions(2, 1, fit_batches=2)
+        one.load_state_dict(state)
+        one.update(*batch, number=number)
+    monkeypatch.setattr(prediction, "MAPS", 2**31)
+    whole = LayerPredictions(2, 1, fit_batches=2)
+    for batch in batches:
+        whole.update(*batch)
+    assert torch.equal(one.compute().high, whole.compute().high)
+    assert torch.equal(one.compute().back.low, whole.compute().back.low)
+    assert one.compute().batches == whole.compute().batches == 2
+
+
+@pytest.mark.parametrize("pairs", [1, 5, 12])
+def test_maps_take_the_memory_that_is_foreseen(pairs, monkeypatch):
+    d, e, n = 96, 64, 20
+    monkeypatch.setattr(prediction, "MAPS", pairs * 16 * d * e)
+    foreseen, count = bytes_of_prediction([d] * 4, [e] * 3), readings_of([d] * 4, [e] * 3)
+    assert count == -(-12 // pairs)
+    batches = [([torch.randn(n, d) for _ in range(4)], [torch.randn(n, e) for _ in range(3)]) for _ in range(3)]
+    metric = LayerPredictions(4, 3, fit_batches=2, ridge=1.0)
+    with LiveBytes(torch.device("cpu")) as live:
+        for reading in range(count):
+            for number, batch in enumerate(batches):
+                metric.update(*batch, number=reading * prediction.READING + number)
+    rows = 2 * 8 * n * (4 * d + 3 * e)  # of a batch in float64, as they are and less their means
+    assert foreseen / 2 < live.peak < foreseen + rows
+    assert metric.update_called
 
 
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])

@@ -66,19 +66,47 @@ def of_prediction(measure: Any, source: Widths, target: Widths | None) -> float:
     pairs = sum(sides[0]) * sum(sides[1])
     ways = (sides, sides[::-1])
     solutions = sum(width**3 / 3 + 2 * width**2 * sum(other) for side, other in ways for width in side)
+    squares *= readings_of(*sides)
     return float(n * (measure.fit_batches * 2 * (2 * squares + pairs) + measure.batches * 4 * pairs) + solutions)
 
 
-def layer_pairs(config: AnalyzeConfig, shapes: Shapes, comparing: Callable[..., float]) -> list[Phase]:
-    """Return the passes of both models over all batches, and what `LayerPairs.comparing` returns."""
+def readings_of(source: Widths, target: Widths) -> int:
+    """Return how often text is read for the maps of all layer pairs."""
+    from thinkalike.measures.prediction import pairs_at_once
+
+    return -(-len(source) * len(target) // pairs_at_once(max(source), max(target)))
+
+
+def bytes_of_prediction(source: Widths, target: Widths) -> float:
+    """Return the most bytes that maps take: two of each pair at once, products of its layers, and their factors."""
+    from thinkalike.measures.prediction import pairs_at_once
+
+    pairs = min(pairs_at_once(max(source), max(target)), len(source) * len(target))
+    rows = min(-(-pairs // len(target)) + 1, len(source))  # pairs go from row to row
+    own = rows * source[0] ** 2 + min(pairs, len(target)) * target[0] ** 2
+    return 8.0 * 2 * (pairs * source[0] * target[0] + own)
+
+
+def widths_compared(config: AnalyzeConfig, shapes: Shapes) -> tuple[Widths, Widths]:
+    """Return the width of each layer of both models that is compared."""
+    measure: Any = config.measure
+    counts = zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
+    source, target = ([each.width] * (count + measure.embed) for each, count in counts)
+    return source, target
+
+
+def layer_pairs(
+    config: AnalyzeConfig,
+    shapes: Shapes,
+    comparing: Callable[..., float],
+    readings: Callable[..., int] = lambda source, target: 1,
+) -> list[Phase]:
+    """Return the passes of both models over all batches, each of so many readings, and what `comparing` returns."""
     measure: Any = config.measure
     batches = measure.batches + getattr(measure, "fit_batches", 0)
-    source, target = (
-        [each.width] * (count + measure.embed)
-        for each, count in zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
-    )
+    source, target = widths_compared(config, shapes)
     own = comparing(measure, source, None if config.model == config.target else target)
-    tokens = float(batches * measure.tokens_per_batch)
+    tokens = float(batches * measure.tokens_per_batch) * readings(source, target)
     return [*forward_passes(both_of(shapes), tokens, row_of(config, shapes)), Phase("comparing", own)]
 
 

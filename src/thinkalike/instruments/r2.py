@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,10 +11,18 @@ import torch
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
-from thinkalike.instruments.operations import Widths, of_prediction
+from thinkalike.instruments.operations import (
+    Widths,
+    bytes_of_prediction,
+    layer_pairs,
+    of_prediction,
+    readings_of,
+    widths_compared,
+)
+from thinkalike.job import Phase, Shapes
 from thinkalike.measures.closed_forms import RIDGE
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.batches import ModelRuns, StateBatches
+from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
 @dataclass
@@ -26,7 +34,7 @@ class R2Config(LayerPairsConfig):
     ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
 
 
-class LayerR2(LayerPairs, kind="r2", version=4, reads=("model", "target", "layers", "data", "measure")):
+class LayerR2(LayerPairs, kind="r2", version=5, reads=("model", "target", "layers", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"
@@ -42,6 +50,12 @@ class LayerR2(LayerPairs, kind="r2", version=4, reads=("model", "target", "layer
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         return of_prediction(measure, source, target)
 
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+        return layer_pairs(config, shapes, self.comparing, readings_of)
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        return super().holds(config, shapes) + bytes_of_prediction(*widths_compared(config, shapes))
+
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
@@ -52,7 +66,16 @@ class LayerR2(LayerPairs, kind="r2", version=4, reads=("model", "target", "layer
                 f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.batches} batches of held-out "
                 "text to judge: lower it, or measure.tokens_per_batch"
             )
-        return batches
+        layers = self.sites(config, models)
+        readings = readings_of(*([model.d_model] * len(own) for model, own in zip(models, layers, strict=True)))
+
+        def pool(number: int) -> Iterator[StateBatch]:
+            from thinkalike.measures.prediction import READING
+
+            reading, own = divmod(number, batches.total)
+            return (each._replace(number=reading * READING + each.number) for each in batches.pool(own))
+
+        return replace(batches, pool=pool, total=readings * batches.total)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         return dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))

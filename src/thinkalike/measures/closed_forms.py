@@ -128,6 +128,12 @@ class Moments:
         products = self._scatter[x, x], self._scatter[y, y], self._scatter[x, y]
         return PairStatistics(self.n, self._means[x], self._means[y], *products)
 
+    def take(self, pair: LayerPair) -> PairStatistics:
+        """Return `of` a pair, and forget the products across its layers, which leaves room for a map."""
+        found = self.of(pair)
+        del self._scatter[("source", pair[0]), ("target", pair[1])]
+        return found
+
 
 class PairMoments(Moments):
     """The moments of one pair of sites, from rows of x and y; see `Moments` for many pairs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,22 @@ from thinkalike.measures.contract import Pair
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
+
+MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
+READING = 2**32  # between the numbers of a batch in two readings
+
+
+def pairs_at_once(source: int, target: int) -> int:
+    """Return of how many layer pairs of these widths the maps, there and back, are in memory at once."""
+    return max(MAPS // (2 * 8 * source * target), 1)
+
+
+class _Map(NamedTuple):
+    """The map of one direction of a layer pair, for states less `mean`; of constant states nothing is predicted."""
+
+    mean: Float[Tensor, " d"]
+    weight: Float[Tensor, "d e"]
+    is_constant: bool
 
 
 class LinearPrediction:
@@ -39,18 +55,18 @@ class LinearPrediction:
     """
 
     def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE, nothing: float | None = None):
-        self.moments, self.ridge, self.nothing = Moments(pairs), ridge, nothing
-        self.pairs = self.moments.pairs
+        self._moments: Moments | None = Moments(pairs)  # None: the maps are solved for
+        self.pairs, self.ridge, self.nothing = self._moments.pairs, ridge, nothing
+        self._maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
         self._sums: dict[int, Tensor] = {}  # by batch: (part, pair, direction, squares of residuals and of states)
         self._documents: dict[int, Tensor] = {}  # by batch: the numbers of those in it
-        self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
 
     @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n rows in both models to fit on, before any judge; see `Moments.update`."""
-        if self._sums:
+        if self._moments is None:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
-        self.moments.update(sources, targets)
+        self._moments.update(sources, targets)
 
     @takes_arrays
     @torch.no_grad()
@@ -70,15 +86,15 @@ class LinearPrediction:
         Raises:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
+        if self._moments is not None:
+            self._maps, self._moments = self._solved(self._moments), None
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self._sums) if number is None else number
         sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
-        for place, pair in enumerate(self.pairs):
-            moments = self.moments.of(pair)
-            ways = moments, moments.reversed
+        for place, (pair, ways) in enumerate(zip(self.pairs, self._maps, strict=True)):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
-                    states_apart = states[key[1]].double() - way.mean_x
+                    states_apart = states[key[1]].double() - way.mean
                     rows[key] = torch.zeros_like(states_apart) if way.is_constant else states_apart
             x, y = rows[0, pair[0]], rows[1, pair[1]]
             if len(x) != len(y):
@@ -86,7 +102,7 @@ class LinearPrediction:
             owners = torch.arange(len(x)) + number * APART if documents is None else documents
             belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
             for direction, (given, wanted) in enumerate(((x, y), (y, x))):
-                residual = wanted - given @ self._map((direction, pair[direction]), ways[direction])
+                residual = wanted - given @ ways[direction].weight
                 squares = torch.stack([residual.square().sum(1), wanted.square().sum(1)], 1)
                 sums[:, place, direction] = (belongs @ squares).cpu()
         if not sums.isfinite().all():
@@ -96,6 +112,15 @@ class LinearPrediction:
     def documents(self, number: int) -> Int[Tensor, " documents"]:
         """Return the numbers of the documents of a batch that judged."""
         return self._documents[number]
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there is a batch that judged."""
+        return bool(self._sums)
+
+    def forget_maps(self) -> None:
+        """Let go of the maps, as no further batch is to judge."""
+        self._maps = []
 
     def compute(self) -> tuple[Estimate, Estimate]:
         """Return R² from the source, and back, of each pair, with 95 % intervals over documents, a tenth left out.
@@ -120,16 +145,19 @@ class LinearPrediction:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
-            "moments": self.moments.state_dict(),
+            "moments": self._moments and self._moments.state_dict(),
+            "maps": [[tuple(way) for way in both] for both in self._maps],
             "sums": {str(number): (sums, self._documents[number]) for number, sums in self._sums.items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
-        self.moments.load_state_dict(state["moments"])
+        self._moments = Moments(self.pairs) if state["moments"] else None
+        if self._moments is not None:
+            self._moments.load_state_dict(state["moments"])
+        self._maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
         self._sums = {int(number): sums for number, (sums, _) in state["sums"].items()}
         self._documents = {int(number): documents for number, (_, documents) in state["sums"].items()}
-        self._factors = {}
 
     def _explained(self, sums: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b"]:
         left, whole = sums.unbind(-1)
@@ -137,15 +165,23 @@ class LinearPrediction:
         nothing = torch.full_like(whole, self.nothing or 0.0)
         return torch.where(constant, nothing, 1 - left / whole.masked_fill(constant, 1))
 
-    def _map(self, key: tuple[int, int], moments: PairStatistics) -> Float[Tensor, "d e"]:
-        """Return W' of one direction; it is solved for anew each time, as the maps of all pairs may be gigabytes."""
-        if moments.is_constant:
-            return torch.zeros_like(moments.xy)
-        if key not in self._factors:
-            own = moments.xx
-            ridge = self.ridge * own.diagonal().mean() * torch.eye(len(own), dtype=own.dtype, device=own.device)
-            self._factors[key] = torch.linalg.cholesky(own + ridge)
-        return torch.cholesky_solve(moments.xy, self._factors[key])
+    def _solved(self, moments: Moments) -> list[tuple[_Map, _Map]]:
+        """Return the maps of all pairs; products across layers make room for them one by one."""
+        factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
+
+        def solve(key: tuple[int, int], way: PairStatistics) -> _Map:
+            if way.is_constant:
+                return _Map(way.mean_x, torch.zeros_like(way.xy), True)
+            if key not in factors:
+                ridge = self.ridge * way.xx.diagonal().mean() * torch.eye(len(way.xx)).to(way.xx)
+                factors[key] = torch.linalg.cholesky(way.xx + ridge)
+            return _Map(way.mean_x, torch.cholesky_solve(way.xy, factors[key]), False)
+
+        def both(pair: LayerPair) -> tuple[_Map, _Map]:
+            there = moments.take(pair)
+            return solve((0, pair[0]), there), solve((1, pair[1]), there.reversed)
+
+        return [both(pair) for pair in self.pairs]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -161,7 +197,8 @@ class PredictionEstimate(LayerPairEstimate):
 class LayerPredictions(Accumulator):
     """`LinearPrediction` of every layer pair across two models; batches come in the order of their numbers.
 
-    Moments of all layer pairs are in memory: l m d e numbers of 8 bytes for l and m layers of widths d and e.
+    Where the maps of all layer pairs take more than `MAPS` bytes, batches come again for those of the next
+    `pairs_at_once`, with numbers from `READING` on, and so forth.
 
     Args:
         source_layers, target_layers: How many layers a batch brings.
@@ -175,7 +212,17 @@ class LayerPredictions(Accumulator):
     ):
         super().__init__(source_layers, target_layers, given=given)
         self.fit_batches, self.ridge = fit_batches, ridge
-        self._prediction: LinearPrediction | None = None
+        self._predictions: list[LinearPrediction] = []  # by reading
+
+    @property
+    def _judged(self) -> int:
+        """How many layer pairs have an R²."""
+        return sum(len(each.pairs) for each in self._predictions if each.is_judged)
+
+    @property
+    def update_called(self) -> bool:
+        """Whether every layer pair has an R²."""
+        return self._judged == self.source_layers * self.target_layers
 
     def _compared(self, metrics: Sequence[LayerPredictions], sides: Sequence[Pair], batch: Batch) -> list[Record]:
         states, pairs = batch.states, zip(metrics, sides, strict=True)
@@ -188,41 +235,61 @@ class LayerPredictions(Accumulator):
         if batch.groups is not None:
             within = RowGroups.of(labels_of_rows(batch.groups, batch.mask, source[0], "tokens"), FEWEST)
             sides = [[within.without_means(layer) for layer in side] for side in sides]
-        if self._prediction is None:
-            pairs = product(range(self.source_layers), range(self.target_layers))
-            self._prediction = LinearPrediction(pairs, ridge=self.ridge)
-        if batch.number < self.fit_batches:
-            self._prediction.fit(*sides)
+        reading, number = divmod(batch.number, READING)
+        prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
+        if number < self.fit_batches:
+            prediction.fit(*sides)
             return {}
         documents = batch.documents
         if documents is not None:
             documents = labels_of_rows(documents, batch.mask, source[0], "documents")
             documents = documents[within.order] if within else documents
-        self._prediction.judge(*sides, batch.number, documents)
+        prediction.judge(*sides, number, documents)
         used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-        return {"used": used, "documents": self._prediction.documents(batch.number)}
+        return {"used": used, "documents": prediction.documents(number)}
+
+    def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
+        """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
+        if reading == len(self._predictions):
+            for each in self._predictions:
+                each.forget_maps()
+            pairs, most = (
+                list(product(range(self.source_layers), range(self.target_layers))),
+                pairs_at_once(source, target),
+            )
+            self._predictions.append(LinearPrediction(pairs[reading * most :][:most], ridge=self.ridge))
+        return self._predictions[reading]
 
     def compute(self) -> PredictionEstimate:
-        """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`."""
-        columns = self._columns()
-        assert self._prediction is not None
-        shape = (self.source_layers, self.target_layers)
-        across, back = (Estimate(*(part.view(shape) for part in way)) for way in self._prediction.compute())
+        """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`.
+
+        Raises:
+            ValueError: Batches must come again for further layer pairs.
+        """
+        columns, shape = self._columns(), (self.source_layers, self.target_layers)
+        if not self.update_called:
+            raise ValueError(
+                f"{self._judged} of {shape[0] * shape[1]} layer pairs have an R²: give all batches again, with numbers "
+                f"from {len(self._predictions) * READING} on"
+            )
+        ways = zip(*(each.compute() for each in self._predictions), strict=True)
+        parts = ([torch.cat(part).view(shape) for part in zip(*way, strict=True)] for way in ways)
+        across, back = (Estimate(*part) for part in parts)
         kept, rows = columns["used"].sum(0).tolist()
         used = kept / rows if self.given == "token" else None
-        counts = len(columns["used"]), len(columns["documents"])
+        counts = len(columns["used"]) // len(self._predictions), len(columns["documents"].unique())
         ends = across.value, across.low, across.high
         return PredictionEstimate(*ends, None, None, *counts, back=back, rows_used=used)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""
-        prediction = self._prediction and (self._prediction.pairs, self._prediction.state_dict())
-        return {"prediction": prediction, "records": super().state_dict()}
+        predictions = [(each.pairs, each.state_dict()) for each in self._predictions]
+        return {"predictions": predictions, "records": super().state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the batches of a `state_dict`."""
         super().load_state_dict(state["records"])
-        if state["prediction"]:
-            pairs, gathered = state["prediction"]
-            self._prediction = LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge)
-            self._prediction.load_state_dict(gathered)
+        self._predictions = []
+        for pairs, gathered in state["predictions"]:
+            self._predictions.append(LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge))
+            self._predictions[-1].load_state_dict(gathered)

@@ -206,6 +206,7 @@ def _drawn(
     beside = 0 if hasattr(measure, "fit_batches") else BESIDE  # maps are fitted once
     leaves_out = measure.skip_first_tokens is None and getattr(measure, "flatten", "token") == "token"
     pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)
+    is_new = iter([True])  # what is left out is said once, however often the pools are read
 
     def pool_of(number: int) -> Iterator[StateBatch]:
         units, numbers = pools[number]
@@ -216,7 +217,7 @@ def _drawn(
             for model, own in layers.items()
         }
         outliers = massive([layer for own in pool.values() for layer in own]) if leaves_out else None
-        if outliers is not None and number == 0:
+        if outliers is not None and number == 0 and next(is_new, False):
             _say_massive(outliers, text.named(labels.tokens[outliers]), text.level)
         if measure.given == "token_position" and labels.positions is not None:
             try:
