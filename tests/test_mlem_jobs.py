@@ -135,6 +135,15 @@ def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
 
+def test_layers_may_be_chosen(door, words, checkpoints):
+    both = [*local(checkpoints["bert"]), *local(checkpoints["gpt2"], "target"), *words]
+    table = door("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.table
+    assert [*table.groupby("model")["layer"].unique().map(list)] == [[1], [0]]
+    table = door("analyze.py", "measure=rsa", *both, "layers=[0]").result.table
+    assert {*table["source_layer"], *table["target_layer"]} == {0}
+    assert "layers: [9,9] is out of range" in door("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
+
+
 def test_rows_of_one_text_may_lie_apart(checkpoints):
     model = load_model(composed(*local(checkpoints["bert"]), door="analyze").model)
     stimuli = controlled_stimuli(SENTENCES)

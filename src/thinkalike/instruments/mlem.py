@@ -68,7 +68,7 @@ class MLEMConfig(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=5, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=5, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -134,6 +134,7 @@ def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusSta
     """Return the states on each side; subjects come first, and are different recordings with the same layers.
 
     Raises:
+        ConfigError: `layers=` names a layer that is not there.
         DataError: two subjects are the same file under two names, or a layer is missing in one.
     """
     sides = stimulus_states_of(config, stimuli, config.measure.embed)  # type: ignore[attr-defined]
@@ -145,4 +146,22 @@ def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusSta
         if content in contents:
             raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
         contents[content] = each.name
-    return sides
+    return _with_layers(config, sides)
+
+
+def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:
+    """Return the sides with the layers of models that `layers=` names, and all layers of recordings."""
+    models = [side for side in sides if isinstance(side.layers[0], int)]
+    if config.layers in ("same", "all") or not models:
+        return sides
+    pairs = pairs_of_layers(config.layers, *(max(models[end].layers) + 1 for end in (0, -1)))
+    named = [sorted(set(end)) for end in zip(*pairs, strict=True)]
+    if len(models) == 1:
+        named = [sorted({*named[0], *named[1]})]
+    wanted = {side.name: {-1, *layers} for side, layers in zip((models[0], models[-1]), named, strict=False)}
+    return [_chosen(side, wanted[side.name]) if side.name in wanted else side for side in sides]
+
+
+def _chosen(side: StimulusStates, layers: set[int]) -> StimulusStates:
+    at = [number for number, layer in enumerate(side.layers) if layer in layers]
+    return side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])

@@ -78,7 +78,7 @@ class RSAConfig(DistanceConfig):
         return () if self.distance == "crossnobis" else {"noise"}
 
 
-class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
 
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
