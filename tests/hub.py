@@ -45,7 +45,10 @@ class Fault:
 
 
 class _Handler(Uploads, BaseHTTPRequestHandler):
-    """`root/<owner>/<name>/...` are repositories; names without an owner are `root/<name>`."""
+    """`root/<owner>/<name>/...` are repositories; names without an owner are `root/<name>`.
+
+    `root/<owner>/<name>@<branch>/...` are the files of a branch that has files of its own.
+    """
 
     root: Path
     asked: list[str]
@@ -90,7 +93,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if refusal := self._refusal(path):
             return self._missing(*refusal)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/refs", path):
-            names = ("main", *self.revisions)
+            own = [folder.name.rpartition("@")[2] for folder in self.root.glob(f"{match[1]}@*")]
+            names = ("main", *self.revisions, *own)
             branches = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": self.commit} for name in names]
             return self._json({"branches": branches, "tags": [], "converts": []})
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/[^/]+(?:/(.*))?", path):
@@ -103,7 +107,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
             return self._repository(match[1], match[2], match[3])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
-            return self._file(self.root / self._present(match[1]), match[3], body)
+            folder, self.commit = self._at(self._present(match[1]), match[2])  # of this request alone
+            return self._file(folder, match[3], body)
         return self._missing("EntryNotFound")
 
     def _refusal(self, path: str) -> tuple[str, int] | None:
@@ -125,13 +130,23 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
 
     def _repository(self, kind: str, name: str, revision: str | None) -> None:
         name = self._present(name)
-        folder = self.root / name
+        folder, commit = self._at(name, revision)
         if not folder.is_dir() or not _files(folder) or _is_set(folder) != (kind == "datasets"):
             return self._missing("RepoNotFound")
-        if revision is not None and revision not in (*REVISIONS, *self.revisions, self.commit):
+        known = (None, *REVISIONS, *self.revisions, self.commit)
+        if revision not in known and folder == self.root / name:
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
-        return self._json({"id": name, "sha": self.commit, "siblings": files, "tags": [], "private": False})
+        return self._json({"id": name, "sha": commit, "siblings": files, "tags": [], "private": False})
+
+    def _at(self, name: str, revision: str | None) -> tuple[Path, str]:
+        """The folder of a revision, NAME@REVISION if it has files of its own, and its commit."""
+        for own in self.root.glob(f"{name}@*"):
+            branch = own.name.rpartition("@")[2]
+            commit = hashlib.sha1(branch.encode()).hexdigest()
+            if revision in (branch, commit):
+                return own, commit
+        return self.root / name, self.commit
 
     def _file(self, folder: Path, name: str, body: bool) -> None:
         path = folder / name

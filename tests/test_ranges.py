@@ -33,7 +33,15 @@ SCHEMAS = {
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},
 }
-OWN_WAY = {"dry_run", "layers", "generalizing", "heuristic", "cluster", "published"}  # whose ranges are annotations
+OWN_WAY = {
+    "dry_run",
+    "keep",
+    "layers",
+    "generalizing",
+    "heuristic",
+    "cluster",
+    "published",
+}  # whose ranges are annotations
 BAD = (math.nan, math.inf, -math.inf, "many")
 
 
@@ -148,6 +156,7 @@ REFUSED = {  # by the key that the message names
     "scale": ["train scale=small"],
     "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
+    "pretrain.keep": ["train pretrain.keep=log3", "train pretrain.keep=[-1]"],
     "dry_run": ["train dry_run=-1"],
 }
 

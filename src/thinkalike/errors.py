@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import importlib.util
 import itertools
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 LISTED = 40  # names that a message lists
 
@@ -89,6 +91,11 @@ def listed(names: Collection[object]) -> str:
     """Return the first few names, and their count where there are more."""
     shown = ", ".join(map(str, itertools.islice(names, 4)))
     return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
+
+
+def natural_order(name: str) -> tuple[list[Any], str]:
+    """Return the key of an order in which 2 comes before 10."""
+    return [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"(\d+)", name))], name
 
 
 def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:

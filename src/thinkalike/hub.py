@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple
 
 import httpx2
 
-from thinkalike.errors import HubError, chain
+from thinkalike.errors import HubError, chain, listed, natural_order
 
-__all__ = ["Commit", "cause_of", "forget_commits", "refused", "resolved"]
+__all__ = ["Commit", "cause_of", "forget_commits", "refused", "resolved", "revisions"]
 
 ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
@@ -55,6 +55,25 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
     from huggingface_hub import constants
 
     return _resolved(kind, repository, revision, constants.ENDPOINT, constants.HF_HUB_CACHE)
+
+
+def revisions(kind: Literal["model", "dataset"], repository: str) -> list[str]:
+    """Return the branches and tags of a repository in natural order: the hub's answer, or else those in the cache.
+
+    Raises:
+        Exception: see `resolved`.
+    """
+    from huggingface_hub import HfApi, constants
+
+    try:
+        refs = _patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository, repo_type=kind))
+        names = [each.name for each in (*refs.branches, *refs.tags)]
+    except Exception as error:
+        known = Path(constants.HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}", "refs")
+        names = [str(path.relative_to(known)) for path in known.rglob("*") if path.is_file()]
+        if refused(error) or not names:
+            raise
+    return sorted(names, key=natural_order)
 
 
 def forget_commits() -> None:
@@ -126,6 +145,13 @@ def cause_of(error: BaseException, repository: str, revision: str | None = None)
     return None
 
 
+def _there(repository: str) -> str:
+    """Return the part of an error that names the branches and tags of a model's repository, if the hub gives them."""
+    with contextlib.suppress(Exception):
+        return f"; there are: {listed(revisions('model', repository))}"
+    return ""
+
+
 def refused(error: BaseException) -> bool:
     """Return whether the hub answered, and said no: then a cached copy or a better network would not help."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -146,7 +172,7 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
         HubError: str(error),
     }
     if cause := next((cause for kind, cause in causes.items() if isinstance(error, kind)), None):
-        return cause
+        return cause + (_there(repository) if isinstance(error, errors.RevisionNotFoundError) else "")
     if isinstance(error, errors.RemoteEntryNotFoundError):
         name = str(error.response.url.path).partition("/resolve/")[2].partition("/")[2]
         return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"

@@ -30,7 +30,7 @@ class ModelConfig(Checked, part="model"):
     name: str = MISSING  # what tables and figures call it
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
-    revision: str | None = None  # branch, tag or commit of the hub; null: main
+    revision: str | None = None  # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
     path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
     base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
     processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred

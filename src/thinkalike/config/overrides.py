@@ -67,7 +67,7 @@ def _parsed(word: str) -> Override | None:
 def _in_quotes(word: str) -> str:
     key, equals, value = word.partition("=")
     quoted_word = f"{key}={quoted(value)}"
-    plain = equals and value[:1] not in ("", "~") and KEY.fullmatch(key) and not re.search(r"[\[\]{}()'\",=]", value)
+    plain = equals and value[:1] not in ("", "~") and KEY.fullmatch(key) and not re.search(r"[\[\]{}()'\",]", value)
     return quoted_word if plain and _parsed(quoted_word) else word
 
 

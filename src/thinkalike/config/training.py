@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from thinkalike.config.schema import (
     CONTEXT,
@@ -26,6 +28,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
+Keep = Annotated[str, Field(pattern=r"^(log2|every=[1-9]\d{0,6})$")] | list[Annotated[int, Field(ge=0, strict=True)]]
 RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
 
 
@@ -117,7 +120,27 @@ class PretrainConfig(Checked, part="pretrain"):
     warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
     clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
     vocabulary: int = ranged(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
+    keep: Keep = field(default_factory=list)  # checkpoints after these steps: [0,1,2,4] | log2 | every=N; [] none
     ship: bool = not_in_key(False)  # also put it where the embedded minis are
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens and any(step > self.steps for step in self.kept):
+            raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
+
+    @property
+    def steps(self) -> int:
+        """The steps of training."""
+        return max(self.tokens // self.tokens_per_step, 1)
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps after which a checkpoint is kept; by log2 and every=N also the first and the last one."""
+        if isinstance(self.keep, list):
+            return self.keep
+        powers = (2**power for power in range(self.steps.bit_length()))
+        between = powers if self.keep == "log2" else range(0, self.steps, int(self.keep.removeprefix("every=")))
+        return sorted({0, *between, self.steps})
 
 
 @dataclass

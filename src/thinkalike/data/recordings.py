@@ -18,8 +18,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Stimuli, duplicates, natural_order
-from thinkalike.errors import DataError, listed
+from thinkalike.data.stimuli import Stimuli, duplicates
+from thinkalike.errors import DataError, listed, natural_order
 
 IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a row belongs to
 RUNS = "runs"  # the same for the run in which a row was measured

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -17,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import DataError, natural_order, nearest
 from thinkalike.kinds import KINDS, NUMBERS, kind_of
 
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
@@ -212,11 +211,6 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
         codes = pd.factorize(column)[0] + 1
         joint = pd.factorize(joint * (codes.max() + 1) + codes)[0]
     return joint
-
-
-def natural_order(name: str) -> tuple[list[Any], str]:
-    """Return the key of an order in which 2 comes before 10."""
-    return [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"(\d+)", name))], name
 
 
 def duplicates(names: Iterable[str]) -> list[str]:

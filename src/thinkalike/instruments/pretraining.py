@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from thinkalike.models.shapes import Shape, new_shape
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.screen import number_of_documents
 from thinkalike.training.models import MaskedPretraining, Pretraining
-from thinkalike.training.run import Run, fit, loggers_of
+from thinkalike.training.run import Keeping, Run, fit, loggers_of
 
 log = logging.getLogger(__name__)
 
@@ -66,19 +67,26 @@ class MiniPretraining(
         trained = MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
+        kept = work.job.partial / "kept"
+        facts: dict[str, Any] = {"architecture": model.architecture, "seed": model.seed}
+
+        def keep(step: int) -> None:
+            save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
+
         with work.phase("fit"):
-            fit(trained, run, loggers_of(run))
-        steps = max(config.pretrain.tokens // config.pretrain.tokens_per_step, 1)
+            fit(trained, run, loggers_of(run), [Keeping(config.pretrain.kept, keep)])
         training = {
             "data": config.data.name,
-            "tokens_seen": steps * config.pretrain.tokens_per_step,
+            "tokens_seen": config.pretrain.steps * config.pretrain.tokens_per_step,
             "distinct_tokens": corpus.counts["fit_tokens"],
-            "steps": steps,
+            "steps": config.pretrain.steps,
             "learning_rate": config.pretrain.lr,
             "command": f"python train.py task=pretrain model={model.name}",
         }
-        facts: dict[str, Any] = {"architecture": model.architecture, "seed": model.seed, "training": training}
+        facts["training"] = training
         folder = work.job.aside / model.name
+        if config.pretrain.kept:
+            shutil.copytree(kept, folder)  # and not moved, as a run that dies here needs them again
         save_mini(folder, trained.model, tokenizer, facts, card="")
         mini = load_model(replace(model, path=str(folder)))
         with work.phase("report"):

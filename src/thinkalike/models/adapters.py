@@ -33,7 +33,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         ConfigError: the model is none of an adapter, and has a base.
         ModelError: no base is said, or it is not here.
     """
-    folder = Path(config.path or "")
+    folder = Path(config.path or "", config.revision or "")
     if not config.path or not is_adapter(folder):
         if config.base:
             raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")

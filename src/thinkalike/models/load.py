@@ -95,14 +95,15 @@ def load_model(
     own_label = label(config)
     with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
-        source = base_of(config) or config  # whose weights are read
+        base = base_of(config)
+        source = base or config  # whose weights are read
         with reached(source) as (place, revision):
             if named_folder(source) is None:
                 source = replace(source, revision=revision)  # all files are of one commit
             shape = read_shape(source, place)
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
-            adapter = None if source.path == config.path else Path(str(config.path))
+            adapter = named_folder(config) if base else None
             module, tokenizer, context = _read(source, family, place, device, dtype, adapter)
         return _frozen(
             config, family, module, tokenizer, context,

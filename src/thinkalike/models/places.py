@@ -13,29 +13,55 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError
-from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
+from thinkalike.hub import Commit, cause_of, refused, resolved, revisions
 from thinkalike.models.adapters import base_of, is_adapter
 from thinkalike.models.gguf_files import gguf_in, gguf_shape
 
 log = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
+STATED = ("config.json", "adapter_config.json")  # files of which every checkpoint has one
+STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
 def named_folder(config: ModelConfig) -> Path | None:
-    """Return the folder or file that a configuration names, whatever it holds, or None if the model is on the hub."""
-    if config.path:
-        return Path(config.path)
-    return ASSETS / config.name if config.mini else None
+    """Return the folder or file that a configuration names, whatever it holds, or None if the model is on the hub.
+
+    A revision of a folder is a folder in it, such as a run's step64 or checkpoint-500.
+    """
+    folder = Path(config.path) if config.path else ASSETS / config.name if config.mini else None
+    return folder / config.revision if folder and config.revision else folder
+
+
+def steps_of(config: ModelConfig) -> dict[int, str]:
+    """Return the revisions of a model that are named by a step of its training, in the order of the steps.
+
+    Raises:
+        ModelError: the model is on the hub, which does not give them, and the cache has no copy of any.
+    """
+    folder = named_folder(replace(config, revision=None))
+    if folder is None:
+        with explained(config):
+            names = revisions("model", str(config.hub_id))
+    else:
+        names = [path.name for path in _revisions_in(folder)]
+    return dict(sorted((int(step[1]), name) for name in names if (step := STEP.search(name))))
+
+
+def _revisions_in(folder: Path) -> list[Path]:
+    """Return the folders in a folder that hold checkpoints."""
+    inside = sorted(folder.iterdir(), key=lambda path: natural_order(path.name)) if folder.is_dir() else []
+    return [path for path in inside if any((path / name).is_file() for name in STATED)]
 
 
 def folder_of(config: ModelConfig) -> Path | None:
@@ -48,12 +74,13 @@ def folder_of(config: ModelConfig) -> Path | None:
     folder = named_folder(config)
     if folder is None:
         return None
-    if config.revision:
-        raise ConfigError(f"model.revision={config.revision}: {folder} is a folder, which has no revisions")
+    if config.revision and not folder.is_dir():
+        there = listed([path.name for path in _revisions_in(folder.parent)]) or "none"
+        raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
         return gguf
     files = os.listdir(folder) if folder.is_dir() else []
-    if "config.json" not in files and "adapter_config.json" not in files:
+    if not {*STATED} & {*files}:
         remedy = (
             f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
         )
@@ -101,6 +128,8 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
             return commit_of(config).sha
     digest = hashlib.sha256()
     inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+    others = [path for path in _revisions_in(folder) if STEP.search(path.name)]
+    inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
     for path in inside if folder.is_dir() else [folder]:
         digest.update(path.name.encode())
         digest.update(bytes.fromhex(remembered_digest(path)))

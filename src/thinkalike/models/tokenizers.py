@@ -6,6 +6,7 @@ import logging
 import tempfile
 import unicodedata
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         if any(cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
                for name in sorted(names, reverse=True)):  # fmt: skip
             return tokenizer
+    if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
+        return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
 
 

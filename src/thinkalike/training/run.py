@@ -7,7 +7,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,6 +89,20 @@ class _States(Callback):
         return size < LARGE or trainer.strategy.reduce_boolean_decision(old, all=False)
 
 
+class Keeping(Callback):
+    """Calls a function with the number of steps done, where that is one of those given: before the first step is 0."""
+
+    def __init__(self, steps: Collection[int], keep: Callable[[int], Any]):
+        self.steps, self.keep = steps, keep
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step in self.steps and trainer.is_global_zero:
+            self.keep(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:  # type: ignore[override]
+        self.on_train_start(trainer)
+
+
 @dataclass(frozen=True)
 class Run:
     """Where and how a module is trained, apart from what it is."""
@@ -100,7 +114,7 @@ class Run:
     part: str = ""  # the name of one of several trainings of a job; the first has none
 
 
-def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
+def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = (), callbacks: Sequence[Callback] = ()) -> None:
     """Train a module to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
     Raises:
@@ -120,13 +134,14 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     steps = doing("training step", module.steps)
     with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        states = _States(folder, name, trainer.checkpoint_every, activity)
         pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[*_of_plugins(trainer), _States(folder, name, trainer.checkpoint_every, activity), *watch],
+            callbacks=[*callbacks, *_of_plugins(trainer), states, *watch],
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
