@@ -1,10 +1,7 @@
-"""How often intervals over documents, over documents and seeds, over several layers and of layer pairs hold the truth.
+"""How often intervals over documents, over documents and seeds, and over several layers hold the truth.
 
-    python benchmarks/coverage.py               all four tables, one thread, some minutes
+    python benchmarks/coverage.py               all three tables, one thread, some minutes
     python benchmarks/coverage.py --draws 20    the same from a tenth of the simulations, coarser
-    python benchmarks/coverage.py --table layer-pairs --measures jaccard r2 --cells 64x16 --shares 0 .5 --runs 100
-
-What is done of the table of layer pairs is in --out, not done again.
 
 Documents are simulated as reports find them. Their lengths are equal, log-normal (σ 1.06, so that 45 documents weigh as
 14.6 of equal length, as whole files of Python's standard library do), or log-normal and cut at 0.56 of the median, as
@@ -16,33 +13,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
 
-import dependence
 import numpy as np
 import torch
-from dependence import Records, Scattered, scattered
 from scipy.stats import norm
 from torch import Tensor
 
-from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
 from thinkalike.measures import (
     Estimate,
-    LayerMeans,
-    LayerMeasure,
     bootstrap_interval,
-    cka_measure,
     documents_and_seeds_interval,
     effective_number,
-    mutual_measure,
     student_t,
 )
-from thinkalike.measures.accumulators import Accumulator
-from thinkalike.measures.prediction import LayerPredictions
 
 DOCUMENTS = (20, 31, 45, 100, 200)
 LENGTHS = ("equal", "bounded", "log-normal")
@@ -186,66 +170,6 @@ def over_layers(draws: int) -> None:
         print(f"| {n} | {shared:g} | {100 * np.mean(held[True]):.1f} | {100 * np.mean(held[False]):.1f} |")
 
 
-MEASURES: dict[str, LayerMeasure] = {
-    "cka": cka_measure(),
-    **{kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
-    "r2": cka_measure(),  # in whose place stand predictions, see `layer_pair`
-    "cka given token": cka_measure(),
-    "mutual_knn given token": mutual_measure(5),
-}
-ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
-FITTED = 1024  # rows that the maps of R² are fitted on, the same in all data sets
-VOCABULARY = 8
-CHUNK = 20  # data sets that are kept together
-
-
-def layer_pair(name: str, batches: int, documents: int, share: float, lengths: str, seed: int) -> Estimate:
-    """Return a measure of one layer of each of two models, whose maps are always the same."""
-    vocabulary = VOCABULARY if name.endswith("given token") else 0
-    rows = ROWS * batches * (2 if vocabulary else 1)
-
-    def drawn(rows: int, documents: int, share: float, seed: int) -> Scattered:
-        chance, maps = (torch.Generator().manual_seed(each) for each in (seed, 1))
-        options = {"lengths": lengths, "common": COMMON, "vocabulary": vocabulary, "same_maps": name in OUTPUTS}
-        return scattered(rows, documents, share, chance, maps=maps, **options)
-
-    means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")
-    if name == "r2":
-        means, fitted = LayerPredictions(1, 1, fit_batches=1), drawn(FITTED, FITTED, 0.0, 1)
-        means.update(fitted.source, fitted.target, documents=fitted.documents)
-    found = drawn(rows, documents, share, seed)
-    for part in torch.arange(rows).chunk(batches):
-        groups = {"groups": found.tokens[part]} if vocabulary else {}
-        means.update([found.source[0][part]], [found.target[0][part]], documents=found.documents[part], **groups)
-    return means.compute()
-
-
-def over_layer_pairs(options: Any) -> None:
-    """Print how often intervals of layer pairs hold the value at very many documents, whose rows do not depend.
-
-    Intervals that have no ends, for too few documents of equal length, are counted apart.
-    """
-    print("| measure | documents, batches | lengths |", " | ".join(map(str, options.shares)), "| all | none |")
-    print("|---" * (5 + len(options.shares)), "|", sep="")
-    records = Records(options.out)
-    for cell, name, lengths in itertools.product(options.cells, options.measures, options.lengths):
-        documents, batches = map(int, cell.split("x"))
-        many = {"measure": name, "truth": True}
-        truth = records.of(many, lambda name=name: [float(layer_pair(name, 300, 10**6, 0.0, "equal", 2).value)])
-        held: list[list[bool]] = []
-        for share in options.shares:
-            held.append([])
-            for start in range(1, options.runs + 1, CHUNK):
-                key = {"measure": name, "cell": cell, "lengths": lengths, "share": share, "start": start}
-                drawn = partial(layer_pair, name, batches, documents, share, lengths)
-                runs = records.of(key, lambda f=drawn, s=start: [list(map(float, f(s + n))) for n in range(CHUNK)])
-                known = [(low, high) for _, low, high in runs["runs"] if math.isfinite(high)]
-                held[-1] += [low <= truth["runs"][0] <= high for low, high in known]
-        shares = [f"{100 * np.mean(each):.1f}" if each else "" for each in (*held, list(itertools.chain(*held)))]
-        none = 1 - sum(map(len, held)) / len(held) / (-(-options.runs // CHUNK) * CHUNK)
-        print(f"| {name} | {cell.replace('x', ', ')} | {lengths} |", " | ".join(shares), f"| {none:.0%} |", flush=True)
-
-
 TABLES = {
     "documents": over_documents,
     "seeds": over_documents_and_seeds,
@@ -256,18 +180,11 @@ TABLES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=200, help=f"draws of lengths, with {DATASETS} data sets each")
-    parser.add_argument("--table", nargs="+", choices=[*TABLES, "layer-pairs"], default=[*TABLES, "layer-pairs"])
-    pairs = parser.add_argument_group("layer pairs")
-    pairs.add_argument("--cells", nargs="+", default=["20x4", "64x16"], help="documents x batches of 64 rows")
-    pairs.add_argument("--measures", nargs="+", choices=MEASURES, default=list(MEASURES))
-    pairs.add_argument("--lengths", nargs="+", choices=dependence.LENGTHS, default=list(dependence.LENGTHS))
-    pairs.add_argument("--shares", nargs="+", type=float, default=[0, 0.1, 0.3, 0.5], help="that documents carry")
-    pairs.add_argument("--runs", type=int, default=CHUNK, help=f"data sets, rounded up to a multiple of {CHUNK}")
-    pairs.add_argument("--out", type=Path, default=Path("coverage.jsonl"))
+    parser.add_argument("--table", nargs="+", choices=TABLES, default=list(TABLES))
     options = parser.parse_args()
     torch.set_num_threads(1)
     for name in options.table:
-        TABLES[name](options.draws) if name in TABLES else over_layer_pairs(options)
+        TABLES[name](options.draws)
         print()
 
 

@@ -408,8 +408,7 @@ class LayerMeans(Accumulator):
     def result(self, columns: Record) -> LayerPairEstimate:
         """Return the mean over batches, with intervals and the null, from their records by name."""
         values, depth = self._finished(columns), self.source_layers
-        reference, is_drawn = self._reference(values, columns), "dependence" in columns
-        parts = jackknife(values[0], values[1:], reference, is_drawn=is_drawn)
+        parts = jackknife(values[0], values[1:], self._reference(values, columns), is_drawn="dependence" in columns)
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in columns:
