@@ -22,8 +22,9 @@ from tail import in_turn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
+from thinkalike import Stitch
 from thinkalike.config import StitchConfig
-from thinkalike.measures import Stitch, token_loss
+from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import build_mini

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from thinkalike import measures
+from thinkalike import Stitch, measures
 from thinkalike.arguments import takes_arrays, tensor_of
 from thinkalike.config import ModelConfig
 from thinkalike.measures import (
@@ -31,7 +31,6 @@ from thinkalike.measures import (
     Moments,
     NeuralDistances,
     RowGroups,
-    Stitch,
     cka,
     cka_measure,
     draw,
@@ -99,7 +98,6 @@ CALLS = {
     "jaccard": {"X": X, "Y": Y, "k": 3},
     "jackknife": {"value": X[0], "replicates": X},
     "jensen_shannon": {"X": X, "Y": Y},
-    "leave_one_out": {"values": X},
     "leverage": {"features": X},
     "mantel": {"layers": [X, Y], "permutations": 9},
     "matrix_agreement": {"matrix": SYMMETRIC, "other": SQUARE},
@@ -138,7 +136,7 @@ CALLS = {
     "weighted_tau": {"profiles": POSITIVE, "others": MODELS[0]},
     # those that take no arrays
     "bias_only": None,  "least_squares": None, "procrustes": None, "reduced_rank": None,
-    "student_p": None, "student_t": None, "token_codes": None,
+    "student_t": None, "token_codes": None,
 }  # fmt: skip
 
 

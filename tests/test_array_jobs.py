@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.measures.estimates import numbered_by_part, stimulus_folds
-from thinkalike.measures.minibatch_cka import CKAMeans
+from thinkalike.measures.kernel_alignment import CKAMeans
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS

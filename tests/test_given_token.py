@@ -396,17 +396,13 @@ def test_a_turn_is_predicted_wholly_and_a_part_one_way():
     assert 0.4 < back < 0.6
 
 
-def test_what_does_not_vary_is_nothing_or_an_error():
+def test_what_does_not_vary_is_an_error():
     x, constant = torch.randn(50, 4), torch.full((50, 3), 0.1)
-    for nothing in (None, 0.0):
-        prediction = LinearPrediction([(0, 0)], nothing=nothing)
-        prediction.fit([x], [constant])
-        prediction.judge([x], [constant])
-        if nothing is None:
-            with pytest.raises(ValueError, match="target layer 0 does not vary"):
-                prediction.compute()
-        else:
-            assert [float(way.value[0]) for way in prediction.compute()] == [0, 0]
+    prediction = LinearPrediction([(0, 0)])
+    prediction.fit([x], [constant])
+    prediction.judge([x], [constant])
+    with pytest.raises(ValueError, match="target layer 0 does not vary"):
+        prediction.compute()
     with pytest.raises(ValueError, match="give all batches to fit on first"):
         prediction.fit([x], [x])
     with pytest.raises(ValueError, match="a state is not finite"):

@@ -36,7 +36,7 @@ LEVELS = {
     "memory": 1,
     "screen": 1,
     "hub": 1,  # knows errors
-    "kinds": 1,
+    "kinds": 1.5,  # knows arguments
     "arguments": 1,
     "plots": 1,
     "tokenizers": 1,
@@ -128,7 +128,7 @@ def test_imports_go_down_and_each_library_has_one_owner():
         ("instruments", "import matplotlib.pyplot as plt", True),
         ("instruments", "from thinkalike import figures\nfrom thinkalike.instruments import rsa\nimport torch", False),
         ("config", "import hydra\nfrom thinkalike.errors import ConfigError", False),
-        ("training", "import pytorch_lightning as pl\nfrom thinkalike.measures import Stitch", False),
+        ("training", "import pytorch_lightning as pl\nfrom thinkalike.stitches.stitch import Stitch", False),
     ],
 )
 def test_a_planted_breach_is_found_and_a_rightful_import_is_none(part, source, breach):

@@ -10,7 +10,7 @@ import torch
 from thinkalike.measures import LayerMeans, LayerPredictions, mutual_measure
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import neighbours as mutual
-from thinkalike.measures.minibatch_cka import CKAMeans
+from thinkalike.measures.kernel_alignment import CKAMeans
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
 SIDES = [*itertools.combinations_with_replacement(range(3), 2), (2, 0)]

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from thinkalike.measures import Stitch, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+from thinkalike import Stitch
+from thinkalike.measures import bootstrap_interval, sum_by_document, token_loss, unigram_entropy
 from thinkalike.memory import LiveBytes
 
 N, D, VOCABULARY = 37, 8, 50

@@ -10,13 +10,12 @@ import torch
 import yaml
 
 from conftest import Door, composed
-from thinkalike import plugins
+from thinkalike import Stitch, plugins
 from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.plugged import _of_function
 from thinkalike.job.performing import _Planned
-from thinkalike.measures import Stitch
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.run import _of_plugins
 from thinkalike.training.stitching import optimizer_of

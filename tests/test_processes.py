@@ -17,7 +17,7 @@ from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures.minibatch_cka import CKAMeans
+from thinkalike.measures.kernel_alignment import CKAMeans
 from thinkalike.processes import ProcessGroup, check_processes, together
 
 

@@ -82,28 +82,28 @@ def test_norms_and_random_directions():
 def test_effects_are_shares_of_the_natural_one_over_words():
     natural = 10 + torch.randn(N)
     effects = torch.stack([natural, natural / 2, torch.randn(N)])
-    found = effects_of(effects, natural, torch.arange(N))
-    shares = found.shares()
+    found, whole = effects_of(effects, natural, torch.arange(N))
+    shares = found.share_of(whole)
     torch.testing.assert_close(shares.value[:2], torch.tensor([1.0, 0.5]).double())
     torch.testing.assert_close(shares.low[:2], shares.high[:2])
     assert shares.low[2] < shares.value[2] < shares.high[2]
     torch.testing.assert_close(found.interval().value, effects.double().mean(1))
     nothing = torch.tensor([1.0, -1] * 6)
-    insignificant = effects_of(nothing[None], nothing, torch.arange(N))
-    assert insignificant.shares().value.isnan().all()
+    insignificant, none = effects_of(nothing[None], nothing, torch.arange(N))
+    assert insignificant.share_of(none).value.isnan().all()
     assert insignificant.interval().value.isfinite().all()
 
 
 def test_intervals_of_effects_are_students_over_words_of_equal_size():
     effects, words = torch.randn(2, 40), torch.arange(40) // 5
-    found = effects_of(effects, 10 + torch.randn(40), words)
+    found, _ = effects_of(effects, 10 + torch.randn(40), words)
     means = effects.double().view(2, 8, 5).mean(2)
     expected = random_effects(means)
     for ours, theirs in zip(found.interval(), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-    few = effects_of(effects, 10 + torch.randn(40), torch.arange(40) // 6)
+    few, natural = effects_of(effects, 10 + torch.randn(40), torch.arange(40) // 6)
     assert few.interval().low.isnan().all(), "seven words"
-    assert few.shares().value.isfinite().all()
+    assert few.share_of(natural).value.isfinite().all()
 
 
 @pytest.fixture(scope="module")

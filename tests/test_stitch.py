@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from thinkalike.measures import Stitch, compare_outputs, token_kl, token_loss
+from thinkalike import Stitch
+from thinkalike.measures import compare_outputs, token_kl, token_loss
 
 
 def jiggled(phi):

@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 import tiny
+from thinkalike import Stitch
 from thinkalike.errors import ModelError, StitchError, StoreError
-from thinkalike.measures import AffineMap, Stitch
+from thinkalike.measures import AffineMap
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.stitches.results import load_stitch

@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.measures import CKA as CKA
     from thinkalike.measures import MLEM as MLEM
     from thinkalike.measures import DifferentiableMLEM as DifferentiableMLEM
-    from thinkalike.measures import Stitch as Stitch
     from thinkalike.measures import bootstrap_interval as bootstrap_interval
     from thinkalike.measures import calibrate as calibrate
     from thinkalike.measures import cka as cka
@@ -28,6 +27,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.models.frozen import FrozenModel as FrozenModel
     from thinkalike.models.load import load_model as load_model
     from thinkalike.stitches.results import load_stitch as load_stitch
+    from thinkalike.stitches.stitch import Stitch as Stitch
     from thinkalike.stitches.stitch_map import StitchMap as StitchMap
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
@@ -41,8 +41,9 @@ _NAMES = {  # in the order of their documentation
     "models.load": ["load_model"],
     "stitches.stitch_map": ["StitchMap"],
     "stitches.results": ["load_stitch"],
+    "stitches.stitch": ["Stitch"],
     "measures": [
-        *("Stitch", "token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
+        *("token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
         *("DifferentiableMLEM", "mutual_knn", "feature_importance", "rsa", "mantel", "weighted_tau", "mds"),
         "calibrate",
     ],

@@ -1,4 +1,6 @@
-"""The kind of feature that a column of a table is: one rule for files, DataFrames and arrays.
+"""Tables of features as users have them: the kind of each column by one rule, and tables read as numbers.
+
+Tables are files, DataFrames, arrays, tensors, lists of lists and text; MLEM looks at nothing but tensors elsewhere.
 
 | column | kind |
 |---|---|
@@ -13,8 +15,17 @@ no column what its numbers stand for: there, other numbers than continuous ones 
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
 import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import check_choice
 
 KINDS = ("nominal", "ordinal", "numeric", "continuous")
 NUMBERS = KINDS[2:]
@@ -34,3 +45,167 @@ def is_continuous(values: np.ndarray) -> bool:
     """Return whether numbers are ten different ones or more, some of them no whole numbers; NaN does not count."""
     different = np.unique(values[np.isfinite(values)])
     return len(different) >= MANY and bool((different != np.round(different)).any())
+
+
+# ---- tables read as numbers
+
+Level = str | bool | int | float
+Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
+Kinds = Kind | Sequence[Kind] | Mapping[Any, Kind]
+EMPTY = ("", "nan", "NaN")  # missing values in an array of text
+
+
+class Columns(NamedTuple):
+    """The names, kinds and levels of the f features of a table, by which later tables are read."""
+
+    names: tuple[str, ...]  # empty for a table without names
+    kinds: tuple[str, ...]
+    levels: tuple[tuple[Level, ...] | None, ...]  # level k is read as the number k; None: numbers are read as they are
+
+    @classmethod
+    def of(cls, X: Any, kinds: Kinds = "auto") -> Columns:
+        """Describe a table, with a warning that names the features which are taken for continuous.
+
+        Args:
+            X: See `MLEM.fit`.
+            kinds: The kind of all features, of each, or of some by name or number; the others, and "auto", have the
+                kind that their type and values imply. A list of levels is an ordinal feature.
+        """
+        frame, typed = _frame(X)
+        names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]
+        labels = names or tuple(map(str, range(len(columns))))
+        each = list(zip(columns, _each(kinds, labels), labels, strict=True))
+        found, levels = zip(*(_settled(column, kind, label, typed) for column, kind, label in each), strict=True)
+        kinds_of = zip(each, found, strict=True)
+        if inferred := [label for (_, kind, label), own in kinds_of if kind == "auto" and own == "continuous"]:
+            message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
+            warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
+        return cls(names, found, levels)
+
+    def label(self, feature: int) -> str:
+        """Return the name of a feature, or its number."""
+        return self.names[feature] if self.names else str(feature)
+
+    def place(self, feature: int | str) -> int:
+        """Return the number of a feature given by number or name; a ValueError says that there is none."""
+        if feature in self.names:
+            return self.names.index(str(feature))
+        if feature not in range(len(self.kinds)):
+            there = ", ".join(self.names) or f"0..{len(self.kinds) - 1}"
+            raise ValueError(f"feature {feature} is not one of {there}")
+        return int(feature)
+
+    def read(self, X: Any, device: torch.device | None = None) -> tuple[Float[Tensor, "n f"], list[list[Level] | None]]:
+        """Return a table as numbers, NaN where a value is missing, and the levels with new ones at the end."""
+        frame, _ = _frame(X)
+        names = _names(frame)
+        if frame.shape[1] != len(self.kinds) or (names and self.names and names != self.names):
+            columns = ", ".join(names) or frame.shape[1]
+            raise ValueError(
+                f"X has the features {columns}, and the fit had {', '.join(self.names) or len(self.kinds)}"
+            )
+        if self.names and not names:
+            warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
+        levels = [None if own is None else list(own) for own in self.levels]
+        read = [_read(frame.iloc[:, feature], own) for feature, own in enumerate(levels)]
+        values = torch.stack(read, 1).to(device or (X.device if isinstance(X, Tensor) else None))
+        if values.isinf().any():
+            raise ValueError(f"feature {self.label(int(values.isinf().any(0).nonzero()[0]))} has an infinite value")
+        return values, levels
+
+
+def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
+    """Return the value in a table that is read as this number, see `Columns.read`; None where it is missing."""
+    if value != value:
+        return None
+    return value if levels is None else levels[int(value)]
+
+
+def cell_numbers(values: Any) -> Int[Tensor, " n"]:
+    """Return numbers from 0 that are equal for equal rows of a table, or for equal values of a list."""
+    values = values.cpu().numpy() if isinstance(values, Tensor) else values
+    if isinstance(values, np.ndarray):
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)  # pandas takes no foreign byte order
+    frame = pd.DataFrame(list(values) if isinstance(values, range | tuple) else values)
+    numbers = [pd.factorize(frame.iloc[:, place], use_na_sentinel=False)[0] for place in range(frame.shape[1])]
+    return torch.from_numpy(pd.factorize(pd.MultiIndex.from_arrays(numbers))[0].astype(np.int64))
+
+
+def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
+    """Return a table as a DataFrame, and whether its columns have types of their own, unlike those of an array."""
+    if hasattr(X, "iloc") and hasattr(X, "columns"):
+        return X, True
+    if isinstance(X, Tensor):
+        X = X.detach().cpu().double().numpy()
+    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    if array.ndim != 2:
+        raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")
+    if array.dtype.kind in "US":  # numbers beside text have become text
+        frame = pd.DataFrame(array.astype(str), dtype=object)
+        return frame.mask(frame.isin(EMPTY)).apply(_written_numbers), True
+    frame = pd.DataFrame(array).infer_objects()
+    typed = not all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
+    return frame if typed else frame.astype(float), typed
+
+
+def _names(frame: pd.DataFrame) -> tuple[str, ...]:
+    """Return the names of the columns, if all of them have one."""
+    return tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
+
+
+def _written_numbers(column: pd.Series) -> pd.Series:
+    numbers = pd.to_numeric(column, errors="coerce")
+    return numbers if numbers.notna().equals(column.notna()) else column
+
+
+def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
+    """Return the kind that was asked for of each feature."""
+    if isinstance(kinds, str):
+        return [kinds] * len(labels)
+    if not isinstance(kinds, Mapping):
+        return list(kinds)  # type: ignore[arg-type]
+    if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
+        raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")
+    return [kinds.get(label, kinds.get(place, "auto")) for place, label in enumerate(labels)]
+
+
+def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[str, tuple[Level, ...] | None]:
+    """Return the kind of a column, and its levels unless it is read as numbers."""
+    if not isinstance(kind, str):
+        levels = tuple(map(_plain, kind))
+        if beyond := [value for value in _values(column) if value not in (None, *levels)]:
+            raise ValueError(f"feature {label} has {beyond[0]!r}, which is not among its levels {list(levels)}: add it")
+        return "ordinal", levels
+    check_choice("kinds", kind, ("auto", *KINDS))
+    implied = kind_of(column)
+    own = kind if kind != "auto" else "nominal" if implied == "numeric" and not typed else implied
+    if own in NUMBERS or implied in NUMBERS:
+        return own, None
+    if own == "ordinal" and implied != "ordinal":
+        raise ValueError(f"feature {label} is ordinal: give its levels in order, as kinds={{{label!r}: [...]}}")
+    if hasattr(column, "cat"):
+        return own, tuple(map(_plain, column.cat.categories))
+    present = {level for level in _values(column) if level is not None}
+    return own, tuple(sorted(present, key=lambda level: (isinstance(level, str), level)))
+
+
+def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
+    """Return a column as numbers; values that are not among the levels are added to them."""
+    if levels is None:
+        numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
+        return torch.tensor(numbers.to_numpy(dtype=float, na_value=np.nan))
+    places = {level: place for place, level in enumerate(levels)}
+    codes = [torch.nan if value is None else float(places.setdefault(value, len(places))) for value in _values(column)]
+    levels[:] = list(places)
+    return torch.tensor(codes, dtype=torch.float64)
+
+
+def _values(column: pd.Series) -> list[Level | None]:
+    """Return the values of a column as plain text, numbers and truth values; None where one is missing."""
+    return [None if absent else _plain(value) for value, absent in zip(column, column.isna(), strict=True)]
+
+
+def _plain(value: Any) -> Level:
+    """Return a level as Python has it; dates, intervals and the like as text."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, Level) else str(value)

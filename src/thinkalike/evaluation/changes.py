@@ -17,8 +17,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.data.rows import TokenRows
-from thinkalike.measures.changes import TokenChanges, divergence, signed_permutation, token_changes
-from thinkalike.measures.shifts import relative_distance
+from thinkalike.measures.changes import TokenChanges, divergence, relative_distance, signed_permutation, token_changes
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, exchanged, moved

@@ -17,7 +17,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.language import DocumentSums, next_token_losses
 from thinkalike.evaluation.stitches import last_states
 from thinkalike.measures.bootstrapping import sum_by_document
-from thinkalike.measures.sae.autoencoder import SparseAutoencoder, spread_of
+from thinkalike.measures.sae import SparseAutoencoder, spread_of
 from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 4096  # that a model reads at once

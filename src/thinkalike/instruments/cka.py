@@ -55,7 +55,7 @@ class LayerCKA(LayerPairs, kind="cka", version=4, reads=("model", "target", "lay
         return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.minibatch_cka import CKAMeans
+        from thinkalike.measures.kernel_alignment import CKAMeans
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0

@@ -55,7 +55,7 @@ class Distance(LayerPairs, kind="distance", reads=("model", "target", "layers", 
         return own
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.shifts import LayerShifts
+        from thinkalike.measures.changes import LayerShifts
 
         return LayerShifts(source_layers, target_layers, given=measure.given)
 

@@ -283,7 +283,7 @@ def _compared(
     models: Sequence[FrozenModel], batches: Iterable[StateBatch]
 ) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
     """Return CKA of every two models at each layer, and the HSICs of each batch."""
-    from thinkalike.measures.minibatch_cka import CKAMeans
+    from thinkalike.measures.kernel_alignment import CKAMeans
 
     m = len(models)
     metrics = [CKAMeans(m, m) for _ in range(models[0].n_layers)]

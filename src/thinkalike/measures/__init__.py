@@ -15,10 +15,9 @@ from typing import Any
 
 _NAMES = """
 accumulators: Accumulator LayerMeans
-bootstrapping: auc bootstrap_difference bootstrap_interval documents_and_seeds_interval effective_number
+bootstrapping: Jackknifed auc bootstrap_difference bootstrap_interval documents_and_seeds_interval effective_number
 bootstrapping: sum_by_document
-calibrating: Calibrated calibrate
-chance: Chance LayerPairEstimate permuted_rows
+chance: Calibrated Chance LayerPairEstimate calibrate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
 closed_forms: least_squares procrustes reduced_rank unexplained_by
 contract: LayerMeasure
@@ -26,33 +25,30 @@ distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearma
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
 distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
-estimates: Estimate fold_interval interval_around jackknife leave_one_out random_effects span splits stimulus_folds
-estimates: student_p student_t two_sided
+estimates: Estimate fold_interval interval_around jackknife random_effects span splits stimulus_folds student_t
+estimates: two_sided
 hsic: hsic0 hsic1
-kernel_alignment: alignment cka cka_measure group_hsics
-losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
+kernel_alignment: CKAResult ModelDistance alignment arc_length cka cka_measure group_hsics
+losses: CHUNK DISAGREEMENT JENSEN_SHANNON OutputMatch compare_outputs disagreement jensen_shannon surprises
+losses: token_codes token_kl token_loss unigram_entropy
 metric: CKA
-minibatch_cka: CKAResult ModelDistance arc_length
 mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
-outputs: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 populations: Grouped adjusted_rand_index adjusted_rand_index_p change_point cluster flips group_change_point grouped
 populations: onset population_penalties symmetric
 prediction: LayerPredictions LinearPrediction PredictionEstimate
 properties: PROPERTIES Properties
 rows: FEW RowGroups leverage rows_of
-sae.autoencoder: Dead SparseAutoencoder carried dead_latents explained_variance in_own_units loss_recovered sae_loss
-sae.autoencoder: spread_of standardised with_fitted_decoder
-sae.saelens: SavedSAE load_sae save_sae
+sae: Dead SparseAutoencoder carried dead_latents explained_variance in_own_units loss_recovered sae_loss
+sae: SavedSAE load_sae save_sae spread_of standardised with_fitted_decoder
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
-stitch: Stitch
 subjects: Draws ModelScores NoiseCeiling Scored TwoFactors draw dual_variance model_scores noise_ceiling two_factor
-transfer.probes: Accuracy CrossFitted Probe balanced_accuracies balanced_folds cross_fitted fit_probes
-transfer.steering: Effects carried_vectors effects_of held_out_differences random_directions random_rotation
-transfer.steering: turned_at_random with_norms_of
+transfer: Accuracy CrossFitted Probe balanced_accuracies balanced_folds cross_fitted fit_probes
+transfer: carried_vectors effects_of held_out_differences random_directions random_rotation
+transfer: turned_at_random with_norms_of
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
 __all__ = sorted(_HOMES)

@@ -332,7 +332,8 @@ class LayerMeans(Accumulator):
     ) -> dict[Pair, Record]:
         """Return of each pair its mean value by chance, (l, m), and the value that is tested with its permutations."""
         owners = rows.documents.cpu() if within is None else rows.documents[within.order].cpu()
-        orders = torch.stack([_moved(owners, within, seed) for seed in range(self.permutations)])
+        groups = within or RowGroups.whole(len(owners), owners.device)
+        orders = torch.stack([permuted_within(owners, groups, seed) for seed in range(self.permutations)])
         home = (orders == torch.arange(len(owners))).double().mean(1)
         away, documents = home <= home.min().clamp(min=AT_HOME), len(owners.unique())
         permuted = self._permuted(measure, layers, blocks, orders, {pair: each[0] for pair, each in values.items()})
@@ -440,10 +441,6 @@ class LayerMeans(Accumulator):
     @property
     def _is_unbiased(self) -> bool:
         return self.measure.is_unbiased and not self.after_ratio
-
-
-def _moved(owners: Int[Tensor, " n"], within: RowGroups | None, seed: int) -> Int[Tensor, " n"]:
-    return permuted_rows(owners, seed) if within is None else permuted_within(owners, within, seed)
 
 
 def _nothing(values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, Float[Tensor, "l m"]]:

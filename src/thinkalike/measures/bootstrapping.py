@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -84,7 +85,6 @@ def bootstrap_difference(
     *,
     level: float = 0.95,
     resamples: int = 2000,
-    seed: int = 0,
     together: bool = False,
 ) -> Estimate:
     """Return the difference of two means over the same documents with a studentised bootstrap interval, of shape (*b).
@@ -97,7 +97,7 @@ def bootstrap_difference(
     """
     kept = (first_counts > 0) & (second_counts > 0)
     ratios = [_Ratio.of(first, first_counts, kept), _Ratio.of(second, second_counts, kept, sign=-1)]
-    return _studentised(ratios, level, resamples, seed, together)
+    return _studentised(ratios, level, resamples, 0, together)
 
 
 class _Ratio(NamedTuple):
@@ -176,14 +176,28 @@ def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) 
     return torch.cat([total, total - sums], -1)
 
 
-def over_parts(value: Float[Tensor, "*b"], replicates: Float[Tensor, "*b r"], level: float) -> Estimate:
-    """Return the value with its `jackknife` interval, from those without each part; see `without_each_part`.
+@dataclass(frozen=True, eq=False)
+class Jackknifed:
+    """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
 
-    Fewer than `FEWEST_GROUPS` groups, and so parts, have no interval: its ends are NaN.
-    """
-    if replicates.shape[-1] < FEWEST_GROUPS:
-        return interval_around(value, torch.nan)
-    return jackknife(value, replicates.movedim(-1, 0), level=level)
+    value: Float[Tensor, "*b"]
+    replicates: Float[Tensor, "*b r"]
+
+    def interval(self, level: float = 0.95) -> Estimate:
+        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups."""
+        if self.replicates.shape[-1] < FEWEST_GROUPS:
+            return interval_around(self.value, torch.nan)
+        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level)
+
+    def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
+        """Return (a - above) / (b - above) of these values a and another one, b, of the same groups.
+
+        It is NaN where the interval of b is not above `above`.
+        """
+        if other.interval(level).low <= above:
+            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
+        value = (self.value - above) / (other.value - above)
+        return Jackknifed(value, (self.replicates - above) / (other.replicates - above)).interval(level)
 
 
 def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r n"]]:

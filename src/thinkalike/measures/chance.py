@@ -1,19 +1,30 @@
-"""Values of layer pairs with their intervals, and what chance gives: nulls by document, calibrated values, p."""
+"""Values with their intervals, and what chance gives: nulls by document, calibrated values, p; also of any function."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate
+from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.measures.bootstrapping import effective_number
+from thinkalike.measures.estimates import (
+    FEWEST_EQUAL,
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    check_groups,
+    jackknife,
+    numbered_by_part,
+)
 from thinkalike.measures.rows import RowGroups
 from thinkalike.plots import plot
+from thinkalike.progress import counted
 
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
@@ -227,3 +238,70 @@ def _centred(
     between = similarity * apart
     own = (fit @ between.sum(2, keepdim=True))[..., 0]
     return between - apart * (own[:, :, None] + own[:, None, :])
+
+
+# ---- any measure of two sets of features
+
+
+class Calibrated(NamedTuple):
+    """A value with its 95 % interval, and what it is by chance.
+
+    Attributes:
+        null: The mean value where whole groups of Y changed places.
+        p: The share of permutations of groups, with the value itself, whose value is at least as large.
+        groups: How many different groups there are.
+    """
+
+    value: float
+    low: float
+    high: float
+    null: float
+    p: float
+    groups: int
+
+
+@takes_arrays
+def calibrate(
+    function: Callable[[Tensor, Tensor], Any],
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "n e"],
+    groups: Int[Tensor, " n"],
+    permutations: int = 99,
+    seed: int = 0,
+) -> Calibrated:
+    """Return the value of any function of two sets of features, larger if more alike, with its interval and p.
+
+    The interval is the jackknife that leaves out whole groups, those of one tenth at a time, beside as many rows at
+    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable; it is
+    at least 1 / (permutations + 1). Groups that are worth fewer than 15 of equal length (`effective_number`) have no
+    interval, (-∞, ∞), and of fewer than 8 of equal length p is NaN.
+
+    Args:
+        function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
+        X, Y: Row i of both is of stimulus i.
+        groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
+
+    Raises:
+        ValueError: X and Y differ in their rows, or there is not one group for each.
+    """
+    check_groups(groups, len(X))
+    numbers = numbered_by_part(groups)
+    counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
+    value = torch.tensor(float(function(X, Y)), dtype=torch.float64)
+    is_enough = effective_number(counts) >= FEWEST_EQUAL
+
+    def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
+        rests = [parts != part for part in range(PARTS)] if is_enough else []
+        return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
+
+    scattered = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
+    found = jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
+    seeds = [seed * permutations + place for place in range(permutations)]
+    null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
+    chosen = balanced_rows(numbers)
+    p, rows = float("nan"), chosen.flatten()
+    if len(chosen) >= FEWEST_GROUPS:
+        own, x, y = numbers[rows], X[rows], Y[rows]
+        tested = float(function(x, y))
+        p = (1 + sum(float(function(x, y[permuted_rows(own, each)])) >= tested for each in seeds)) / (1 + permutations)
+    return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))

@@ -53,13 +53,6 @@ def student_t(level: float, freedom: int) -> float:
     return float(stdtrit(freedom, (1 + level) / 2))
 
 
-def student_p(t: float, freedom: int) -> float:
-    """Return P(|T| ≥ |t|), the two-sided p-value, in [0, 1], for T with this many degrees of freedom."""
-    from scipy.special import stdtr
-
-    return float(2 * stdtr(freedom, -abs(t)))
-
-
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
@@ -74,11 +67,6 @@ def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]
     value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
     t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
     return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
-
-
-def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
-    """Return, for every batch, the mean of all the others."""
-    return (values.sum(0) - values) / (len(values) - 1)
 
 
 def jackknife(

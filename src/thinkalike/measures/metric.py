@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.accumulators import Record, columns_of
-from thinkalike.measures.minibatch_cka import CKAMeans, CKAResult
+from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
 
 
 class CKA(Metric):

@@ -51,12 +51,11 @@ class LinearPrediction:
 
     Args:
         ridge: More than 0, in units of the mean variance of the states that predict.
-        nothing: The R² of states that do not vary; None: that is an error.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE, nothing: float | None = None):
+    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE):
         self._moments: Moments | None = Moments(pairs)  # None: the maps are solved for
-        self.pairs, self.ridge, self.nothing = self._moments.pairs, ridge, nothing
+        self.pairs, self.ridge = self._moments.pairs, ridge
         self._maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
         self._sums: dict[int, Tensor] = {}  # by batch: (part, pair, direction, squares of residuals and of states)
         self._documents: dict[int, Tensor] = {}  # by batch: the numbers of those in it
@@ -128,18 +127,20 @@ class LinearPrediction:
         Fewer than `FEWEST_GROUPS` documents have the interval (-∞, ∞).
 
         Raises:
-            ValueError: No batch judged, or a layer does not vary in those that did, unless `nothing` says what that is.
+            ValueError: No batch judged, or a layer does not vary in those that did.
         """
         if not self._sums:
             raise ValueError("there is no R² of no rows: call fit, then judge")
         sums = torch.stack([self._sums[number] for number in sorted(self._sums)]).sum(0)
         documents = torch.cat(list(self._documents.values()))
         constant = (sums[..., 1].sum(0) == 0).nonzero().tolist()
-        if constant and self.nothing is None:
+        if constant:
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        both = jackknife(self._explained(sums.sum(0)), self._explained(without_parts(sums, documents)))
+        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, documents)]).unbind(-1)
+        explained = 1 - left / whole
+        both = jackknife(explained[0], explained[1:])
         return both[:, 0], both[:, 1]
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,12 +159,6 @@ class LinearPrediction:
         self._maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
         self._sums = {int(number): sums for number, (sums, _) in state["sums"].items()}
         self._documents = {int(number): documents for number, (_, documents) in state["sums"].items()}
-
-    def _explained(self, sums: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b"]:
-        left, whole = sums.unbind(-1)
-        constant = whole == 0
-        nothing = torch.full_like(whole, self.nothing or 0.0)
-        return torch.where(constant, nothing, 1 - left / whole.masked_fill(constant, 1))
 
     def _solved(self, moments: Moments) -> list[tuple[_Map, _Map]]:
         """Return the maps of all pairs; products across layers make room for them one by one."""

@@ -26,7 +26,7 @@ from thinkalike import figures
 from thinkalike.config import PopulationConfig, compose_job
 from thinkalike.measures import populations
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
-from thinkalike.measures.minibatch_cka import arc_length
+from thinkalike.measures.kernel_alignment import arc_length
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result

@@ -19,7 +19,7 @@ import torch
 from thinkalike import figures
 from thinkalike.instruments.transfer.probing import BLANK, CARRIED, NATIVE, RANDOM, REFITTED
 from thinkalike.measures.estimates import Estimate
-from thinkalike.measures.transfer.probes import Accuracy
+from thinkalike.measures.transfer import Accuracy
 from thinkalike.models.shapes import shape_of
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part

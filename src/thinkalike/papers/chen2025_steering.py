@@ -14,8 +14,9 @@ import torch
 
 from thinkalike import figures
 from thinkalike.instruments.transfer.steering import BLANK, CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
+from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.estimates import Estimate
-from thinkalike.measures.transfer.steering import Effects, effects_of
+from thinkalike.measures.transfer import effects_of
 from thinkalike.papers.chen2025_probes import MODELS, Pair, layers_word, pairs_of
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
@@ -36,8 +37,8 @@ class Steered:
     pair: Pair
     result: Result
 
-    def effects(self, at: Sequence[int], position: str, strength: float) -> Effects | None:
-        """Return the effects of all conditions at a layer pair, or None if there are none, or no natural one."""
+    def effects(self, at: Sequence[int], position: str, strength: float) -> tuple[Jackknifed, Jackknifed] | None:
+        """Return the effects of all conditions at a layer pair and the natural one, or None if one is missing."""
         table = self.result.table
         chosen = {"source_layer": at[0], "target_layer": at[1], "position": position, "strength": strength}
         found = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
@@ -46,13 +47,13 @@ class Steered:
         effects, natural, groups = (torch.from_numpy(self.result.arrays[name]) for name in ARRAYS)
         return effects_of(effects[found.index.tolist()], natural, groups)
 
-    def shares(self, found: Effects, level: float = 0.95) -> dict[str, Estimate]:
+    def shares(self, effects: tuple[Jackknifed, Jackknifed], level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and by how much `MATCHED` is beyond `RANDOM`."""
         names = [*self.result.table["condition"].unique(), BEYOND]
         first, second = names.index(MATCHED), names.index(RANDOM)
-        pair = found.value, found.replicates
+        pair = effects[0].value, effects[0].replicates
         value, replicates = (torch.cat([each, each[[first]] - each[[second]]]) for each in pair)
-        shares = replace(found, value=value, replicates=replicates).shares(level)
+        shares = Jackknifed(value, replicates).share_of(effects[1], level=level)
         return {name: shares[place] for place, name in enumerate(names)}
 
     @property

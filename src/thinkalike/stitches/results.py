@@ -15,8 +15,8 @@ from torch import Tensor
 
 from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
-from thinkalike.measures.stitch import KINDS, Stitch
 from thinkalike.plugins import digest, is_plugin
+from thinkalike.stitches.stitch import KINDS, Stitch
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.store import Result, open_result
 

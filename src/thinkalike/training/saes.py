@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from thinkalike.config import SAEConfig
 from thinkalike.evaluation.saes import SiteStates, kept_by_document, states_after
-from thinkalike.measures.sae.autoencoder import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
+from thinkalike.measures.sae import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.steps import SteppedModule
 

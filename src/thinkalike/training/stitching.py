@@ -25,9 +25,9 @@ from thinkalike.evaluation.language import next_token_losses
 from thinkalike.evaluation.stitches import last_states, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
-from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.models.shapes import peak_of, precision_of
+from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate, scheduled
 

@@ -20,7 +20,7 @@ from thinkalike.instruments.operations import Site, of_start, of_token
 from thinkalike.instruments.sae.setting import Setting
 from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
-from thinkalike.measures.sae.autoencoder import SparseAutoencoder, loss_recovered
+from thinkalike.measures.sae import SparseAutoencoder, loss_recovered
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit

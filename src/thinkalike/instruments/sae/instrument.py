@@ -33,7 +33,7 @@ from thinkalike.instruments.sae.setting import (
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.measures.estimates import span
-from thinkalike.measures.sae.saelens import save_sae
+from thinkalike.measures.sae import save_sae
 from thinkalike.models.foresight import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, text_column

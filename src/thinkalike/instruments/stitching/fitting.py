@@ -20,8 +20,8 @@ from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures.bootstrapping import documents_and_seeds_interval
 from thinkalike.measures.closed_forms import PairStatistics
-from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import peak_rate
 from thinkalike.training.stitching import Fit, StitchTraining

@@ -22,12 +22,12 @@ from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.operations import map_weights, products, stitches_in
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
-from thinkalike.measures.stitch import Stitch
 from thinkalike.memory import Budget, check_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
+from thinkalike.stitches.stitch import Stitch
 from thinkalike.tokenizers import tokenizer_fingerprint
 from thinkalike.training.steps import momenta
 

@@ -35,7 +35,7 @@ from thinkalike.instruments.transfer.maps import (
 from thinkalike.instruments.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
 from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
 from thinkalike.measures.estimates import span
-from thinkalike.measures.transfer.probes import STEPS
+from thinkalike.measures.transfer import STEPS
 from thinkalike.models.controls import fresh
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column

@@ -20,8 +20,14 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.transfer.maps import PairMap
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate
-from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
-from thinkalike.measures.transfer.steering import turned_at_random
+from thinkalike.measures.transfer import (
+    Accuracy,
+    CrossFitted,
+    balanced_accuracies,
+    balanced_folds,
+    cross_fitted,
+    turned_at_random,
+)
 
 log = logging.getLogger(__name__)
 

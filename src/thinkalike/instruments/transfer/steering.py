@@ -39,7 +39,7 @@ from thinkalike.instruments.transfer.maps import (
 from thinkalike.job import Outcome, Phase, Shapes, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds
-from thinkalike.measures.transfer.steering import (
+from thinkalike.measures.transfer import (
     carried_vectors,
     effects_of,
     held_out_differences,
@@ -298,8 +298,8 @@ class Trial:
         for position, strength in itertools.product(self.measure.positions, self.measure.strengths):
             moved = steered_gaps(self.target, self.texts, pair[1], strength * added, position == LATER) - self.before
             effects = torch.stack([part.mean(0) for part in moved.split(sizes)])  # over the vectors of a condition
-            found = effects_of(effects, self.natural, self.groups)
-            shares, nats = found.shares(), found.interval()
+            found, natural = effects_of(effects, self.natural, self.groups)
+            shares, nats = found.share_of(natural), found.interval()
             for place, (name, vectors) in enumerate(conditions.items()):
                 row = {"position": position, "strength": strength, "condition": name}
                 row |= dict(zip(("share", "low", "high"), map(float, shares[place]), strict=True))

@@ -14,9 +14,9 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, check_rows, tensor_of
+from thinkalike.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups
-from thinkalike.measures.mlem.columns import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs

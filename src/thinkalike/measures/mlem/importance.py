@@ -12,6 +12,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
+from thinkalike.kinds import Columns, cell_numbers
+from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import (
@@ -19,13 +21,10 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     fold_interval,
-    interval_around,
-    jackknife,
     numbered_by_part,
     splits,
     stimulus_folds,
 )
-from thinkalike.measures.mlem.columns import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
@@ -271,8 +270,7 @@ def split_half_reference(
     values = torch.stack(found).mean(0)
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    ends = jackknife(values[0], values[1:])
-    return ends if int(owners.max()) + 1 >= FEWEST_GROUPS else interval_around(values[0], torch.nan)
+    return Jackknifed(values[0], values[1:].T).interval()
 
 
 def _references(

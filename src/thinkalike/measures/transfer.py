@@ -1,10 +1,11 @@
-"""Linear probes of states, cross-fitted, and carried through an affine map into another model's states.
+"""What a fitted map carries from one model to another: linear probes of states, cross-fitted, and steering vectors.
 
 A probe gives every level of a feature a score, p·h + c, and answers with the level of the highest. With ψ(g) = D g + v
 from the states of model B to those of model A, a probe of A reads the states of B:
 
     p·ψ(g) + c = (p D)·g + (p·v + c)
 
+With φ(h) = U h + u from model A to model B, a vector s that is added to states of A becomes U s in B
 (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
 
 Balanced accuracy is the mean recall over levels, 1/k by chance with k levels. Intervals leave out whole sentences, as
@@ -23,9 +24,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures.bootstrapping import over_parts, without_each_part
+from thinkalike.measures.bootstrapping import Jackknifed, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import Estimate, interval_around, splits
+from thinkalike.measures.estimates import splits
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -203,34 +204,15 @@ def best_penalty(
 
 
 @dataclass(frozen=True, eq=False)
-class Accuracy:
-    """A balanced accuracy, in [0, 1], and those without each of r parts of the sentences, the same of the same stimuli.
+class Accuracy(Jackknifed):
+    """A balanced accuracy, in [0, 1], jackknifed over sentences."""
 
-    Intervals are of the jackknife and Student's t, see `over_parts`.
-    """
-
-    value: Float[Tensor, ""]
-    replicates: Float[Tensor, " r"]
     levels: int
 
     @property
     def chance(self) -> float:
         """The balanced accuracy of answers that do not depend on the stimulus."""
         return 1 / self.levels
-
-    def interval(self, level: float = 0.95) -> Estimate:
-        """Return the accuracy with its interval over sentences."""
-        return over_parts(self.value, self.replicates, level)
-
-    def share_of(self, other: Accuracy, above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above) of this accuracy a and another b, with its interval.
-
-        It is NaN where the interval of b includes `above`, or there is none.
-        """
-        if not other.interval(level).low > above:
-            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
-        value = (self.value - above) / (other.value - above)
-        return over_parts(value, (self.replicates - above) / (other.replicates - above), level)
 
 
 def balanced_accuracies(
@@ -248,3 +230,65 @@ def balanced_accuracies(
     recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(~there, 1)
     means = recalls.sum(1) / there.sum(0)  # over the levels that are left
     return [Accuracy(each[0], each[1:], levels) for each in means]
+
+
+# ---- steering vectors: the difference that a feature makes to mean states, carried to another model
+
+
+def held_out_differences(
+    before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
+    """Return for each pair of states the mean of after - before over all pairs that are not in its fold."""
+    difference, vectors = after.double() - before.double(), torch.empty(before.shape, dtype=torch.float64)
+    for fold in fold_of.unique():
+        vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
+    return vectors
+
+
+def carried_vectors(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
+    """Return U s for each vector s, with U the weight of the map."""
+    return vectors @ mapping.weight.to(vectors).T
+
+
+def with_norms_of(vectors: Float[Tensor, "*n d"], others: Float[Tensor, "n e"]) -> Float[Tensor, "*n d"]:
+    """Return the directions of some vectors with the norms of others; a zero vector stays one."""
+    return torch.nn.functional.normalize(vectors, dim=-1) * others.norm(dim=-1, keepdim=True)
+
+
+def random_directions(
+    draws: int, vectors: Float[Tensor, "n d"], generator: torch.Generator
+) -> Float[Tensor, "draws n d"]:
+    """Return random directions, each the same for all n, with the norms of the given vectors."""
+    directions = torch.randn(draws, 1, vectors.shape[1], dtype=vectors.dtype, generator=generator)
+    return with_norms_of(directions.expand(-1, len(vectors), -1), vectors)
+
+
+def effects_of(
+    steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"]
+) -> tuple[Jackknifed, Jackknifed]:
+    """Return the mean effects of c conditions over texts, and that of the counterparts, jackknifed over groups.
+
+    Args:
+        steered: How far each condition moves the log-probability gap of each text, in nats.
+        natural: How far the counterpart of the text moves it.
+        groups: The number of each text's group, such as its word.
+    """
+    rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
+    sums = without_each_part(rows, groups)
+    means = sums[:-1] / sums[-1]
+    return Jackknifed(means[:-1, 0], means[:-1, 1:]), Jackknifed(means[-1, 0], means[-1, 1:])
+
+
+def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
+    """Return Q W R x + b' with random rotations Q and R: the singular values of W, and the same image of the mean."""
+    weight = mapping.weight.double()
+    left, right = (random_rotation(width, generator).to(weight.device) for width in weight.shape)
+    turned = left @ weight @ right
+    mean = mean.to(weight)
+    return AffineMap(turned, weight @ mean + mapping.bias.double() - turned @ mean)
+
+
+def random_rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]:
+    """Return an orthogonal matrix from the uniform distribution over all of them, in float64 (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64, generator=generator))
+    return q * r.diagonal().sign()
