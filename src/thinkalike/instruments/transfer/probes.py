@@ -65,7 +65,7 @@ class ProbesConfig(TransferConfig):
 
 
 class CarriedProbes(
-    OfMaps, kind="probes", version=2, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
+    OfMaps, kind="probes", version=3, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
 ):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 
