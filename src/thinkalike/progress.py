@@ -26,7 +26,6 @@ class Activity:
         name: what it is, or what it counts, such as "step".
         total: the number of its items; None: it is not counted, or nobody knows.
         done, first: the items that are done, and those of them that an earlier run did, which count for no rate.
-        in_bytes: whether the items are bytes.
         steps_aside: whether it is not shown while something is done inside it.
         note: what else to say, such as a loss.
         since, reached: when it began, and when `done` last grew.
@@ -37,7 +36,6 @@ class Activity:
     total: int | None = None
     done: int = 0
     first: int = 0
-    in_bytes: bool = False
     steps_aside: bool = False
     note: str = ""
     since: float = field(default_factory=time.monotonic)
@@ -76,11 +74,9 @@ def under_way() -> list[Activity]:
 
 
 @contextlib.contextmanager
-def doing(
-    name: str, total: int | None = None, done: int = 0, *, in_bytes: bool = False, steps_aside: bool = False
-) -> Iterator[Activity]:
+def doing(name: str, total: int | None = None, done: int = 0, *, steps_aside: bool = False) -> Iterator[Activity]:
     """Show an activity while this is open; see `Activity`. An earlier run did the first `done` items."""
-    activity = Activity(name, total, done, done, in_bytes, steps_aside)
+    activity = Activity(name, total, done, done, steps_aside)
     _open.append(activity)
     try:
         yield activity

@@ -68,8 +68,8 @@ def directions(table: pd.DataFrame, folder: Path) -> None:
         save(figure, folder, "penalties")
 
 
-def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: int = 10) -> None:
-    """Draw the loss against step, a running mean of `window` steps: a row per group of models, a panel per layer.
+def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
+    """Draw the loss against step, a running mean of ten steps: a row per group of models, a panel per layer.
 
     Args:
         curves: (group, direction) to losses (steps, layers), in nats per token.
@@ -85,7 +85,7 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: in
                     axes.set_axis_off()
                     continue
                 for number, (label, curve) in enumerate(sorted(inside.items())):
-                    smooth = pd.Series(curve[:, layer]).rolling(window, min_periods=1).mean()
+                    smooth = pd.Series(curve[:, layer]).rolling(10, min_periods=1).mean()
                     axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=label, linewidth=1)
                 axes.set_title(f"{group}, layer {layer}", fontsize=8)
                 axes.set_xlabel("step")

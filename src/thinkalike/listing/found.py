@@ -175,7 +175,7 @@ class Query:
         )
 
 
-def moment(text: str, now: datetime | None = None) -> datetime:
+def moment(text: str) -> datetime:
     """Return the date that a text means: 2026-11-01, or a number of hours, days or weeks ago, as in 7d; UTC by default.
 
     Raises:
@@ -183,7 +183,7 @@ def moment(text: str, now: datetime | None = None) -> datetime:
     """
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
-            return (now or datetime.now(timezone.utc)) - int(ago[1]) * UNITS[ago[2]]
+            return datetime.now(timezone.utc) - int(ago[1]) * UNITS[ago[2]]
         return utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None

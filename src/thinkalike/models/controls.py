@@ -28,8 +28,7 @@ def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
     """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
-    module = copy.deepcopy(model.module)
-    generator = seeded(seed)
+    module, generator = copy.deepcopy(model.module), seeded(seed)
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
@@ -40,8 +39,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
 
 def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
-    module = copy.deepcopy(model.module)
-    generator = seeded(seed)
+    module, generator = copy.deepcopy(model.module), seeded(seed)
     with torch.no_grad():
         for weight in module.parameters():
             noise = torch.randn(weight.shape, generator=generator)

@@ -138,9 +138,6 @@ def _drawn(activities: list[Activity], now: float, began: float, spinner: Any, w
 
 def _counted(activity: Activity) -> str:
     """Return what is being done, and how far it is."""
-    if activity.in_bytes:
-        sizes = [f"{count / 1e6:,.1f}" for count in (activity.done, activity.total) if count is not None]
-        return f"{activity.name} {' of '.join(sizes)} MB"
     if activity.total is not None:
         return f"{activity.name} {activity.done:,} of {activity.total:,}"
     return f"{activity.name} {activity.done:,}" if activity.done else activity.name
@@ -151,9 +148,7 @@ def _state(activity: Activity, now: float) -> list[str]:
     rate, left = activity.rate, activity.left(now)
     if rate is None:
         return [activity.note]
-    if activity.in_bytes:
-        said = f"{rate / 1e6:.3g} MB per second"
-    elif rate < 1:
+    if rate < 1:
         said = f"{1 / rate:.3g} s each"
     else:
         said = f"{rate:,.0f} per second" if rate >= 100 else f"{rate:.3g} per second"

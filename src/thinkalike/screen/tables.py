@@ -105,9 +105,9 @@ class Column:
         return Text("\n".join(wrapped(self.cells[row], room)) if self.wraps else plain(self.cells[row]))
 
 
-def text_column(name: str, cells: Iterable[object], follows: bool = False) -> Column:
+def text_column(name: str, cells: Iterable[object]) -> Column:
     """Return a column of text, which wraps between words."""
-    return Column(name, [str(cell) for cell in cells], wraps=True, follows=follows)
+    return Column(name, [str(cell) for cell in cells], wraps=True)
 
 
 def number_column(name: str, cells: Iterable[object], form: str = "", follows: bool = False) -> Column:
