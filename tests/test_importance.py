@@ -14,7 +14,7 @@ from sklearn.linear_model import Ridge
 
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, splits, stimulus_folds
 from thinkalike.measures.distances.neural import upper
-from thinkalike.measures.mlem.importance import _regrouped
+from thinkalike.measures.mlem.importance import regrouped
 
 WEIGHTS = (2.0, 1.0, 0.5, 0.0)
 FAST = {"folds": 3, "permutations": 2}
@@ -289,7 +289,7 @@ def test_irrelevant_values_move_between_whole_groups():
     generator = torch.Generator().manual_seed(0)
     groups = torch.arange(12).repeat_interleave(torch.tensor([3, 1, 4, 2] * 3))
     for _ in range(20):
-        order = _regrouped(torch.zeros(30), groups, generator)
+        order = regrouped(torch.zeros(30), groups, generator)
         taken = groups[order]
         sources = {int(group): set(taken[groups == group].tolist()) for group in groups.unique()}
         assert all(len(each) == 1 for each in sources.values()), "a group takes the values of one group"
@@ -298,9 +298,9 @@ def test_irrelevant_values_move_between_whole_groups():
             own, theirs = int((groups == group).sum()), int((groups == source).sum())
             assert len(order[groups == group].unique()) == min(own, theirs), "as many different ones as there are"
     strata = torch.arange(30) % 2
-    order = _regrouped(strata.double(), groups, generator)
+    order = regrouped(strata.double(), groups, generator)
     assert torch.equal(strata[order], strata)
-    single = _regrouped(torch.zeros(30), torch.arange(30), generator)
+    single = regrouped(torch.zeros(30), torch.arange(30), generator)
     assert torch.equal(single.sort().values, torch.arange(30)), "control: single stimuli are permuted"
     assert not torch.equal(single, torch.arange(30))
 

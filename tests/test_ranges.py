@@ -36,6 +36,7 @@ SCHEMAS = {
 OWN_WAY = {
     "dry_run",
     "keep",
+    "steps",
     "layers",
     "generalizing",
     "heuristic",

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from dataclasses import replace
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from scipy import integrate, optimize, stats
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, PretrainConfig
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.config.overrides import quoted
+from thinkalike.errors import ConfigError, DataError, ModelError
+from thinkalike.instruments.trajectory.instrument import Reading
+from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
+from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
+from thinkalike.measures.trajectories import balanced, curve_of, held_out_right, onset, permuted_labels
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, steps_of
 
@@ -113,3 +124,233 @@ def test_without_a_hub_the_revisions_are_those_of_the_cache(served, root, monkey
     load_model(replace(config, revision="step8"))
     hub.redirect(monkeypatch, hub.NOWHERE, tmp_path / "cache")
     assert steps_of(config) == {8: "step8"}
+
+
+# ---- bands, probes and onsets
+
+
+def test_the_joint_t_of_one_value_is_students_and_of_independent_ones_the_integral_over_their_common_spread():
+    replicates = torch.linalg.qr(torch.cat([torch.ones(10, 1), torch.randn(10, 5)], 1).double())[0][:, 1:]  # centred
+    assert float(simultaneous_t(replicates[:, :1])) == pytest.approx(student_t(0.95, 9), rel=0.03)
+    found = simultaneous_t(torch.stack([replicates, replicates[:, :1].expand(-1, 5)], 2))
+
+    def below(t: float) -> float:
+        chi = stats.chi(9)
+        return integrate.quad(lambda w: (2 * stats.norm.cdf(t * w / 3) - 1) ** 5 * chi.pdf(w), 0, 12)[0]
+
+    exact = optimize.brentq(lambda t: below(t) - 0.95, 1, 9)
+    assert float(found[0]) == pytest.approx(exact, rel=0.03)
+    assert float(found[1]) == pytest.approx(student_t(0.95, 9), rel=0.03), "five times the same value is one"
+
+
+def test_probes_of_two_levels_answer_as_fishers_discriminant_of_the_other_folds():
+    labels, fold_of = torch.arange(90) // 3 % 2, torch.arange(90) % 3
+    states = torch.randn(90, 6).double() + 2 * labels[:, None]
+    (right,) = held_out_right(states, labels[None], 2, fold_of, 0.0)
+    for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
+        known = LinearDiscriminantAnalysis(solver="lsqr").fit(states[train], labels[train])
+        assert torch.equal(right[test], torch.from_numpy(known.predict(states[test])) == labels[test])
+    assert right.double().mean() > 0.8, "control"
+
+
+def test_probes_answer_with_the_nearest_mean_under_a_shrunken_covariance():
+    labels, fold_of = torch.randint(3, (90,)), torch.arange(90) % 3
+    states = torch.randn(90, 6).double() + 2 * torch.nn.functional.one_hot(labels, 6)
+    both = torch.stack([labels, labels[torch.randperm(90)]])
+    right = held_out_right(states, both, 3, fold_of, 0.3)
+    for own, each in zip(right, both, strict=True):
+        for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
+            spread = np.cov(states[train].numpy().T, bias=True)
+            inverse = np.linalg.inv(0.7 * spread + 0.3 * np.trace(spread) / 6 * np.eye(6))
+            apart = [(states[test] - states[train][each[train] == level].mean(0)).numpy() for level in range(3)]
+            answers = np.argmin([np.einsum("nd,de,ne->n", rows, inverse, rows) for rows in apart], 0)
+            assert torch.equal(own[test], torch.from_numpy(answers) == each[test])
+    assert right[0].double().mean() > 0.6 > right[1].double().mean(), "control"
+
+
+def test_accuracies_are_balanced_over_the_levels_that_occur():
+    labels = torch.tensor([[0, 0, 0, 1], [0, 0, 2, 2]])
+    right = torch.tensor([[True, True, False, True], [True, False, True, True]])
+    assert balanced(right, labels, 3).tolist() == pytest.approx([(2 / 3 + 1) / 2, (1 / 2 + 1) / 2])
+
+
+def test_labels_move_between_groups_and_not_within():
+    groups = torch.arange(40).repeat_interleave(3)
+    labels = (torch.arange(40) % 2).repeat_interleave(3)
+    moved = permuted_labels(labels, groups, 20)
+    assert moved.shape == (21, 120)
+    assert torch.equal(moved[0], labels)
+    assert all((each.view(40, 3) == each.view(40, 3)[:, :1]).all() for each in moved)
+    assert (moved[1:] != labels).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("above", "place"), [([0, 1, 0, 1, 1], 3), ([1, 1, 1], 0), ([1, 1, 0], 3), ([0, 0, 1], 2), ([0], 1)]
+)
+def test_the_onset_is_the_first_step_from_which_all_are_above(above, place):
+    assert int(onset(torch.tensor(above).bool())) == place
+
+
+def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, size: int = 5):
+    """A feature with two levels that is there from a step on, to .8 after three steps, in groups that share luck."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(groups) % 2).repeat_interleave(size)
+    owners = torch.arange(groups).repeat_interleave(size)
+
+    def drawn(rate):
+        luck = 0.1 * torch.randn(groups, generator=generator)[owners]
+        return torch.rand(steps, len(labels), generator=generator) < rate[:, None] + luck
+
+    rise = torch.zeros(steps)
+    if start is not None:
+        rise[start:] = torch.tensor([0.2, 0.25] + [0.3] * steps)[: steps - start]
+    null = torch.stack([drawn(torch.full((steps,), 0.5)).double().mean(1) for _ in range(99)], 1)
+    return curve_of(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
+
+
+def test_onsets_are_found_within_a_checkpoint_and_features_that_are_not_there_have_none():
+    """Of 200 features each: planted at a quarter, half or three quarters, and never."""
+    near = held = 0
+    for seed in range(200):
+        start = (2, 5, 7)[seed % 3]
+        curve, _ = simulated(start, seed)
+        near += abs(curve.onset - start) <= 1
+        _, low, high = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        held += bool(low <= start <= high)
+    never = sum(simulated(None, 1000 + seed)[0].onset < 10 for seed in range(200))
+    assert near >= 180
+    assert never <= 14  # of 200, the 95 % quantile of a share of 5 %
+    assert held >= 180
+
+
+def test_bands_cover_whole_curves():
+    """Of 300 curves of 12 values over 40 groups that depend on each other; single intervals do not cover them."""
+    covered = {True: 0, False: 0}
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(40, 12, generator=generator, dtype=torch.float64)
+        values = values + torch.randn(40, 1, generator=generator, dtype=torch.float64)
+        means = without_each_part(values.T, torch.arange(40)) / torch.tensor([40.0] + [36.0] * 10)
+        for together in covered:
+            _, low, high = jackknife(means[:, 0], means[:, 1:].T, together=together)
+            covered[together] += bool(((low <= 0) & (high >= 0)).all())
+    assert covered[True] >= 0.92 * 300
+    assert covered[False] < 0.85 * 300, "control"
+
+
+def test_bands_of_accuracies_cover_whole_curves():
+    held = 0
+    for seed in range(200):
+        curve, truth = simulated(5, seed)
+        _, low, high = curve.accuracy
+        held += bool(((low <= truth) & (truth <= high)).all())
+    assert held >= 0.92 * 200
+
+
+# ---- jobs
+
+ASKED = ["measure=trajectory", "measure.tokens=512", "measure.least=5", "measure.folds=3", "measure.permutations=19",
+         "measure.importance=false", "stimuli.sentences=40", "stimuli.features=[PoS,Question]"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def run_of_a_trainer(tmp_path_factory):
+    """A folder of three checkpoints, untrained."""
+    folder = tmp_path_factory.mktemp("run")
+    for step in (0, 10, 100):
+        tiny.write_checkpoint("gpt2", folder / f"checkpoint-{step}", seed=step + 1)
+    return folder
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The names of the models that are loaded."""
+    from thinkalike.models import load
+
+    names, own = [], load.load_model
+    monkeypatch.setattr(load, "load_model", lambda model, *rest: names.append(model.revision) or own(model, *rest))
+    return names
+
+
+def test_a_trajectory_of_own_checkpoints_reads_each_once(door, text, run_of_a_trainer, loads):
+    done = door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *text, env={"COLUMNS": "80"})
+    result = done.result
+    assert loads == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
+    table, tables = result.table, result.tables
+    assert table["step"].unique().tolist() == [0, 10, 100]
+    assert len(table) == 3 * tiny.LAYERS
+    assert (table.loc[table["step"] == 100, "to_last"] - 1).abs().max() < 1e-6
+    assert table.loc[table["step"] < 100, "to_last"].max() < 0.9, "control: these have nothing to do with each other"
+    assert (table["to_last_low"] <= table["to_last"]).all()
+    assert table.loc[table["step"] == 0, "to_previous"].isna().all()
+    angle = math.acos(table.loc[table["step"] == 10, "to_previous"].iloc[0])
+    assert table.loc[table["step"] == 10, "speed"].iloc[0] == pytest.approx(angle / math.log2(11))
+    matrix = tables["likeness"].query("layer == 0").pivot(index="step", columns="other", values="value")
+    assert np.allclose(matrix, matrix.T)
+    assert matrix.loc[10, 100] == pytest.approx(table.query("layer == 0 and step == 10")["to_last"].iloc[0])
+    assert set(tables["onsets"]["feature"]) == {"PoS", "Question"}
+    losses = door("analyze.py", "measure=loss", f"model={run_of_a_trainer}", "model.revision=checkpoint-10", *text)
+    assert tables["losses"]["loss"][1] == pytest.approx(losses.result.scalars["loss"], rel=0.02)
+    *shown, _ = done.stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert len(shown) < 30
+
+
+def test_the_importance_of_features_is_that_of_mlem(door, text, run_of_a_trainer):
+    asked = [word for word in ASKED if "importance" not in word]
+    features = door("analyze.py", *asked, f"model={run_of_a_trainer}", *text).result.tables["features"]
+    words = ["measure=mlem", "measure.folds=3", "measure.references=0", *ASKED[-2:], "model.revision=checkpoint-10"]
+    wanted = door("analyze.py", *words, f"model={run_of_a_trainer}", text[-1]).result.table
+    found = features.query("step == 10").merge(wanted, on=["layer", "feature"])
+    assert len(found) == 2 * tiny.LAYERS
+    assert np.allclose(found["importance_x"], found["importance_y"])
+
+
+def test_a_run_that_broke_off_goes_on_from_its_last_checkpoint(door, text, run_of_a_trainer, loads, tmp_path):
+    words = ["analyze.py", *ASKED, f"model={run_of_a_trainer}", *text[:-1]]
+    whole = door(*words, text[-1]).result
+    loads.clear()
+    with mock.patch.object(Reading, "of", broken_at("checkpoint-100", Reading.of)):
+        assert "broken off" in door(*words, f"store={tmp_path}/store").error
+    resumed = door(*words, f"store={tmp_path}/store").result
+    assert loads == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
+    for path in whole.folder.glob("*.csv"):
+        assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
+
+
+def broken_at(revision, own):
+    def of(self, checkpoint, work):
+        if checkpoint.revision == revision:
+            raise DataError("broken off")
+        return own(self, checkpoint, work)
+
+    return of
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["measure.steps=[0,7]"], r"measure.steps=7: run.* has checkpoints of these steps: 0, 10, 100"),
+        (["measure.steps=[10]"], "a trajectory needs two"),
+        (["model.revision=checkpoint-10"], "model.revision= is not read"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_line(door, text, run_of_a_trainer, words, said):
+    assert re.search(said, door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
+
+
+def test_a_repository_of_the_hub_has_a_trajectory(door, text, served, root):
+    for step in (0, 8):
+        tiny.write_checkpoint("gpt2", root / "someone" / f"m@step{step}", seed=step + 1)
+    tiny.write_checkpoint("gpt2", root / "someone" / "m")
+    served()
+    result = door("analyze.py", *ASKED, "model=someone/m", *text).result
+    assert result.tables["losses"]["step"].tolist() == [0, 8]
+
+
+def test_one_command_trains_a_mini_and_follows_it(door, text):
+    trained = [*SMALL, *text[:-1], "pretrain.tokens=2048", "pretrain.keep=every=4"]
+    words = [f"measure.train=[{','.join(map(quoted, trained))}]", "model=gelu-3l-mini"]
+    result = door("analyze.py", *ASKED, *words, *text).result
+    assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
+    assert result.tables["losses"]["loss"].is_monotonic_decreasing

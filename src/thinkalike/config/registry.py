@@ -25,6 +25,7 @@ MEASURES = {
     "r2": "thinkalike.instruments.r2",
     "distance": "thinkalike.instruments.distance",
     "diff": "thinkalike.instruments.diff.instrument",
+    "trajectory": "thinkalike.instruments.trajectory.instrument",
     "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",

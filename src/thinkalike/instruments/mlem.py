@@ -98,7 +98,7 @@ class FeatureProfiles(
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
             sides = states_of_sides(config, stimuli)
-        model, importance = _fit(config, stimuli, sides)
+        model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
         tables = {
@@ -145,7 +145,7 @@ class FeatureProfiles(
         show_sides(result)
 
 
-def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
+def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
     measure: Any = config.measure
     names, groups = stimuli.names, _groups(config, stimuli)
     shared = ("weights", "distance", "difference", "missing", "scale", "folds")

@@ -76,6 +76,7 @@ def jackknife(
     *,
     is_drawn: bool = False,
     level: float = 0.95,
+    together: bool = False,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
@@ -88,14 +89,32 @@ def jackknife(
             less this bias, and reaches the value itself.
         is_drawn: Whether the reference is of rows drawn at random, so that the bias has an error of its own. The
             interval then also holds that of the same width around the value.
+        together: Whether the intervals hold for all values along the first axis simultaneously, see `simultaneous_t`.
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
-    half = student_t(level, b - 1) * replicates.var(0, correction=0).mul(b - 1).sqrt()
+    t = simultaneous_t(replicates, level) if together else student_t(level, b - 1)
+    half = t * replicates.var(0, correction=0).mul(b - 1).sqrt()
     middle = value if reference is None else value - (b - 1) * (replicates.mean(0) - reference)
     reach = half if is_drawn else 0
     return Estimate(value, torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half))
+
+
+def simultaneous_t(replicates: Float[Tensor, "b s *r"], level: float = 0.95, draws: int = 4000) -> Float[Tensor, " *r"]:
+    """Return the t with which the intervals of s values hold for all of them together, for each of r such families.
+
+    It is the quantile of maxₛ |Tₛ| for T of the multivariate t distribution with b - 1 degrees of freedom, whose
+    correlation is that of the replicates: Tₛ = Σ g d / √(Σ d²) / √(χ² / (b - 1)) over b, with normal g and the
+    deviations d of a value's replicates from their mean (Hothorn, Bretz & Westfall 2008). Of one value it is Student's
+    t up to the error of drawing. A value without deviations takes no part.
+    """
+    generator, (b, s, *rest) = seeded(0), replicates.shape
+    families = (replicates - replicates.mean(0)).double().cpu().reshape(b, s, -1).unbind(2)
+    normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
+    chi = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square().mean(1).sqrt()
+    found = [(normal @ each / each.square().sum(0).sqrt()).nan_to_num(0.0).abs().amax(1) / chi for each in families]
+    return torch.stack([t.quantile(level) for t in found]).view(rest).to(replicates)
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:

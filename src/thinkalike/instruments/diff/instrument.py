@@ -79,7 +79,7 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             base, changed = load_models(config.model, config.target)
             same_vocabulary(base, changed)
             check_one_basis(base, changed)
-            rows, text, facts = read_rows(config, base)
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
             parts = changed_parts(base, changed)
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
         answers = Answers(base, changed, rows, first, measure.margin)
@@ -129,8 +129,10 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             show_text(line)
 
 
-def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return rows of the report's text at random, those to train forks on, and what the provenance says of them."""
+def read_rows(
+    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
+) -> tuple[TokenRows, Tensor, dict[str, Any]]:
+    """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
     import torch
 
     from thinkalike.arguments import seeded
@@ -141,9 +143,7 @@ def read_rows(config: AnalyzeConfig, base: FrozenModel) -> tuple[TokenRows, Tens
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
-    corpus = read_corpus(
-        data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=FORKED if measure.null == "drift" else 1
-    )
+    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
     return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}

@@ -123,7 +123,7 @@ def feature_importance(
         interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
             `Importance.pair_effects`.
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
-            `given`), with `groups` between whole groups, see `_regrouped`, and everything else is repeated, with f
+            `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
             times the work for each draw. Fewer than `FEWEST_GROUPS` groups give no p-values, and a warning.
         seed: The seed of folds and permutations.
 
@@ -163,7 +163,7 @@ def feature_importance(
         return Importance(sets, scores, drops, torch.full((null, len(scores), f), torch.nan))
     draws = []
     for _ in counted(range(null), "null"):
-        order = _regrouped(strata, groups, generator)
+        order = regrouped(strata, groups, generator)
         draws.append(torch.stack([irrelevant(feature, order) for feature in range(f)], -1))
     return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
 
@@ -201,7 +201,7 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
     return within
 
 
-def _regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
     """Return for each stimulus one whose value it takes: groups take the values of other groups, at random.
 
     So values stay as alike within groups as they were, and a feature that is constant in every group remains so. Groups

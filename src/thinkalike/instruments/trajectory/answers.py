@@ -1,0 +1,201 @@
+"""The numbers of a trajectory: tables by step, layer and feature, with bands that hold for all steps together."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.errors import DataError
+from thinkalike.evaluation.language import document_numbers, ends_of
+from thinkalike.instruments.of_stimuli import stimuli_facts
+from thinkalike.instruments.trajectory.instrument import Reading
+from thinkalike.job import Outcome
+from thinkalike.measures.bootstrapping import bootstrap_interval, percentile_interval, sum_by_document
+from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around, jackknife, numbered_by_part
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
+from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.trajectories import Curve, band, curve_of, share_before
+from thinkalike.states.batches import massive
+
+log = logging.getLogger(__name__)
+
+SETTLED = 0.9  # of the way from the first to the last checkpoint
+Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
+
+
+def outcome(config: AnalyzeConfig, steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
+    """Return all tables and headline numbers of the checkpoints of these steps."""
+    measure: Any = config.measure
+    layers, likeness = [], []
+    losses, counts = _losses(steps, kept, reading)
+    for layer, result in enumerate(_alike(measure.given, kept, reading)):
+        layers.append(_by_step(steps, layer, result))
+        cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
+        likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
+    curves = _curves(kept, reading)
+    table, joint = pd.concat(layers, ignore_index=True), pd.concat(likeness, ignore_index=True)
+    tables = {
+        "losses": losses,
+        "likeness": joint[["layer", "step", "other", "value"]],
+        "features": _features(steps, kept, reading, curves),
+        "onsets": _onsets(steps, reading, curves),
+        "order": _order(reading, curves),
+    }
+    curves_of_all = {"loss": losses["loss"], "likeness": table.groupby("step")["to_last"].mean()}
+    settled = {f"{name}_settles": settles(steps, [*curve]) for name, curve in curves_of_all.items()}
+    scalars = {name: value for name, value in settled.items() if math.isfinite(value)}
+    scalars |= {"checkpoints": float(len(steps)), "tokens": float(reading.text["tokens"].numel())}
+    scalars |= document_numbers(counts)
+    return Outcome(
+        table,
+        scalars,
+        tables={name: each for name, each in tables.items() if len(each)},
+        models=[each["model"] for each in kept],
+        facts={**stimuli_facts(reading.stimuli), "data": reading.text["facts"]},
+        blank=[*table.columns, *tables["features"].columns, *tables["onsets"].columns],
+    )
+
+
+def settles(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Return the step from which on a curve has gone nine tenths of the way from its first to its last value.
+
+    Between checkpoints it is interpolated over log₂(1 + step). It is NaN where both values are the same.
+    """
+    curve, place = np.asarray(values, float), np.log2(1 + np.asarray(steps, float))
+    if curve[0] == curve[-1]:
+        return math.nan
+    left = 1 - (curve - curve[0]) / (curve[-1] - curve[0]) - (1 - SETTLED)  # above 0: not yet there
+    last = int(np.flatnonzero(left > 0)[-1])
+    share = left[last] / (left[last] - left[last + 1])
+    return float(2 ** (place[last] + share * (place[last + 1] - place[last])) - 1)
+
+
+def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.DataFrame, Float[Tensor, " documents"]]:
+    documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
+    counts = torch.bincount(documents).double()
+    losses = torch.stack([each["losses"].flatten() for each in kept])
+    sums = sum_by_document(losses, documents, len(counts))
+    few = len(counts) < FEWEST_GROUPS
+    loss = (
+        interval_around(sums.sum(-1) / counts.sum(), math.inf)
+        if few
+        else bootstrap_interval(sums, counts, together=True)
+    )
+    return pd.DataFrame({"step": steps, **ends_of("loss", loss)}), counts
+
+
+def _alike(given: str, kept: Kept, reading: Reading) -> list[CKAResult]:
+    """Return for each layer the CKA of every two checkpoints.
+
+    Raises:
+        DataError: at some step all states of a layer are the same.
+    """
+    documents = numbered_by_part(reading.text["documents"].flatten().long())
+    tokens = reading.text["tokens"].flatten().long()
+    positions = torch.arange(reading.text["tokens"].shape[1]).expand_as(reading.text["tokens"]).flatten()
+    outliers = massive([layer for each in kept for layer in each["states"]])
+    rows = torch.arange(len(tokens)) if outliers is None else (~outliers).nonzero()[:, 0]
+    found = []
+    for layer in range(len(kept[0]["states"])):
+        states = [each["states"][layer][rows] for each in kept]
+        asked: dict[str, Any] = {"documents": documents[rows]}
+        try:
+            if given == "token_position":
+                within = RowGroups.of(tokens[rows], FEWEST)
+                states = [within.without_means(each, positions[rows]).to(each) for each in states]
+                asked = {"documents": documents[rows][within.order], "groups": tokens[rows][within.order]}
+            metric = CKAMeans(len(kept), len(kept), given="token" if given != "none" else "none")
+            metric.update(states, states, **asked)
+        except ValueError as error:
+            raise DataError(f"layer {layer} at the checkpoints, numbered from 0: {error}") from error
+        found.append(metric.compute())
+    return found
+
+
+def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFrame:
+    """Return likeness to the last checkpoint and to the one before, and the angle between these per doubling."""
+    value, without = result.value, result.without
+    place = torch.log2(1 + torch.tensor(steps, dtype=torch.float64))
+    last = band(value[:, -1], without[:, :, -1], value[:, -1])
+    before = band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))
+    angle, angles = (each.diagonal(1, -2, -1).clamp(-1, 1).arccos() / place.diff() for each in (value, without))
+    columns = {"step": list(steps), "layer": layer, **ends_of("to_last", last)}
+    for name, each in {"to_previous": before, "speed": band(angle, angles, angle)}.items():
+        columns |= {key: [math.nan, *values] for key, values in ends_of(name, each).items()}
+    return pd.DataFrame(columns)
+
+
+def _curves(kept: Kept, reading: Reading) -> list[list[Curve]]:
+    """Return the curve of each task and layer."""
+    return [
+        [
+            curve_of(
+                torch.stack([each["right"][number][layer] for each in kept]),
+                task.labels,
+                task.groups,
+                torch.stack([each["null"][number][layer] for each in kept]),
+            )
+            for layer in range(len(kept[0]["states"]))
+        ]
+        for number, task in enumerate(reading.tasks)
+    ]
+
+
+def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+    """Return accuracy, its null and importance by step, layer and feature."""
+    parts = []
+    for task, layers in zip(reading.tasks, curves, strict=True):
+        for layer, curve in enumerate(layers):
+            columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
+            columns |= ends_of("accuracy", curve.accuracy)
+            parts.append(pd.DataFrame({**columns, "null": curve.threshold, "chance": 1 / len(task.levels)}))
+    table = pd.concat(parts, ignore_index=True)
+    if "importance" not in kept[0]:
+        return table
+    folds = torch.stack([each["importance"] for each in kept]).movedim(-1, 0)  # (k, s, l, f)
+    k = len(folds)
+    mean = folds.mean(0)
+    spread = math.sqrt((2 * k - 1) / (k - 1))  # training sets overlap, see `fold_interval`
+    replicates = mean + spread * (mean - folds) / (k - 1)  # means without each fold, farther apart
+    importance = ends_of("importance", jackknife(mean, replicates, together=True))
+    names = reading.stimuli.names
+    cells = pd.DataFrame(itertools.product(steps, range(mean.shape[1]), names), columns=["step", "layer", "feature"])
+    cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})
+    return table.merge(cells, how="outer", on=["step", "layer", "feature"], sort=False)
+
+
+def _onsets(steps: Sequence[int], reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+    """Return the step of onset by layer and feature with its interval; a blank is after the last checkpoint."""
+    after = [*map(float, steps), math.nan]
+    rows = []
+    for task, layers in zip(reading.tasks, curves, strict=True):
+        for layer, curve in enumerate(layers):
+            found = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+            ends = {name: after[int(place)] for name, place in zip(("onset", "earliest", "latest"), found, strict=True)}
+            rows.append({"layer": layer, "feature": task.feature, **ends})
+    return pd.DataFrame(rows)
+
+
+def _order(reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+    """Return for every two features of a layer how often one is there first, and whether that is certain.
+
+    Certain is what holds in all resamples but 5 % over all pairs of the layer (Bonferroni).
+    """
+    rows, pairs = [], list(itertools.permutations(range(len(reading.tasks)), 2))
+    for layer in range(len(curves[0])):
+        for a, b in pairs:
+            share = share_before(curves[a][layer].draws, curves[b][layer].draws)
+            names = {"layer": layer, "first": reading.tasks[a].feature, "second": reading.tasks[b].feature}
+            rows.append({**names, "share": share, "certain": share >= 1 - 0.05 / len(pairs)})
+    return pd.DataFrame(rows)
