@@ -57,8 +57,9 @@ class LinearPrediction:
         self._moments: Moments | None = Moments(pairs)  # None: the maps are solved for
         self.pairs, self.ridge = self._moments.pairs, ridge
         self._maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
-        self._sums: dict[int, Tensor] = {}  # by batch: (part, pair, direction, squares of residuals and of states)
-        self._documents: dict[int, Tensor] = {}  # by batch: the numbers of those in it
+        # by part of the documents, pair and direction: the squares of residuals and of states
+        self._sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
+        self._documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
 
     @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
@@ -75,11 +76,11 @@ class LinearPrediction:
         targets: LayerStates,
         number: int | None = None,
         documents: Int[Tensor, " n"] | None = None,
-    ) -> None:
-        """Add a batch of held-out rows, as `Moments.update` takes them.
+    ) -> Int[Tensor, " documents"]:
+        """Add a batch of held-out rows, as `Moments.update` takes them, and return the numbers of its documents.
 
         Args:
-            number: Of the batch; by default the next one.
+            number: Of the batch; by default one that no other has.
             documents: The number of the document of each row, the same in all batches; by default each row is one.
 
         Raises:
@@ -88,8 +89,8 @@ class LinearPrediction:
         if self._moments is not None:
             self._maps, self._moments = self._solved(self._moments), None
         rows: dict[tuple[int, int], Tensor] = {}
-        number = len(self._sums) if number is None else number
-        sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
+        number = len(self._documents) if number is None else number
+        sums = torch.zeros_like(self._sums)
         for place, (pair, ways) in enumerate(zip(self.pairs, self._maps, strict=True)):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
@@ -106,16 +107,14 @@ class LinearPrediction:
                 sums[:, place, direction] = (belongs @ squares).cpu()
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
-        self._sums[number], self._documents[number] = sums, owners.unique().cpu()
-
-    def documents(self, number: int) -> Int[Tensor, " documents"]:
-        """Return the numbers of the documents of a batch that judged."""
-        return self._documents[number]
+        self._sums, found = self._sums + sums, owners.unique().cpu()
+        self._documents = torch.cat([self._documents, found]).unique()
+        return found
 
     @property
     def is_judged(self) -> bool:
         """Whether there is a batch that judged."""
-        return bool(self._sums)
+        return len(self._documents) > 0
 
     def forget_maps(self) -> None:
         """Let go of the maps, as no further batch is to judge."""
@@ -129,16 +128,14 @@ class LinearPrediction:
         Raises:
             ValueError: No batch judged, or a layer does not vary in those that did.
         """
-        if not self._sums:
+        if not self.is_judged:
             raise ValueError("there is no R² of no rows: call fit, then judge")
-        sums = torch.stack([self._sums[number] for number in sorted(self._sums)]).sum(0)
-        documents = torch.cat(list(self._documents.values()))
-        constant = (sums[..., 1].sum(0) == 0).nonzero().tolist()
-        if constant:
+        sums = self._sums
+        if constant := (sums[..., 1].sum(0) == 0).nonzero().tolist():
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, documents)]).unbind(-1)
+        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, self._documents)]).unbind(-1)
         explained = 1 - left / whole
         both = jackknife(explained[0], explained[1:])
         return both[:, 0], both[:, 1]
@@ -148,7 +145,7 @@ class LinearPrediction:
         return {
             "moments": self._moments and self._moments.state_dict(),
             "maps": [[tuple(way) for way in both] for both in self._maps],
-            "sums": {str(number): (sums, self._documents[number]) for number, sums in self._sums.items()},
+            "judged": (self._sums, self._documents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -157,8 +154,7 @@ class LinearPrediction:
         if self._moments is not None:
             self._moments.load_state_dict(state["moments"])
         self._maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
-        self._sums = {int(number): sums for number, (sums, _) in state["sums"].items()}
-        self._documents = {int(number): documents for number, (_, documents) in state["sums"].items()}
+        self._sums, self._documents = state["judged"]
 
     def _solved(self, moments: Moments) -> list[tuple[_Map, _Map]]:
         """Return the maps of all pairs; products across layers make room for them one by one."""
@@ -239,20 +235,17 @@ class LayerPredictions(Accumulator):
         if documents is not None:
             documents = labels_of_rows(documents, batch.mask, source[0], "documents")
             documents = documents[within.order] if within else documents
-        prediction.judge(*sides, number, documents)
         used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-        return {"used": used, "documents": prediction.documents(number)}
+        return {"used": used, "documents": prediction.judge(*sides, number, documents)}
 
     def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
         if reading == len(self._predictions):
             for each in self._predictions:
                 each.forget_maps()
-            pairs, most = (
-                list(product(range(self.source_layers), range(self.target_layers))),
-                pairs_at_once(source, target),
-            )
-            self._predictions.append(LinearPrediction(pairs[reading * most :][:most], ridge=self.ridge))
+            most = pairs_at_once(source, target)
+            pairs = [*product(range(self.source_layers), range(self.target_layers))][reading * most :][:most]
+            self._predictions.append(LinearPrediction(pairs, ridge=self.ridge))
         return self._predictions[reading]
 
     def compute(self) -> PredictionEstimate:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -25,9 +25,9 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import PopulationConfig, compose_job
 from thinkalike.measures import populations
-from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.kernel_alignment import arc_length
-from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
+from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
 
@@ -300,7 +300,7 @@ def null_flips_less(population: Population) -> Claim:
         one, other, strategy = (names.index(name) for name in [*second, first])
         return float(populations.symmetric(means)[one, other] - THIRD * populations.symmetric(means)[strategy, one])
 
-    value = _left_out(excess, len(kinds))
+    value = over_models(excess, range(len(kinds)))
     numbers = f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}"
     return judged(claim, [(Bound("below"), value)], f"{numbers}: {value:+.3f}", whole.examples)
 
@@ -367,11 +367,4 @@ def _index(matrix: Float[Tensor, "m m"], groups: Sequence[Any], count: int) -> E
         clusters = populations.cluster(matrix[kept][:, kept], count)
         return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
 
-    return _left_out(index, len(groups))
-
-
-def _left_out(statistic: Callable[[list[int]], float], count: int) -> Estimate:
-    """Return a statistic of models, given by their places, with a jackknife interval over them."""
-    models = list(range(count))
-    without = [statistic([model for model in models if model != left]) for left in models]
-    return jackknife(torch.tensor(statistic(models)).double(), torch.tensor(without).double())
+    return over_models(index, range(len(groups)))

@@ -8,13 +8,16 @@ claim is about several numbers, their intervals hold for all of them together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
 import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, jackknife
 
 Verdict = Literal["holds", "does not hold", "undecided", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not testable here")
@@ -117,3 +120,25 @@ def counts_of(claims: Sequence[Claim]) -> dict[str, float]:
     names = ("claims_that_hold", "claims_that_do_not_hold", "claims_undecided", "claims_not_testable")
     numbers = [float(sum(claim.verdict == verdict for claim in claims)) for verdict in VERDICTS]
     return {"claims": float(len(claims)), **dict(zip(names, numbers, strict=True))}
+
+
+def over_models(
+    statistic: Callable[[list[int]], Float[Tensor, "*s"] | float], models: Sequence[Hashable], level: float = 0.95
+) -> Estimate:
+    """Return a statistic of some layers or models, given by their places, with a jackknife interval over the models.
+
+    Layers of one model are left out together. Where the statistic does not exist without one of the models, the
+    interval is (-∞, ∞).
+
+    Args:
+        models: The model at each place.
+    """
+    every = list(range(len(models)))
+    without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]
+    whole = torch.as_tensor(statistic(every)).double()
+    try:
+        replicates = torch.stack([torch.as_tensor(statistic(places)).double() for places in without])
+    except ValueError:  # too few layers are left
+        replicates = whole[None].expand(len(without), *whole.shape) * torch.nan
+    _, low, high = jackknife(whole, replicates, level=level)
+    return Estimate(whole, low.where(~low.isnan(), -torch.inf), high.where(~high.isnan(), torch.inf))

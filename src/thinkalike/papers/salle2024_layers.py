@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,10 +20,10 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, mds
-from thinkalike.measures.estimates import Estimate, fold_interval, jackknife
+from thinkalike.measures.estimates import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.papers import salle2024_profiles as base
-from thinkalike.papers.claims import FAILS, Bound, Claim, judged, level_of_each, together
+from thinkalike.papers.claims import FAILS, Bound, Claim, judged, level_of_each, over_models, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.states.stimuli import stimulus_states
 from thinkalike.tables import matrix_rows
@@ -101,28 +101,6 @@ def _map(values: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
     dissimilarity = 1 - (values + values.T) / 2
     points, stress = mds(dissimilarity.clamp(min=0).fill_diagonal_(0))
     return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
-
-
-def over_models(
-    statistic: Callable[[list[int]], Float[Tensor, "*s"]], models: Sequence[str], level: float = 0.95
-) -> Estimate:
-    """Return a statistic of some layers, given by their places, with a jackknife interval over their models.
-
-    Layers of one model go together, so they are left out together. Where the statistic does not exist without one of
-    the models, the interval is (-∞, ∞).
-
-    Args:
-        models: The name of each layer's model.
-    """
-    every = list(range(len(models)))
-    without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]
-    whole = statistic(every).double()
-    try:
-        replicates = torch.stack([statistic(places).double() for places in without])
-    except ValueError:  # too few layers are left
-        replicates = whole[None].expand(len(without), *whole.shape) * torch.nan
-    _, low, high = jackknife(whole, replicates, level=level)
-    return Estimate(whole, low.where(~low.isnan(), -torch.inf), high.where(~high.isnan(), torch.inf))
 
 
 def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]) -> Claim:
