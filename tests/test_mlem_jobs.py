@@ -27,6 +27,7 @@ from thinkalike.models.load import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles
 from thinkalike.papers import salle2024_profiles as profiles
+from thinkalike.papers.claims import over_models
 from thinkalike.papers.experiment import Case, Model
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
@@ -409,7 +410,7 @@ def test_seeds_and_architectures_are_told_apart():
 
 def test_intervals_over_models_leave_a_model_and_all_its_layers_out():
     values = torch.tensor([1.0, 2.0, 5.0, 6.0, 9.0], dtype=torch.float64)
-    found = claims.over_models(lambda places: values[places].mean(), ["a", "a", "b", "c", "c"])
+    found = over_models(lambda places: values[places].mean(), ["a", "a", "b", "c", "c"])
     without = torch.stack([values[2:].mean(), values[[0, 1, 3, 4]].mean(), values[:3].mean()])
     expected = jackknife(values.mean(), without)
     torch.testing.assert_close([*found], [*expected])
@@ -422,7 +423,7 @@ def test_a_statistic_that_needs_every_model_has_no_interval():
         return torch.tensor(1.0)
 
     for statistic in (spread, lambda places: torch.tensor(1.0 if len(places) == 3 else torch.nan)):
-        value, low, high = claims.over_models(statistic, ["a", "b", "c"])
+        value, low, high = over_models(statistic, ["a", "b", "c"])
         assert (float(value), float(low), float(high)) == (1, -torch.inf, torch.inf)
 
 
