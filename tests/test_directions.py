@@ -36,7 +36,8 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
         both = [penalty_of(arrays, name, prefix) for name in ("stitch", "seed_1")]
         assert np.abs(both[0] - both[1]).max() > 1e-7  # another order of the text
         assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
-        assert np.allclose(rows["left_to_gain"], penalty_of(arrays, "half", prefix) - both[0], atol=1e-9)
+        doubled = penalty_of(arrays, "half", prefix) - both[0]
+        assert np.allclose(rows["left_to_gain"], np.log2(3) * doubled, atol=1e-9)
         assert np.allclose(rows["rate_3_penalty"], penalty_of(arrays, "rate_3", prefix), atol=1e-9)
     weights = load_file(result.folder / "stitch.safetensors")
     names = {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}

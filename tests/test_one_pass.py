@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import composed, results_in
@@ -81,6 +82,31 @@ def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
         assert done[result.key].config | {"store": ""} == result.config | {"store": ""}
         assert done[result.key].provenance["models"] == result.provenance["models"]
         assert done[result.key].provenance["jobs_in_this_pass"] == 3
+
+
+def massive(folder):
+    """A mini one of whose tokens has a massive state."""
+    weights = load_file(tiny.write_mini(folder, seed=3) / "model.safetensors")
+    weights["pos.weight"][0] += 3000
+    save_file(weights, folder / "model.safetensors")
+
+
+def test_values_with_massive_tokens_are_there_for_those_pairs_that_have_one(door, words, minis, tmp_path):
+    (tmp_path / "all").mkdir()
+    for name in "ab":
+        (tmp_path / "all" / name).symlink_to(minis / name)
+    massive(tmp_path / "all" / "massive")
+    few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
+    together = door("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
+    plain, *beside = results(together)
+    assert "with_massive" not in plain.table
+    for name, result in zip("ab", beside, strict=True):
+        two = [f"model.path={minis}/{name}", f"target.path={tmp_path}/all/massive", f"model.name={name}"]
+        two += ["model=gelu-3l-mini", "model@target=gelu-3l-mini", "target.name=massive", "target.context=64"]
+        same(result, door("analyze.py", *few, *two, f"store={tmp_path}/alone").result)
+        values = result.table[["value", "with_massive"]].dropna()
+        assert len(values) == 4 * 4
+        assert (values["value"] - values["with_massive"]).abs().min() > 0.01
 
 
 @pytest.mark.slow

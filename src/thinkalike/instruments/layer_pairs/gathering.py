@@ -197,21 +197,16 @@ class Comparison:
             self.error = error
             return None
 
-    def add(self, batch: StateBatch) -> None:
-        """Add a batch; one that cannot be compared ends this comparison, and no other."""
+    def add(self, metric: Any, batch: StateBatch) -> None:
+        """Add a batch to a metric; one that cannot be compared ends this comparison, and no other."""
+        mine, theirs = batch.states
+        theirs = mine if theirs is mine else [layer.to(mine[0].device) for layer in theirs]
         try:
-            self._update(self.metric, batch)
-            if batch.with_massive:
-                self._update(self.with_massive, batch.with_massive)
+            metric.update(mine, theirs, number=batch.number, **self.rows(batch))
         except ValueError as error:
             which = f"batch {batch.number} of {self.names[0]} (source) and {self.names[1]} (target)"
             self.error = DataError(f"{which}: {error}")
             self.error.__cause__ = error
-
-    def _update(self, metric: Any, batch: StateBatch) -> None:
-        mine, theirs = batch.states
-        theirs = mine if theirs is mine else [layer.to(mine[0].device) for layer in theirs]
-        metric.update(mine, theirs, number=batch.number, **self.rows(batch))
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
         """Return which rows of a batch count, what groups them, and their documents, where its source is."""
@@ -234,6 +229,7 @@ class Comparison:
         """Hand all batches, or the error of one, over to the first of the processes that share the job."""
         processes = self.work.processes
         self.metric = merged(self.metric, self.new, processes)
+        self.with_massive = merged(self.with_massive, self.new, processes)
         self.error = next((error for error in processes.everyone(self.error) if error is not None), None)
 
     def look(self, done: int) -> None:
@@ -319,33 +315,35 @@ def _in_step(comparisons: Sequence[Comparison], runs: ModelRuns, number: int, st
         runs.forget()
 
 
-Read = tuple[Comparison, StateBatch]
 Reading = tuple[Comparison, Iterator[StateBatch]]
+Read = tuple[Comparison, Any, StateBatch]  # with the metric that the batch is for
 
 
-def _add(read: Sequence[Read]) -> None:
+def _add(read: Sequence[tuple[Comparison, StateBatch]]) -> None:
     """Add batches that comparisons read at once: those of the same rows, in the same place and way, by one product."""
+    given: list[Read] = [(each, each.metric, batch) for each, batch in read]
+    given += [(each, each.with_massive, batch.with_massive) for each, batch in read if batch.with_massive]
     alike: dict[Hashable, list[Read]] = {}
-    for comparison, batch in read:
-        alone = id(comparison) if batch.content is None else None
+    for comparison, metric, batch in given:
+        alone = id(metric) if batch.content is None else None
         way = repr(comparison.measure), batch.number, batch.states[0][0].device, batch.content, alone
-        alike.setdefault(way, []).append((comparison, batch))
+        alike.setdefault(way, []).append((comparison, metric, batch))
     for group in alike.values():
         if len(group) == 1 or not _added_together(group):
-            for comparison, batch in group:
-                comparison.add(batch)
+            for comparison, metric, batch in group:
+                comparison.add(metric, batch)
 
 
 def _added_together(group: Sequence[Read]) -> bool:
-    """Add the same batch to several comparisons; returns False, and adds it to none, where one cannot be compared."""
-    place = group[0][1].states[0][0].device
-    states = {id(side): side for _, batch in group for side in batch.states}
+    """Add the same batch to several metrics; returns False, and adds it to none, where one cannot be compared."""
+    comparisons, metrics, batches = zip(*group, strict=True)
+    place, number = batches[0].states[0][0].device, batches[0].number
+    states = {id(side): side for batch in batches for side in batch.states}
     numbered = {key: index for index, key in enumerate(states)}
-    sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
+    sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for batch in batches]
     moved = [[layer.to(place) for layer in side] for side in states.values()]
-    metrics, number = [comparison.metric for comparison, _ in group], group[0][1].number
     try:
-        metrics[0].update_pairs(metrics, sides, moved, number=number, **group[0][0].rows(group[0][1]))
+        metrics[0].update_pairs(metrics, sides, moved, number=number, **comparisons[0].rows(batches[0]))
     except ValueError:
         return False
     return True

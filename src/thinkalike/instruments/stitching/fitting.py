@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -228,8 +229,6 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
     columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, readable_bytes(text).double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
-    if (
-        "half" in sums
-    ):  # the gain of the last doubling of the steps: each doubling gains less than half of the one before
-        columns |= with_ends("left_to_gain", sums["half"] - sums["stitch"], counts)
+    if "half" in sums:  # what three times the steps gain, if every doubling gains what the last one did
+        columns |= with_ends("left_to_gain", math.log2(3) * (sums["half"] - sums["stitch"]), counts)
     return pd.DataFrame(columns | (bits_columns(sums) if aligned else {}))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=7,
+    version=8,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -236,7 +236,7 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_text(sentence(table))
     if "left_to_gain" in table:
         gain = max(table["left_to_gain"].max(), 0.0)
-        show_text(f"The second half of the steps gained at most {gain:.2f} nats; further steps may gain as much again.")
+        show_text(f"Three times the steps would take off about {gain:.2f} nats more.")
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:

@@ -1,0 +1,63 @@
+"""Whether `left_to_gain` covers what three times the steps gain: ten pairs of minis, three layers each.
+
+    python benchmarks/convergence.py                       one thread, about an hour
+    python benchmarks/convergence.py --store convergence   keeps the results, so that a second call goes on
+
+Each pair is stitched by the default recipe, and once more with three times the steps. A layer is covered where the
+penalty falls by no more than the first fit had said.
+"""
+
+from __future__ import annotations
+
+import tempfile
+
+import pandas as pd
+from measuring import options_of
+
+from thinkalike.config import compose_job
+from thinkalike.instruments import run_job
+
+FIRST, SPREAD = "layers=[[0,0],[1,1],[2,2]]", "layers=[[0,0],[2,2],[4,4]]"
+PAIRS = {
+    ("gelu-3l-mini", "solu-3l-mini"): FIRST,
+    ("solu-3l-mini", "gelu-3l-mini"): FIRST,
+    ("gelu-3l-mini-s1", "gelu-3l-mini"): FIRST,
+    ("solu-3l-mini-s1", "solu-3l-mini"): FIRST,
+    ("gelu-4l-mini", "solu-4l-mini"): FIRST,
+    ("solu-4l-mini", "gelu-3l-mini"): FIRST,
+    ("neox-4l-mini", "neox-5l-mini"): FIRST,
+    ("neox-5l-mini", "neox-6l-mini"): SPREAD,
+    ("gpt2-mini", "gpt2-mini-s1"): SPREAD,
+    ("mamba-mini", "gpt2-mini"): SPREAD,
+}
+TIMES = 3
+
+
+def fitted(source: str, target: str, layers: str, store: str, times: int) -> pd.DataFrame:
+    """Return the table of a pair, by the default recipe with so many times its steps."""
+    words = [f"model={source}", f"model@target={target}", layers, f"store={store}", "logger=none", "threads=1"]
+    job = compose_job("train", words)
+    more = [f"stitch.steps={times * job.stitch.steps}"] if times > 1 else []
+    return run_job(compose_job("train", [*words, *more])).table
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        options, found = options_of(__doc__, store=folder), []
+        for (source, target), layers in PAIRS.items():
+            short, long = (fitted(source, target, layers, options.store, times) for times in (1, TIMES))
+            for before, after in zip(short.itertuples(), long.itertuples(), strict=True):
+                gained = before.penalty - after.penalty
+                found.append((gained <= before.left_to_gain, (source, target)))
+                print(
+                    f"{source} → {target} {before.source_layer}: {before.penalty:.4f}, {after.penalty:.4f} with "
+                    f"{TIMES} times the steps: gained {gained:+.4f}, said {before.left_to_gain:+.4f}",
+                    flush=True,
+                )
+    missed = [pair for covered, pair in found if not covered]
+    left = len(PAIRS) - len(set(missed))
+    print(f"{len(found) - len(missed)} of {len(found)} layers and {left} of {len(PAIRS)} pairs are covered")
+
+
+if __name__ == "__main__":
+    main()
