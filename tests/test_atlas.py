@@ -80,7 +80,7 @@ def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_d
             assert cells[measure].tolist() == across["value"].tolist()
     drawn = {path.name for path in (result.folder / "figures").iterdir()}
     assert drawn == {f"{name}.{kind}" for name in ("agreement", "ranks") for kind in ("png", "svg")}
-    assert "agreement of 2 measures, 3 models" in done.stdout
+    assert "Agreement of 2 measures, 3 models" in done.stdout
     assert result.headlines[0].name == "mean_agreement"
 
 

@@ -36,7 +36,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     table = result.table
     assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
     assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
-    assert all(word in done.stdout for word in ("extra", "95 %", "verdict", "0→0", "3→3"))
+    assert all(word in done.stdout for word in ("stitch", "95 %", "verdict", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
@@ -74,7 +74,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitch
         assert (table["penalty"] - table[f"{kind}_penalty"]).abs().max() < 1e-6
     assert (table["shuffled_penalty"] != table["penalty"]).all()
     assert table["top1_agreement"].between(0, 1).all()
-    assert "extra loss of the stitched model" in done.stdout
+    assert "extra loss, nats per token" in done.stdout
     again = door("train.py", *small_stitching, f"stitch={kind}", *more, "screen=full")
     assert "already done" in again.stderr
     controls = [name for name in done.result.table if name.endswith("_penalty")]
@@ -268,7 +268,7 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
     """The jobs, without doing them."""
     jobs = []
 
-    def perform(kind, job, shown_again):
+    def perform(kind, job, shown):
         jobs.append(job)
         return Result(tmp_path / str(len(jobs)))
 

@@ -71,7 +71,7 @@ def verdicts(tmp_path):
 
 def test_an_experiment_is_drawn_from_a_job_that_is_finished(monkeypatch, tmp_path):
     finished = planted(tmp_path)
-    monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown_again: [finished] * len(jobs))
+    monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown: [finished] * len(jobs))
     words = ("experiment=brown2023/figure2", "scale=mini", "population=natural", f"store={tmp_path}/r")
     result = papers.reproduce(composed(*words, door="analyze"))
     assert any(path.suffix == ".png" for path in result.figures)

@@ -268,8 +268,8 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
 
     asked = []
 
-    def run(jobs, shown_again):
-        assert not shown_again
+    def run(jobs, shown):
+        assert not shown
         asked.append(list(jobs))
         if len(jobs) > 1:
             raise ResourceError("too much")

@@ -148,7 +148,7 @@ def test_the_content_of_a_plugin_is_in_the_key(files, small_stitching):
     config, keys = composed(f"stitch.kind={STITCH}", "layers=[[1,2]]", *small_stitching), []
     for width in ("256", "256", "257"):
         changed("my_stitch.py", width)
-        keys.append(_Planned(instrument_of(config), config, shown_again=False).job.key)
+        keys.append(_Planned(instrument_of(config), config, shown=False).job.key)
     assert keys[0] == keys[1] != keys[2]
 
 

@@ -64,7 +64,7 @@ class Atlas(Instrument, kind="atlas", version=2, reads=("models", "measure")):
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
         parts = tables.parts_of(config)
-        results = run_jobs([part.config for part in parts], shown_again=False)
+        results = run_jobs([part.config for part in parts], shown=False)
         return {"labels": ", ".join(_names(parts)), "parts": _Finished(parts, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -100,7 +100,7 @@ class Atlas(Instrument, kind="atlas", version=2, reads=("models", "measure")):
         value, low, high = (scalars.get(f"mean_agreement{end}", math.nan) for end in ENDS)
         mean = span(value, low, high, "+.2f")
         count = f"{scalars['models']:.0f} models, {scalars['layer_pairs']:.0f} layer pairs"
-        show_text(f"agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}.")
+        show_text(f"Agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}.")
         ordered = found.sort_values("rho", kind="stable")
         for row in [*ordered[: -SAID - 1 : -1].itertuples(), *ordered[:SAID][::-1].itertuples()]:
             number = span(row.rho, row.low, row.high, "+.2f")

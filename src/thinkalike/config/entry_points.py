@@ -77,6 +77,7 @@ def entry_point(
         @functools.wraps(job)
         def task(composed: DictConfig) -> float | None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+            logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
             logging.getLogger("thinkalike").setLevel(logging.INFO)
             with own_process():
                 if SHARED not in os.environ:

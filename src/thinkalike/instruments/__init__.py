@@ -31,10 +31,10 @@ def _own(module: str) -> Instrument:
     return Instrument.known[module]()
 
 
-def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Result:
+def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
     """Do the job that a configuration describes, or return its result if that is in the store.
 
-    A result that is in the store is printed too if `shown_again`.
+    It is printed unless `shown` is false, as the results of parts of another job are not.
 
     Raises:
         ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
@@ -43,15 +43,15 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
     chosen = instrument_of(config)
     if isinstance(config, AnalyzeConfig) and config.models is not None and chosen.of_models != "all":
         raise ConfigError(f"models={config.models} stands for several jobs; call run_jobs(asked_for(config))")
-    return perform(chosen, config, shown_again)
+    return perform(chosen, config, shown)
 
 
-def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool = True) -> list[Result]:
+def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown: bool = True) -> list[Result]:
     """Do several jobs, those together that have less work in one pass; returns the result of each, see `run_job`."""
     configs = [configs] if isinstance(configs, TrainConfig | AnalyzeConfig) else list(configs)
     found: dict[int, Result] = {}
     for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
-        results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown_again)
+        results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown)
         found |= zip(places, results, strict=True)
     return [found[place] for place in range(len(configs))]
 

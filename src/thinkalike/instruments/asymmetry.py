@@ -51,7 +51,7 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         for each in both_directions(config):
             if isinstance(each, TrainConfig):
                 with doing(f"{each.model.name} into {each.target.name}"):
-                    each = perform(instrument(TASKS["stitch"]), each, shown_again=False)
+                    each = perform(instrument(TASKS["stitch"]), each, shown=False)
             found.append(each)
         return dict(zip(("there", "back"), found, strict=True))
 

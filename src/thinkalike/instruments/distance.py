@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
-from thinkalike.screen import show_text
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -80,10 +80,16 @@ class Distance(LayerPairs, kind="distance", reads=("model", "target", "layers", 
 
         table = result.table
         source, target = table["source"].iloc[0], table["target"].iloc[0]
-        show_text(f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, 95 % intervals")
-        for row in table.itertuples():
-            show_text(f"layer {row.source_layer:>3}   {span(row.value, row.low, row.high, '.4f')}", indent=2)
-        show_text(in_words(table), indent=2)
+        rows = table.iloc[few(len(table))]
+        ends = rows[["value", "low", "high"]].to_numpy(float)
+        columns = [
+            number_column("layer", rows["source_layer"]),
+            Column("distance", [span(value, low, high, ".4f") for value, low, high in ends]),
+            number_column("cosine", rows["cosine"], ".4f"),
+        ]
+        title = f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, 95 % intervals"
+        show_table(Table(title, columns))
+        show_text(in_words(table))
 
 
 def in_words(table: pd.DataFrame) -> str:

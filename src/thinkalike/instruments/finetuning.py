@@ -22,6 +22,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import card_text, save_mini
 from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.models import Finetuning
 from thinkalike.training.run import Run, fit, loggers_of
@@ -78,7 +79,6 @@ class ClassifierFinetuning(
             table = _table(model, pairs, encoded)
         accuracies = table.set_index("set")["accuracy"]
         scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
-        log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
         if config.nli.ship:
             _ship(config, module.base_model, tokenizer, scalars)
         truncated = {side: each.truncated for side, each in encoded.items()}
@@ -88,6 +88,17 @@ class ClassifierFinetuning(
 
     def headlines(self, result: Result) -> list[Headline]:
         return [Headline(name, result.scalars[name]) for name in ("heldout_accuracy", "challenge_accuracy")]
+
+    def show(self, result: Result) -> None:
+        """Print accuracy and loss on held-out pairs, on the challenge and on its parts."""
+        table, scalars = result.table, result.scalars
+        columns = [text_column("set", table["set"]), number_column("pairs", table["pairs"], ",")]
+        columns += [number_column(name, table[name], ".3f") for name in ("accuracy", "loss")]
+        show_table(Table(f"{table['model'].iloc[0]}: accuracy, and loss in nats per pair", columns))
+        show_text(
+            f"It is right on {scalars['heldout_accuracy']:.1%} of the held-out pairs, and on "
+            f"{scalars['challenge_accuracy']:.1%} of the challenge."
+        )
 
 
 def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:

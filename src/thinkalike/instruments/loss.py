@@ -39,9 +39,16 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
         return Outcome(table, numbers, models=[model.describe()], facts=facts)
 
     def show(self, result: Result) -> None:
-        numbers = result.scalars
-        show_text(
-            f"{result.provenance['models'][0]['name']} on {result.config['data']['name']}: {numbers['loss']:.4f} "
-            f"[{numbers['loss_low']:.4f}, {numbers['loss_high']:.4f}] nats per token over "
-            f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
-        )
+        show_loss(result)
+
+
+def show_loss(result: Result) -> None:
+    """Print the loss of a model beside what the frequencies of tokens alone give."""
+    from thinkalike.measures.estimates import span
+
+    numbers = result.scalars
+    loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")
+    show_text(
+        f"The loss of {result.provenance['models'][0]['name']} on {result.config['data']['name']} is {loss} nats per "
+        f"token over {number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}."
+    )

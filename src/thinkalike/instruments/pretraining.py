@@ -16,6 +16,7 @@ from thinkalike.data.split import training_texts
 from thinkalike.errors import ConfigError, first_line
 from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments import operations
+from thinkalike.instruments.loss import show_loss
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.models.families import family_named
 from thinkalike.models.frozen import FrozenModel
@@ -25,6 +26,7 @@ from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.models.shapes import Shape, new_shape
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.screen import number_of_documents
+from thinkalike.store import Result
 from thinkalike.training.models import MaskedPretraining, Pretraining
 from thinkalike.training.run import Keeping, Run, fit, loggers_of
 
@@ -94,12 +96,12 @@ class MiniPretraining(
         facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
         for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
             save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
-        log.info(
-            "%s: held-out loss %.4f, unigram entropy %.4f", model.name, numbers["loss"], numbers["unigram_entropy"]
-        )
         table = pd.DataFrame([{"model": model.name, **numbers}])
         data = {"name": config.data.name, **corpus.facts()}
         return Outcome(table, numbers, models=[mini.describe()], facts={"data": data})
+
+    def show(self, result: Result) -> None:
+        show_loss(result)
 
 
 @torch.no_grad()

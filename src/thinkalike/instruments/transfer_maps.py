@@ -20,7 +20,7 @@ from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures.closed_forms import both_directions
 from thinkalike.measures.estimates import span
 from thinkalike.models.foresight import check_stitchable
-from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table
+from thinkalike.screen import Column, Table, few, number_column, number_of_documents, show_table, show_text
 from thinkalike.stitches.results import write_stitches
 from thinkalike.store import Headline, Result
 
@@ -83,6 +83,7 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         columns["condition"] = [both.phi.condition for both in maps]
         table = pd.DataFrame(columns | _losses(there, "", "target_loss") | _losses(back, "_back", "source_loss"))
         arrays = {**residuals._asdict(), **there, **{f"back_{name}": sums for name, sums in back.items()}}
+        _warn_of_overfitting(table)
         means = {f"mean_{name}": float(table[name].mean()) for name in (*UNEXPLAINED[:2], *PENALTIES.values())}
         return Outcome(
             table,
@@ -100,21 +101,29 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         return [Headline(name, value) for name, value in result.scalars.items() if name.startswith("mean_")]
 
     def show(self, result: Result) -> None:
-        """Print the unexplained variance and the penalty of both maps at each layer pair, and warn of overfitting."""
-        rows, counts = result.table, result.provenance["data"]
-        first = rows.iloc[0]
+        """Print the unexplained variance and the penalty of both maps at each layer pair."""
+        table, counts = result.table, result.provenance["data"]
+        rows, first = table.iloc[few(len(table), 12)], table.iloc[0]
         title = (
             f"{first['source']} → {first['target']} by φ and back by ψ, fitted on {counts['fit_tokens']:,} tokens: "
-            "share of variance unexplained, penalty in nats per token, 95 % intervals over "
+            "share of variance unexplained, extra loss in nats per token, 95 % intervals over "
             f"{number_of_documents(result.scalars)}"
         )
         layers = [f"{layer}→{depth}" for layer, depth in zip(rows["source_layer"], rows["target_layer"], strict=True)]
-        left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
-        ends = {sign: rows[[name, f"{name}_low", f"{name}_high"]].to_numpy() for sign, name in PENALTIES.items()}
-        costs = [Column(f"penalty of {sign}", [span(*row) for row in own]) for sign, own in ends.items()]
-        condition = number_column("condition of φ", rows["condition"], ".3g")
-        show_table(Table(title, [Column("layer", layers), *left, *costs, condition]))
-        _warn_of_overfitting(rows)
+        columns = [Column("layer", layers)]
+        for sign, name in PENALTIES.items():
+            ends = rows[[name, f"{name}_low", f"{name}_high"]].to_numpy()
+            columns.append(number_column(f"{sign} leaves", rows[LEFT[sign]], ".3f"))
+            columns.append(
+                Column(
+                    f"extra loss by {sign}", [span(value, low, high, ".2f") for value, low, high in ends], follows=True
+                )
+            )
+        show_table(Table(title, columns))
+        for sign, name in PENALTIES.items():
+            own = table[LEFT[sign]], table[name]
+            left, cost = (f"{each.min():.2f} to {each.max():.2f}" for each in own)
+            show_text(f"{sign} leaves {left} of the variance unexplained, and costs {cost} nats per token.")
 
 
 def _as_stitches(config: AnalyzeConfig) -> TrainConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import logging
 import os
@@ -25,6 +26,7 @@ from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
 from thinkalike.job.resources import explained
+from thinkalike.job.said import WARNING, Warnings, gathered
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import ProcessGroup, rank, together
 from thinkalike.progress import doing
@@ -38,22 +40,22 @@ FOR_CURVES = ("csv", "none")  # loggers of curves, which analyses do not have
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
-def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Result:
+def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
     """Do a job, or return its result if that is in the store.
 
     Args:
         config: a dataclass with the parts of `ALWAYS` and those that the instrument reads.
-        shown_again: whether a result that is in the store is printed, too.
+        shown: whether the result is printed, as those of parts of another job are not.
 
     Raises:
         StoreError: the store cannot be written, the result in it is damaged, or another process is at the same job and
             `wait` is false.
         ThinkalikeError: see the instrument.
     """
-    return perform_all([(instrument, config)], shown_again)[0]
+    return perform_all([(instrument, config)], shown)[0]
 
 
-def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True) -> list[Result]:
+def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> list[Result]:
     """Do the jobs that the store lacks, in one pass; returns the result of each.
 
     Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state
@@ -62,8 +64,15 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
     Raises:
         ThinkalikeError: see `perform`.
     """
+    with gathered() as warnings, contextlib.ExitStack() as held:
+        return _performed(jobs, shown, warnings, held)
+
+
+def _performed(
+    jobs: Sequence[tuple[Instrument, Any]], shown: bool, warnings: Warnings, held: contextlib.ExitStack
+) -> list[Result]:
     with doing("reading what the job needs", steps_aside=True):
-        asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
+        asked = [_Planned(instrument, config, shown) for instrument, config in jobs]
         different = {each.job.key: each for each in asked}
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
@@ -71,13 +80,12 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
             each.check_text()
     for line in dict.fromkeys(filter(None, (each.scale_taken() for each in missing))):
         log.info(line)
-    with contextlib.ExitStack() as held:
-        for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
-            held.enter_context(_with_lock(each.job, each.config))
-            held.enter_context(explained(each.job.partial))
-        missing = [each for each in missing if not each.is_done()]  # by the process that had the lock before
-        if missing:
-            _pass(missing, among=len(asked))
+    for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
+        held.enter_context(_with_lock(each.job, each.config))
+        held.enter_context(explained(each.job.partial))
+    missing = [each for each in missing if not each.is_done()]  # by the process that had the lock before
+    if missing:
+        _pass(missing, len(asked), warnings)
     return [different[each.job.key].found for each in asked]
 
 
@@ -87,7 +95,7 @@ def is_stored(instrument: Instrument, config: Any) -> bool:
     Raises:
         ThinkalikeError: the configuration is wrong, or what the job reads cannot be had.
     """
-    return not config.force and _Planned(instrument, config, shown_again=False).job.done
+    return not config.force and _Planned(instrument, config, shown=False).job.done
 
 
 class _Planned:
@@ -95,11 +103,11 @@ class _Planned:
 
     found: Result
 
-    def __init__(self, instrument: Instrument, config: Any, shown_again: bool):
+    def __init__(self, instrument: Instrument, config: Any, shown: bool):
         if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
             raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
         self.instrument, self.config = instrument, config
-        self.is_shown_again = shown_again and not rank(config)
+        self.is_shown = shown and not rank(config)
         self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
         read = relevant(self.read).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
@@ -182,27 +190,30 @@ class _Planned:
         self._show(self.found)
 
     def _show(self, result: Result) -> None:
-        """Print the result."""
+        """Print the result, unless it is a part of another one."""
+        if not self.is_shown:
+            return
         with aside():
             self.instrument.show(result)
             if self.config.screen == "full":
                 self.instrument.show_full(result)
 
     def _again(self, result: Result) -> None:
-        """Say that the job is already done, name package versions that differ, and print the result."""
+        """Say that the job is already done, with its warnings, name versions that differ, and print the result."""
         log.info("already done; force=true does it again")
+        for text in result.provenance.get("warnings", ()):
+            log.warning("%s%s", WARNING, text)
         before, there = result.provenance["versions"], versions_of(PACKAGES).items()
         others = [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]
         if others:
             log.warning("it was computed with %s", ", ".join(others))
-        if self.is_shown_again:
-            self._show(result)
+        self._show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
             with self._tracked(result.folder, result.config) as tracker:
                 tracker.publish(result)
 
 
-def _pass(jobs: Sequence[_Planned], among: int) -> None:
+def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
     """Compute and store the jobs whose locks this process holds, `among` as many that were asked for."""
     import torch
 
@@ -233,15 +244,21 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
         spent = max(seconds, *(sum(work.phase.seconds.values()) for work in works))  # with the runs before this one
         rates = speeds([(each.instrument, each.config) for each in jobs], spent)
-        for each, work, outcome, rate in zip(jobs, works, outcomes, rates, strict=True):
+        names = [_models_of(outcome) for outcome in outcomes]
+        for each, work, outcome, rate, own in zip(jobs, works, outcomes, rates, names, strict=True):
+            said = {"warnings": found} if (found := warnings.of(own, itertools.chain(*names))) else {}
             try:
-                each.finish(work, outcome, {**took, **rate})
+                each.finish(work, outcome, {**took, **rate, **said})
             except ThinkalikeError as error:
                 errors.append(error)
     for further in errors[1:]:
         log.error("error: %s", further)
     if errors:
         raise errors[0]
+
+
+def _models_of(outcome: Outcome | ThinkalikeError) -> list[str]:
+    return [] if isinstance(outcome, ThinkalikeError) else [model["name"] for model in outcome.models]
 
 
 def contents_of(inputs: Mapping[str, Any]) -> dict[str, str]:

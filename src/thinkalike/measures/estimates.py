@@ -42,8 +42,8 @@ def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | fl
 
 
 def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
-    """Return a number with its interval: "+0.037 [+0.032, +0.043]"."""
-    return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
+    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
+    return f"{value:{spec}}" if math.isnan(low) or math.isnan(high) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def student_t(level: float, freedom: int) -> float:

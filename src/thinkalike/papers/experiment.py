@@ -214,13 +214,13 @@ def _column(cells: pd.Series) -> Column:
 def _results(jobs: Sequence[Any]) -> list[Result]:
     """Do jobs in one pass; where their models do not fit together, one after the other."""
     try:
-        return run_jobs(jobs, shown_again=False)
+        return run_jobs(jobs, shown=False)
     except ResourceError as error:
         if len(jobs) == 1:
             raise
         log.warning("warning: %s; %d jobs go on one after the other", error, len(jobs))
     # not above, where the error would still hold what the models did not fit beside
-    return [run_jobs([job], shown_again=False)[0] for job in jobs]
+    return [run_jobs([job], shown=False)[0] for job in jobs]
 
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:

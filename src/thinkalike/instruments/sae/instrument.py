@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +36,16 @@ from thinkalike.measures.estimates import span
 from thinkalike.measures.sae import save_sae
 from thinkalike.models.foresight import outline
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, text_column
+from thinkalike.screen import (
+    Column,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    text_column,
+)
 from thinkalike.store import Headline, Result, open_result
 from thinkalike.training.run import Run, loggers_of
 
@@ -125,48 +134,36 @@ class SparseAutoencoders(
         return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
 
     def show(self, result: Result) -> None:
+        """Print what the autoencoders of each start explain before and after training, and what a start saves."""
         table, sae = result.table, result.config["sae"]
-        first = table.iloc[0]
+        first, rows = table.iloc[0], table.iloc[few(len(table))]
         kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
         title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
         title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
+        explained = rows[["explained_variance", "explained_variance_low", "explained_variance_high"]].to_numpy(float)
         columns = [
-            text_column("start", table["start"]),
-            number_column("tokens", table["tokens"], ","),
-            Column("rate", [f"{rate:g}" if rate else "" for rate in table["rate"]]),
-            number_column("TFLOP", table["flops"] / 1e12, ".3g"),
-            _with_ends(table, "explained_variance", ".3f", "explained variance"),
-            _with_ends(table, "loss_recovered", ".3f", "loss recovered"),
-            number_column("penalty", table["penalty"], "+.3f"),
-            number_column("active", table["active_latents"], ".1f"),
-            number_column("dead", table["dead_latents"], ".1%"),
+            text_column("start", rows["start"]),
+            number_column("tokens", rows["tokens"], ","),
+            Column("explained variance", [span(value, low, high, ".3f") for value, low, high in explained]),
+            number_column("extra loss", rows["penalty"], "+.3f"),
+            number_column("active", rows["active_latents"], ".1f"),
+            number_column("dead", rows["dead_latents"], ".1%"),
         ]
         show_table(Table(title, columns, keys=2))
-        if "savings" in result.tables and len(result.tables["savings"]):
-            show_table(_savings(result.tables["savings"], result.tables["break_even"]))
+        last = table[table["start"] == sae["start"]].iloc[-1]
+        show_text(
+            f"After {last['tokens']:,} tokens the autoencoder explains {last['explained_variance']:.1%} of the "
+            f"variance, and the model loses {last['penalty']:+.3f} nats per token with its output in place of states."
+        )
+        if "savings" in result.tables:
+            for line in _savings(result.tables["savings"], result.tables["break_even"]):
+                show_text(line)
 
 
-SHARES = (1 / 16, 1 / 4, 1 / 2, 1)  # of the tokens of a job: the budgets that are printed
-
-
-def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
-    """Return the table of savings at the budgets."""
-    own = savings[savings["tokens"].isin([savings["tokens"].max() * share for share in SHARES])]
-    pairs = own[["start", "against"]].drop_duplicates()
-    columns = [text_column(name, pairs[name]) for name in ("start", "against")]
-    for tokens in own["tokens"].unique():
-        cells = pairs.merge(own[own["tokens"] == tokens])
-        columns.append(_with_ends(cells, "saved", "+.1%", f"{tokens:,}"))
-    first = pairs.merge(even)["break_even_tokens"]
-    columns.append(Column("saves from", ["not here" if pd.isna(count) else f"{count:,.0f} tokens" for count in first]))
-    title = "share of all FLOPs saved on the way to what the other start explains after so many tokens"
-    return Table(title, columns, keys=2)
-
-
-def _with_ends(table: pd.DataFrame, name: str, form: str, header: str) -> Column:
-    """Return numbers with their intervals, or alone where these have no ends; nothing for a blank cell."""
-    cells = []
-    for value, low, high in table[[name, f"{name}_low", f"{name}_high"]].to_numpy(float):
-        alone = "" if isnan(value) else f"{value:{form}}"
-        cells.append(alone if isnan(value) or isnan(low) or isnan(high) else span(value, low, high, form))
-    return Column(header, cells)
+def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Iterator[str]:
+    """Yield what each start saves on the way to what another one explains after all tokens, and from where on."""
+    for row in savings[savings["tokens"] == savings["tokens"].max()].merge(even).itertuples():
+        saved = f"{row.start} saves {span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
+        count = row.break_even_tokens
+        from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
+        yield f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}; it saves {from_here}."

@@ -66,7 +66,7 @@ def source_result(config: TrainConfig) -> Result:
             same_vocabulary(source, target)
             if own.stitch:
                 maps_of_stitch(own.stitch, (source, job.sae.layer), (target, own.layer))
-        return run_job(job, shown_again=False)
+        return run_job(job, shown=False)
     made = _result(name)
     shared = {"layer": own.source_layer, "width": own.width, "activation": own.activation, "k": own.active}
     for key, asked in shared.items():

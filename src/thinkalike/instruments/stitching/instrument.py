@@ -104,9 +104,8 @@ class Stitching(
         """Print a table for each direction, what it says in sentences, and where the rest is."""
         directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
         for table in directions:
-            _show_direction(table, few(len(table), ROWS // len(directions)))
-            _warn_of_far_states(table)
-            _warn_of_little_shared(table)
+            most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
+            _show_direction(table, few(len(table), most))
 
 
 def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
@@ -167,6 +166,8 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
         log.warning("warning: verdicts are undecided, as their rules were not tried on %s", why)
     table["verdict"] = [UNDECIDED if why else verdict(row) for row in table.to_dict("records")]
     table["verdict_held"] = table["verdict"].map(held)
+    _warn_of_far_states(table)
+    _warn_of_little_shared(table)
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
@@ -213,6 +214,7 @@ log = logging.getLogger(__name__)
 
 PAIR, ENDS = ("source_layer", "target_layer"), ("penalty_low", "penalty_high")
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
+WRAPS = 16  # letters of a verdict that takes two lines of the table
 LITTLE = 0.06  # R² beyond the tokens, weighed by the output
 SHOWN = {
     "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
@@ -223,11 +225,11 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     """Print the penalties of one direction beside those of no map and of the tokens alone, and what is shared."""
     own, first = table.iloc[[*rows]], table.iloc[0]
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
-    title = f"{first['source']} → {first['target']}: extra loss of the stitched model, {unit}, and R² beyond the tokens"
+    title = f"{first['source']} → {first['target']}: extra loss, {unit}; R² beyond the tokens"
     pairs, ends = (zip(*(own[name] for name in names), strict=True) for names in (PAIR, ENDS))
     columns = [
         number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs]),
-        number_column("extra loss", own["penalty"], ".2f"),
+        number_column("stitch", own["penalty"], ".2f"),
         number_column("95 % interval", [f"{low:.2f} to {high:.2f}" for low, high in ends], follows=True),
         *(number_column(label, own[column], ".2f") for label, column in SHOWN.items() if column in own),
         text_column("verdict", own["verdict"]),
@@ -236,7 +238,7 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_text(sentence(table))
     if "left_to_gain" in table:
         gain = max(table["left_to_gain"].max(), 0.0)
-        show_text(f"Three times the steps would take off about {gain:.2f} nats more.")
+        show_text(f"Three times the steps would take off at most about {gain:.2f} nats more.")
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,10 @@ from thinkalike.instruments.transfer.maps import (
 )
 from thinkalike.instruments.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
 from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
-from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer import STEPS
 from thinkalike.models.controls import fresh
 from thinkalike.progress import counted
-from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Headline, Result
 
@@ -138,17 +137,22 @@ class CarriedProbes(
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
     def show(self, result: Result) -> None:
-        """Print the accuracies of each feature, by layer pair and split."""
-        stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
-        show_text(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
-        maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
-        for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
-            names, left = rows.iloc[0], maps[layer, depth]
-            title = f"{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s"
-            if split == first:
-                title += f"; unexplained of held-out text: φ {left['phi']:.3f}, ψ {left['psi']:.3f}"
-            show_table(_table(title, rows))
-        show_text(LEGEND)
+        """Print the accuracies of each feature at the layers where its own probe is best, and means over features."""
+        table, stimuli = result.table, result.provenance["stimuli"]
+        first, splits = table.iloc[0], list(table["split"].unique())
+        left = result.tables["maps"]
+        title = f"{first['source']} → {first['target']}, {stimuli['count']} stimuli of {Path(stimuli['source']).name}: "
+        show_table(_table(f"{title}{ACCURACY}, held-out {splits[0]}s", table))
+        for split in splits:
+            means = table[table["split"] == split].groupby("condition")[["accuracy", "chance"]].mean()
+            carried, native = (means.loc[name] for name in (probing.CARRIED, probing.NATIVE))
+            show_text(
+                f"On held-out {split}s, carried probes are right on {carried['accuracy']:.2f} on average, probes of "
+                f"the target itself on {native['accuracy']:.2f}, and chance is {native['chance']:.2f}."
+            )
+        show_text(
+            f"The maps leave {left['phi'].min():.2f} to {left['phi'].max():.2f} of held-out text unexplained. {LEGEND}"
+        )
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
@@ -156,33 +160,34 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
+ACCURACY = "balanced accuracy of probes"
 SHOWN = {
     "native": probing.NATIVE,
     "carried": probing.CARRIED,
-    "refit": probing.REFITTED,
     "random": probing.RANDOM,
-    "same": probing.IDENTITY,
-    "untr.": probing.UNTRAINED,
+    "untrained": probing.UNTRAINED,
 }
 LEGEND = (
-    "native: fitted in the target; carried: in the source, read through ψ, with its share of native above chance; "
-    "refit: fitted on ψ's states; random: through maps of ψ's spectrum; same: through no map; untr.: native in an "
-    "untrained target"
+    "Native probes are fitted in the target, carried ones in the source and read through ψ, random ones through maps "
+    "of ψ's spectrum, untrained ones in an untrained target; share is that of native above chance."
 )
 
 
-def _table(title: str, rows: pd.DataFrame) -> Table:
-    by_condition = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
-    carried = by_condition["carried"]
-    columns = [text_column("feature", carried["feature"]), number_column("chance", carried["chance"], ".3f")]
-    for label, own in by_condition.items():
-        if len(own):
-            columns.append(number_column(label, own["accuracy"], ".3f"))
+def _table(title: str, table: pd.DataFrame) -> Table:
+    """Return a row for each feature of the first split, at the layers where its native probe is best."""
+    rows = table[table["split"] == table["split"].iloc[0]]
+    native = rows[rows["condition"] == probing.NATIVE]
+    best = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
+    chosen = best.iloc[few(len(best), 12)][["feature", "source_layer", "target_layer"]]
+    own = {label: chosen.merge(rows[rows["condition"] == name]) for label, name in SHOWN.items()}
+    carried = own["carried"]
+    layers = [f"{row.source_layer}→{row.target_layer}" for row in carried.itertuples()]
+    columns = [text_column("feature", carried["feature"]), Column("layer", layers)]
+    columns.append(number_column("chance", carried["chance"], ".2f"))
+    for label, each in own.items():
+        if len(each):
+            columns.append(number_column(label, each["accuracy"], ".2f"))
         if label == "carried":
-            columns.append(Column("share", [_share(row) for row in own.to_dict("records")], follows=True))
+            shares = ["" if isnan(share) else f"{share:.2f}" for share in carried["share_above_chance"]]
+            columns.append(Column("share", shares, follows=True))
     return Table(title, columns)
-
-
-def _share(row: Mapping[Any, Any]) -> str:
-    share, low, high = (row[f"share_above_chance{end}"] for end in ("", "_low", "_high"))
-    return span(share, low, high, ".2f") if isfinite(share) else ""

@@ -38,7 +38,7 @@ from thinkalike.instruments.transfer.maps import (
 )
 from thinkalike.job import Outcome, Phase, Shapes, Work
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.estimates import span, stimulus_folds
 from thinkalike.measures.transfer import (
     carried_vectors,
     effects_of,
@@ -48,7 +48,7 @@ from thinkalike.measures.transfer import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
-from thinkalike.screen import Column, Table, number_column, show_table, show_text
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.tokens import last_tokens
 from thinkalike.store import Headline, Result
 
@@ -161,14 +161,22 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
         return [each for each in found if isfinite(each.value)]
 
     def show(self, result: Result) -> None:
-        """Print the shares of the natural effect, by position, layer pair and strength."""
-        first, scalars = result.table.iloc[0], result.scalars
+        """Print the shares of the natural effect at each layer pair, and where the carried vector does most."""
+        table, scalars = result.table, result.scalars
+        first = table.iloc[0]
         pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
-        effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
-        show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
-        for position, rows in result.table.groupby("position", sort=False):
-            title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
-            show_table(_table(title, rows))
+        value = "share" if table["share"].notna().any() else "effect"
+        unit = "share of the natural effect" if value == "share" else "effect in nats"
+        title = f"Steering of {first['target']} by vectors of {first['source']}, {pairs}: {unit}"
+        show_table(_table(title, table, value))
+        most: Any = next(table[table["condition"] == CARRIED].nlargest(1, value).itertuples())
+        where = "the word's last token" + ("" if most.position == "word" else " and all later ones")
+        low, high = (most.low, most.high) if value == "share" else (most.effect_low, most.effect_high)
+        show_text(
+            f"The natural effect is {scalars['natural_effect']:.2f} nats. A carried vector does most, "
+            f"{span(getattr(most, value), low, high, '.2f')}, at layers {most.source_layer}→{most.target_layer}, "
+            f"at strength {most.strength:g}, added at {where}."
+        )
         show_text(LEGEND)
 
 
@@ -208,10 +216,10 @@ def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor)
     bos = model.tokenizer.bos_token_id
     first = [bos] if model.bos_each_row and bos is not None else []
     rows, words = [], []
-    for text, span in texts:
+    for text, where in texts:
         read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         rows.append([*first, *read["input_ids"]])
-        words.append(len(first) + last_tokens(text, [span], read["offset_mapping"], model.name)[0])
+        words.append(len(first) + last_tokens(text, [where], read["offset_mapping"], model.name)[0])
     tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
 
@@ -315,25 +323,22 @@ class Trial:
         return held_out_differences(before, after, self.fold_of)
 
 
-SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}
+SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM}
 LEGEND = (
-    "share of what the counterpart does; native: the target's own vector; carried: the source's, through φ; matched: "
-    "with the norm of the native one; random: of that norm; negated: carried, with the other sign; cosine: of carried "
-    "and native"
+    "Native is the target's own vector, carried the source's through φ, matched the same with the norm of the native "
+    "one, random one of that norm; x is the strength."
 )
 
 
-def _table(title: str, rows: pd.DataFrame) -> Table:
-    """Return the shares of all conditions, or their effects in nats where there is no share."""
-    own = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
-    carried = own["carried"].to_dict("records")
-    has_share = isfinite(own["native"]["share"].iloc[0])
-    value, low, high = ("share", "low", "high") if has_share else ("effect", "effect_low", "effect_high")
-    columns = [Column("layer", [f"{row['source_layer']}→{row['target_layer']}" for row in carried])]
-    columns.append(number_column("x", own["carried"]["strength"], "g"))
-    for label, each in own.items():
-        columns.append(number_column(label, each[value], ".3f"))
-        if label == "carried":
-            ends = [f"[{row[low]:.2f}, {row[high]:.2f}]" for row in carried]
-            columns.append(Column("interval", ends, follows=True))
-    return Table(title, [*columns, number_column("cosine", own["carried"]["cosine"], ".2f")], keys=2)
+def _table(title: str, table: pd.DataFrame, value: str) -> Table:
+    """Return the shares, or the effects in nats, of the conditions at some layer pairs, positions and strengths."""
+    own = {label: table[table["condition"] == name] for label, name in SHOWN.items()}
+    chosen = few(len(own["carried"]), 12)
+    carried = own["carried"].iloc[chosen]
+    columns = [
+        Column("layer", [f"{row.source_layer}→{row.target_layer}" for row in carried.itertuples()]),
+        text_column("at", ["word" if position == "word" else "later, too" for position in carried["position"]]),
+        number_column("x", carried["strength"], "g"),
+    ]
+    columns += [number_column(label, each[value].iloc[chosen], ".3f") for label, each in own.items()]
+    return Table(title, [*columns, number_column("cosine", carried["cosine"], ".2f")], keys=3)
