@@ -47,6 +47,8 @@ JOBS = {
     "distance": "analyze.py measure=distance model.path={minis}/a target.path={minis}/b",
     "diff": "analyze.py measure=diff model={minis}/a model@target={changed} measure.tokens=1024 "
     f"measure.tokens_per_part=512 data.report_share=.4 {SMALL}",
+    "trajectory": "analyze.py measure=trajectory model={run} measure.tokens=512 measure.least=5 measure.folds=3 "
+    f"measure.permutations=19 measure.importance=false stimuli.sentences=24 data.report_share=.3 {SMALL}",
     "transfer_maps": f"analyze.py measure=transfer_maps {PAIR} {SMALL} measure.fit_tokens=6144 layers=all "
     "data.report_tokens=4096 data.report_share=.4 model.context=32 target.context=32",
     "mlem": f"analyze.py measure=mlem {STIMULI} measure.permutations=1 measure.folds=2",
@@ -87,13 +89,15 @@ def places(minis, text_files, checkpoints, tmp_path_factory):
         next(module.get_submodule("layers.2.mlp").parameters()).mul_(1.5)
     (root / "words.csv").write_text("\n".join(["id,text,colour,size", *WORDS_OF_TABLE]))
     (root / "contrasts.csv").write_text("\n".join(CONTRASTS))
+    for step in (0, 10, 100):
+        tiny.write_checkpoint("gpt2", root / "run" / f"checkpoint-{step}", seed=step + 1)
     for subject in range(3):
         draw = np.random.default_rng(subject)
         layers = {name: draw.normal(size=(24, 5)) for name in ("V1", "V2", "IT")}
         np.savez(root / f"s{subject}.npz", **layers, ids=[f"w{n}" for n in range(24)])
     return {
         "minis": minis, "changed": tiny.write_mini(root / "changed", module=module), "words": root / "words.csv",
-        "pairs": root / "contrasts.csv", "texts": text_files, "gpt2": checkpoints["gpt2"], "root": root,
+        "pairs": root / "contrasts.csv", "run": root / "run", "texts": text_files, "gpt2": checkpoints["gpt2"], "root": root,
         "other": tiny.write_checkpoint("gpt2", root / "second", seed=2), "bert": small_bert(root / "bert"),
         "report": tiny.write_pairs(pairs[0], root / "mnli.jsonl"),
         "challenge": tiny.write_pairs(pairs[1], root / "hans.txt"),

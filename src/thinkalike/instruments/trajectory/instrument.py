@@ -142,7 +142,7 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
     if not config.measure.train:  # type: ignore[attr-defined]
         return config.model
     job = training(config)
-    result = run_job(job, shown_again=False)
+    result = run_job(job, shown=False)
     return replace(config.model, path=str(result.folder / config.model.name), seed=job.model.seed)
 
 
