@@ -97,7 +97,8 @@ def places(minis, text_files, checkpoints, tmp_path_factory):
         np.savez(root / f"s{subject}.npz", **layers, ids=[f"w{n}" for n in range(24)])
     return {
         "minis": minis, "changed": tiny.write_mini(root / "changed", module=module), "words": root / "words.csv",
-        "pairs": root / "contrasts.csv", "run": root / "run", "texts": text_files, "gpt2": checkpoints["gpt2"], "root": root,
+        "pairs": root / "contrasts.csv", "run": root / "run", "texts": text_files, "gpt2": checkpoints["gpt2"],
+        "root": root,
         "other": tiny.write_checkpoint("gpt2", root / "second", seed=2), "bert": small_bert(root / "bert"),
         "report": tiny.write_pairs(pairs[0], root / "mnli.jsonl"),
         "challenge": tiny.write_pairs(pairs[1], root / "hans.txt"),
