@@ -28,7 +28,7 @@ from thinkalike.measures import (
     student_t,
 )
 
-DOCUMENTS = (20, 31, 45, 100, 200)
+DOCUMENTS = (2, 4, 8, 20, 31, 45, 100, 200)
 LENGTHS = ("equal", "bounded", "log-normal")
 DATASETS = 25  # for each draw of lengths
 MEDIAN, SPREAD, SKEW, APART, TOKEN = 3500.0, 1.06, 0.5, 0.1, 1.0  # tokens, σ of log tokens, σ of log means, nats, nats

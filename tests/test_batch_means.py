@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -13,6 +15,7 @@ from thinkalike.measures import (
     jackknife,
     mutual_measure,
 )
+from thinkalike.measures.changes import LayerShifts
 from thinkalike.measures.contract import each_pair, rows_in_order
 
 
@@ -61,6 +64,18 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
         for own, other in zip(part, expected[rows, columns], strict=True):
             torch.testing.assert_close(own, other, rtol=0, atol=1e-13)
     assert result.widest_interval() == pytest.approx(float((expected.high - expected.low).max()))
+
+
+@pytest.mark.parametrize("accumulator", [partial(LayerPredictions, fit_batches=1), LayerShifts])
+def test_r2_and_distances_of_fewer_than_eight_documents_have_no_interval(accumulator):
+    for count in (7, 8):
+        means = accumulator(1, 1)
+        for number in range(2):
+            means.update(batch(1, 40), batch(1, 40), None, number, documents=torch.arange(40) % count)
+        found = means.compute()
+        assert found.value.isfinite().all()
+        assert found.documents == count
+        assert bool(found.low.isinf().all()) == bool(found.high.isinf().all()) == (count < 8)
 
 
 def test_a_part_in_no_batch_is_not_left_out_and_too_few_rows_give_no_interval():

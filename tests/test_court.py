@@ -231,7 +231,7 @@ def test_a_summary_says_what_was_planted():
     table = planted().assign(future=0.0)
     table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
     found = summary(table).set_index("judge")
-    assert found.loc["CKA", ["auc", "auc_low", "auc_high", "real_auc"]].tolist() == [1, 1, 1, 1]
+    assert found.loc["CKA", ["auc", "real_auc"]].tolist() == [1, 1]
     assert found.loc["CKA", "margin"] == pytest.approx(0.7)
     assert found.loc["CKA", "real_margin"] == pytest.approx(0.4)
     assert found.loc["CKA", "fooled_by"] == ""

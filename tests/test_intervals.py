@@ -192,26 +192,12 @@ def test_the_area_is_the_mean_of_scikit_learns_area_over_the_repetitions(groups)
     upper, lower = groups
     labels = [1] * 9 + [0] * 14
     areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]
-    found = auc(upper, lower)
-    assert float(found.value) == pytest.approx(sum(areas) / 4, abs=1e-12)
-    assert found.low < found.value < found.high
-    assert float(auc(lower, upper).value) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
+    assert float(auc(upper, lower)) == pytest.approx(sum(areas) / 4, abs=1e-12)
+    assert float(auc(lower, upper)) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
 
 
-def test_groups_that_are_apart_have_one_and_no_doubt():
-    found = auc(torch.ones(2, 3), torch.zeros(2, 4))
-    assert [float(each) for each in found] == [1, 1, 1]
-    assert float(auc(torch.ones(2, 3), torch.ones(2, 4)).value) == 0.5
+def test_groups_that_are_apart_have_one_and_ties_half():
+    assert float(auc(torch.ones(2, 3), torch.zeros(2, 4))) == 1
+    assert float(auc(torch.ones(2, 3), torch.ones(2, 4))) == 0.5
     with pytest.raises(ValueError, match="lower"):
         auc(torch.ones(1, 2), torch.full((1, 2), torch.nan))
-
-
-def test_intervals_cover_the_area_of_the_population():
-    """Of two normals one standard deviation apart: Φ(1 / √2)."""
-    truth, covered = float(torch.special.ndtr(torch.tensor(0.5**0.5))), 0
-    for seed in range(100):
-        generator = torch.Generator().manual_seed(seed)
-        upper, lower = torch.randn(1, 20, generator=generator) + 1, torch.randn(1, 30, generator=generator)
-        found = auc(upper, lower, resamples=400)
-        covered += bool(found.low <= truth <= found.high)
-    assert 85 <= covered <= 100

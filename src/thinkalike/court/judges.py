@@ -151,7 +151,7 @@ def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> tuple[flo
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each judge: areas under the ROC curve of `same` and of `real` sources against decoys.
 
-    Each area has an interval over sources; beside them stand margins, and who fools the judge.
+    Beside them stand margins, and who fools the judge. They have no intervals, as sources are listed and not sampled.
     """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", ALIKE), ("real_", REAL)):
@@ -159,10 +159,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
             row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
             sides = [scores(table, judge, each).to_numpy(dtype=float, copy=True) for each in (kinds, judge.against)]
-            area = auc(*map(torch.from_numpy, sides))
             least, above = margin(table, judge, kinds)
-            row |= {f"{prefix}auc{end}": float(part) for end, part in zip(("", "_low", "_high"), area, strict=True)}
-            row |= {f"{prefix}margin": least, f"{prefix}fooled_by": ", ".join(above)}
+            area = float(auc(*map(torch.from_numpy, sides)))
+            row |= {f"{prefix}auc": area, f"{prefix}margin": least, f"{prefix}fooled_by": ", ".join(above)}
     return pd.DataFrame(list(rows.values()))
 
 

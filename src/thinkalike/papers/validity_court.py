@@ -13,7 +13,6 @@ import pandas as pd
 
 from thinkalike import figures
 from thinkalike.court import judges as court
-from thinkalike.measures.estimates import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
@@ -87,9 +86,9 @@ def _court(case: Case) -> Conclusion:
 def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     """Return whether a judge ranks all sources of a kind above all decoys that it is meant for, in every court."""
     what = "every other trained model" if prefix else "everything that is the same"
-    area = span(row[f"{prefix}auc"], row[f"{prefix}auc_low"], row[f"{prefix}auc_high"], ".3f")
     by = row[f"{prefix}fooled_by"]
-    numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
+    area = row[f"{prefix}auc"]
+    numbers = f"AUC {area:.3f}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
