@@ -201,8 +201,8 @@ OBJECTS = {  # by class: what its methods give of these arguments
 }  # fmt: skip
 WITHOUT = {
     "cka_measure", "jaccard_measure", "mutual_measure", "second_order_measure", "svcca_measure",  # measures by settings
-    # functions of names and folders, and of maps, probes and autoencoders, which are tensors already
-    "load_sae", "save_sae", "balanced_accuracies",
+    # functions of maps, probes and autoencoders, which are tensors already
+    "balanced_accuracies",
     "balanced_folds", "both_directions", "carried", "carried_vectors", "cross_fitted", "dead_latents", "effects_of",
     "explained_variance", "fit_probes", "held_out_differences", "in_own_units", "loss_recovered", "random_directions",
     "random_rotation", "sae_loss", "spread_of", "standardised", "turned_at_random", "unexplained_by",

@@ -43,6 +43,7 @@ LEVELS = {
     "models": 2,
     "data": 2,
     "measures": 2,  # knows arguments, errors, progress and kinds at most: no models, files or configuration
+    "saelens": 3,
     "tables": 3,
     "store": 2,
     "states": 3,

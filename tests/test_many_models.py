@@ -10,6 +10,7 @@ import torch
 from thinkalike.measures import LayerMeans, LayerPredictions, mutual_measure
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import neighbours as mutual
+from thinkalike.measures.accumulators import Batch
 from thinkalike.measures.kernel_alignment import CKAMeans
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
@@ -43,7 +44,7 @@ def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
-        CKAMeans.update_pairs(metrics, SIDES, states, mask, number, groups)
+        CKAMeans.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
         for (source, target), metric, alone in zip(SIDES, metrics, alones, strict=True):
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
             agree(alone, metric, number)
@@ -53,7 +54,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states, *_ = drawn(gram_products.CPU_TILE.step)
-    CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, states)
+    CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, Batch(states))
     assert len(counts) == sum(map(len, WIDTHS))
 
 
@@ -68,7 +69,7 @@ def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(giv
     for number in range(2):
         states, tokens, mask = drawn()
         groups = {"groups": tokens} if given == "token" else {}
-        LayerMeans.update_pairs(metrics, SIDES, states, mask, number, **groups)
+        LayerMeans.update_pairs(metrics, SIDES, Batch(states, mask, number, **groups))
         for (source, target), metric in zip(SIDES, metrics, strict=True):
             alone = new((source, target))
             alone.update(states[source], [x.clone() for x in states[target]], mask, number, **groups)
@@ -82,7 +83,7 @@ def test_predictions_of_pairs_are_those_of_each_pair():
     together, alone = ([LayerPredictions(*depths(side), fit_batches=1) for side in SIDES] for _ in range(2))
     for number in range(3):
         states, *_ = drawn()
-        LayerPredictions.update_pairs(together, SIDES, states, number=number)
+        LayerPredictions.update_pairs(together, SIDES, Batch(states, number=number))
         for (source, target), metric in zip(SIDES, alone, strict=True):
             metric.update(states[source], states[target], number=number)
     for one, other in zip(together, alone, strict=True):

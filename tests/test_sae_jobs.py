@@ -15,8 +15,8 @@ from thinkalike.errors import ConfigError, ModelError, StoreError
 from thinkalike.forecast import forecast
 from thinkalike.instruments.sae.fitting import Fitted
 from thinkalike.instruments.sae.setting import check_source, saes_of, source_model, source_result
-from thinkalike.measures import load_sae
 from thinkalike.models.load import load_model
+from thinkalike.saelens import load_sae
 from thinkalike.store import Result
 
 BESIDE = "sae.beside=[random,least_squares]"

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from thinkalike.errors import ModelError
-from thinkalike.measures import AffineMap, SparseAutoencoder, carried, load_sae, save_sae
+from thinkalike.measures import AffineMap, SparseAutoencoder, carried
+from thinkalike.saelens import load_sae, save_sae
 
 PYTHON = "THINKALIKE_SAELENS"  # environment variable: the interpreter of an environment that has sae_lens
 

@@ -20,7 +20,7 @@ bootstrapping: sum_by_document
 chance: Calibrated Chance LayerPairEstimate calibrate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
 closed_forms: least_squares procrustes reduced_rank unexplained_by
-contract: LayerMeasure
+contract: LayerMeasure PROPERTIES Properties
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
@@ -40,10 +40,9 @@ neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosin
 populations: Grouped adjusted_rand_index adjusted_rand_index_p change_point cluster flips group_change_point grouped
 populations: onset population_penalties symmetric
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-properties: PROPERTIES Properties
 rows: FEW RowGroups leverage rows_of
 sae: Dead SparseAutoencoder carried dead_latents explained_variance in_own_units loss_recovered sae_loss
-sae: SavedSAE load_sae save_sae spread_of standardised with_fitted_decoder
+sae: spread_of standardised with_fitted_decoder
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
 subjects: Draws ModelScores NoiseCeiling Scored TwoFactors draw dual_variance model_scores noise_ceiling two_factor
 transfer: Accuracy CrossFitted Probe balanced_accuracies balanced_folds cross_fitted fit_probes

@@ -40,10 +40,10 @@ class Batch(NamedTuple):
     """The states of several models for the same tokens; see `Accumulator.update`."""
 
     states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None
-    number: int
-    groups: Int[Tensor, " ..."] | None
-    documents: Int[Tensor, " ..."] | None
+    mask: Shaped[Tensor, " ..."] | None = None
+    number: int = 0
+    groups: Int[Tensor, " ..."] | None = None
+    documents: Int[Tensor, " ..."] | None = None
 
 
 class Accumulator:
@@ -90,36 +90,27 @@ class Accumulator:
                 enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
         """
         number = max(self.records, default=-1) + 1 if number is None else number
-        self.update_pairs([self], [(0, 1)], [source, target], mask, number, groups, documents)
+        self.update_pairs([self], [(0, 1)], Batch([source, target], mask, number, groups, documents))
 
     @staticmethod
     @torch.no_grad()
-    def update_pairs(
-        metrics: Sequence[Accumulator],
-        sides: Sequence[Pair],
-        states: Sequence[States],
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int = 0,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Add one batch of several models to a metric for each pair of them, with the same bits as by `update`.
+    def update_pairs(metrics: Sequence[Accumulator], sides: Sequence[Pair], batch: Batch) -> None:
+        """Add one batch of several models to a metric for each pair of them, with the same bits and errors as `update`.
 
         Args:
             metrics: One for each pair; they compare in the same way.
             sides: The numbers of the source and of the target of each metric; both may be the same.
-            states: The states of each model, as `update` takes those of one; it has the other arguments and errors.
         """
+        states = batch.states
         for metric, (source, target) in zip(metrics, sides, strict=True):
             announced, counts = (metric.source_layers, metric.target_layers), (len(states[source]), len(states[target]))
             if counts != announced:
                 raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
-        if (groups is None) != (metrics[0].given == "none"):
+        if (batch.groups is None) != (metrics[0].given == "none"):
             given = metrics[0].given
             raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {given}")
-        batch = Batch(states, mask, number, groups, documents)
         for metric, record in zip(metrics, metrics[0]._compared(metrics, sides, batch), strict=True):
-            metric.records[number] = {name: each.detach().cpu() for name, each in record.items()}
+            metric.records[batch.number] = {name: each.detach().cpu() for name, each in record.items()}
 
     @abstractmethod
     def _compared(self, metrics: Sequence[Any], sides: Sequence[Pair], batch: Batch) -> list[Record]:

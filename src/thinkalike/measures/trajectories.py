@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.bootstrapping import drawn_counts, sum_by_document, without_each_part
+from thinkalike.measures.bootstrapping import drawn_counts, sum_by_document
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around, jackknife, splits
 from thinkalike.measures.mlem.importance import regrouped
+from thinkalike.measures.transfer import balanced_accuracies
 
 SHRINKAGE = 0.1
 ALPHA = 0.05  # of the null: the share of permutations that a feature may be below by chance
@@ -116,10 +117,8 @@ def curve_of(
         null: The accuracies of permuted labels, with the same permutations at each step.
     """
     levels = int(labels.max()) + 1
+    judged = balanced_accuracies(right, labels, groups, levels)
     held = one_hot(labels, levels).double().T  # (k, n)
-    total = without_each_part(held, groups)
-    recalls = without_each_part(right[:, None].double() * held, groups) / total.clamp(min=1)
-    accuracies = recalls.sum(1) / (total > 0).sum(0)  # (s, 1 + parts)
     greatest = null.amax(0).sort(descending=True).values
     threshold = float(greatest[max(int(ALPHA * (len(greatest) + 1)) - 1, 0)])
     number = groups.unique(return_inverse=True)[1]
@@ -127,7 +126,7 @@ def curve_of(
     counts = weights @ sum_by_document(held, number, weights.shape[1]).T  # (r, k)
     sums = torch.einsum("rg,skg->rsk", weights, sum_by_document(right[:, None] * held, number, weights.shape[1]))
     drawn = (sums / counts.clamp(min=1)[:, None]).sum(-1) / (counts > 0).sum(-1, keepdim=True)
-    accuracy = band(accuracies[:, 0], accuracies[:, 1:].T)
+    accuracy = band(torch.stack([each.value for each in judged]), torch.stack([each.replicates for each in judged], 1))
     return Curve(accuracy, threshold, int(onset(accuracy.value > threshold)), onset(drawn > threshold))
 
 

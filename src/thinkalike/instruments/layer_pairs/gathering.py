@@ -20,6 +20,7 @@ from thinkalike.instruments.layer_pairs.frame import LayerPairs
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Outcome, Work, phase_of_all
+from thinkalike.measures.accumulators import Batch
 from thinkalike.measures.rows import FEW
 from thinkalike.memory import FirstBatch
 from thinkalike.models.frozen import FrozenModel
@@ -343,7 +344,7 @@ def _added_together(group: Sequence[Read]) -> bool:
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for batch in batches]
     moved = [[layer.to(place) for layer in side] for side in states.values()]
     try:
-        metrics[0].update_pairs(metrics, sides, moved, number=number, **comparisons[0].rows(batches[0]))
+        metrics[0].update_pairs(metrics, sides, Batch(moved, number=number, **comparisons[0].rows(batches[0])))
     except ValueError:
         return False
     return True

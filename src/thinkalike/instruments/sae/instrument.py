@@ -33,9 +33,9 @@ from thinkalike.instruments.sae.setting import (
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.measures.estimates import span
-from thinkalike.measures.sae import save_sae
 from thinkalike.models.foresight import outline
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.saelens import save_sae
 from thinkalike.screen import (
     Column,
     Table,

@@ -17,10 +17,11 @@ from thinkalike.evaluation.saes import SiteStates, site_states, states_after
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
 from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_directions
-from thinkalike.measures.sae import SparseAutoencoder, carried, in_own_units, load_sae, with_fitted_decoder
+from thinkalike.measures.sae import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.saelens import load_sae
 from thinkalike.stitches.results import load_stitch
 from thinkalike.store import Result, open_result
 from thinkalike.training.steps import StepBatches

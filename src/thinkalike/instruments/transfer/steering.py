@@ -131,8 +131,8 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
                 effects.append(effect)
         if pd.DataFrame(rows)["share"].isna().any():
             log.warning(
-                "warning: the counterparts move the gap by %.2f nats in %s, not significantly, so there is no share of "
-                "it; check up and down", float(trial.natural.mean()), target.name,
+                "warning: the counterparts move the gap by %.2f nats in %s, not significantly above 0, so there is no "
+                "share of it; check up and down", float(trial.natural.mean()), target.name,
             )  # fmt: skip
         arrays = {"effects": torch.stack(effects), "natural": trial.natural, "groups": trial.groups}
         return Outcome(
