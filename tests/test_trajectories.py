@@ -9,6 +9,7 @@ from dataclasses import replace
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -18,15 +19,18 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 import hub
 import tiny
 from conftest import composed
+from thinkalike import Result
 from thinkalike.config import ModelConfig, PretrainConfig
 from thinkalike.config.overrides import quoted
 from thinkalike.errors import ConfigError, DataError, ModelError
-from thinkalike.instruments.trajectory.instrument import Reading
+from thinkalike.instruments.trajectory.instrument import Reading, training
 from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
 from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
 from thinkalike.measures.trajectories import balanced, curve_of, held_out_right, onset, permuted_labels
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, steps_of
+from thinkalike.papers import experiment_named, trajectory_grammar
+from thinkalike.papers.experiment import Case, job_of
 
 SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
          "model.architecture.d_mlp=32", "model.architecture.n_ctx=64", "model.context=64",
@@ -354,3 +358,55 @@ def test_one_command_trains_a_mini_and_follows_it(door, text):
     result = door("analyze.py", *ASKED, *words, *text).result
     assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
     assert result.tables["losses"]["loss"].is_monotonic_decreasing
+
+
+# ---- the experiment
+
+
+def formed(folder, starts, onset, noise):
+    """A finished trajectory whose layers rise by 1 over a doubling from these steps on, and its loss at step 16."""
+    steps = [0, 4, 8, 16, 32, 64, 128, 256]
+
+    def rise(start):
+        return np.clip(np.log2(1 + np.array(steps)) - math.log2(1 + start) + noise, 0, 1)
+
+    folder.mkdir(parents=True)
+    table = [{"step": step, "layer": layer, "to_last": value}
+             for layer, start in enumerate(starts) for step, value in zip(steps, rise(start), strict=True)]  # fmt: skip
+    losses = {"step": steps, "loss": 7 - 4 * rise(16), "loss_low": 3, "loss_high": 7}
+    onsets = [{"layer": 0, "feature": "Gender", "onset": onset, "earliest": onset, "latest": onset},
+              {"layer": 0, "feature": "Length", "onset": math.nan, "earliest": math.nan, "latest": math.nan}]  # fmt: skip
+    for name, rows in {"table": table, "losses": losses, "onsets": onsets}.items():
+        pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
+    return Result(folder)
+
+
+@pytest.mark.parametrize(
+    ("starts", "onset", "verdicts"),
+    [
+        ([32, 64], 8.0, ["holds", "holds", "holds", "not testable here"]),
+        ([8, 4], 0.0, ["does not hold", "does not hold", "does not hold", "not testable here"]),
+    ],
+)
+def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, onset, verdicts):
+    noises = [0.0, 0.02, -0.02, 0.01, -0.01]
+    results = {f"seed {n}": formed(tmp_path / str(n), starts, onset, noise) for n, noise in enumerate(noises)}
+    config = composed("experiment=trajectory/grammar", "scale=mini", door="analyze")
+    found = trajectory_grammar._conclude(Case(config, [], results)).claims
+    assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
+
+
+def test_runs_that_differ_in_speed_alone_are_alike_at_the_same_loss(tmp_path):
+    """The loss of each run is a function of its likeness to the end."""
+    results = {}
+    for seed, delay in enumerate([0, 0.5, 1, 1.5, 2]):
+        results[str(seed)] = formed(tmp_path / str(seed), [16, 16], 8.0, -delay)
+    assert trajectory_grammar._aligned(results, "5 seeds").verdict == "holds"
+
+
+def test_each_seed_of_the_experiment_is_trained_first():
+    config = composed("experiment=trajectory/grammar", "scale=mini", door="analyze")
+    figure = experiment_named("trajectory/grammar")
+    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
+    assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT))}

@@ -55,3 +55,26 @@ def _curve(axes: Any, rows: pd.DataFrame, name: str, label: str, colour: str, st
     place = _place(rows["step"])
     axes.plot(place, rows[name], style, color=colour, label=label, linewidth=1.2)
     axes.fill_between(place, rows[f"{name}_low"], rows[f"{name}_high"], color=colour, alpha=0.15, linewidth=0)
+
+
+def trajectories(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
+    """Draw likeness to the end by layer in each run, and the onset of each feature in the layer that has it first."""
+    with canvas(8.5, 3.4, 1, 2) as (figure, (left, right)):
+        for run in runs.values():
+            for number, (layer, rows) in enumerate(run.groupby("layer")):
+                label = f"layer {layer}" if run is next(iter(runs.values())) else None
+                left.plot(_place(rows["step"]), rows["to_last"], color=colour_of(number), linewidth=0.9, label=label)
+        earliest = onsets.groupby(["feature", "run"], sort=False)["onset"].min().dropna()
+        names = list(dict.fromkeys(onsets["feature"]))
+        for number, name in enumerate(names):
+            steps = earliest.get(name, pd.Series(dtype=float))
+            right.plot(_place(steps), np.full(len(steps), number), "o", color=colour_of(number), alpha=0.5)
+        steps = next(iter(runs.values()))["step"].unique()
+        for axes in (left, right):
+            axes.set_xticks(_place(steps), steps, fontsize=6, rotation=45)
+            axes.set_xlabel("step")
+        right.set_yticks(range(len(names)), names)
+        left.set(title="CKA with the last checkpoint, each seed a line", ylim=(None, 1.02))
+        right.set(title="onset in each seed; none: not there at the end")
+        left.legend(fontsize=7)
+        save(figure, folder, "trajectories")

@@ -14,6 +14,7 @@ PAPERS = {  # the modules of each paper's experiments
     "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
     "salle2024": ("salle2024_profiles", "salle2024_layers"),
     "validity": ("validity_court",),
+    "trajectory": ("trajectory_grammar",),
     "chen2025": ("chen2025_probes", "chen2025_steering", "chen2025_sae"),
 }
 
