@@ -120,7 +120,7 @@ def main() -> None:
             print(found[-1].to_string(), flush=True)
     table = pd.concat(found)
     late = table["onset"] - table["at"]
-    planted = table[table["feature"] == "Gender"].assign(near=(late > 0) & (late <= EVERY))
+    planted = table[table["feature"] == "Gender"].assign(near=late.abs() <= EVERY)
     print(planted.groupby(["at", "layer"])["near"].mean().unstack())
     last = planted[planted["layer"] == planted["layer"].max()]
     print(f"planted: in the last layer found within a checkpoint in {last['near'].sum()} of {len(last)} runs")

@@ -373,9 +373,8 @@ def formed(folder, starts, onset, noise):
     folder.mkdir(parents=True)
     table = [{"step": step, "layer": layer, "to_last": value}
              for layer, start in enumerate(starts) for step, value in zip(steps, rise(start), strict=True)]  # fmt: skip
-    losses = {"step": steps, "loss": 7 - 4 * rise(16), "loss_low": 3, "loss_high": 7}
-    onsets = [{"layer": 0, "feature": "Gender", "onset": onset, "earliest": onset, "latest": onset},
-              {"layer": 0, "feature": "Length", "onset": math.nan, "earliest": math.nan, "latest": math.nan}]  # fmt: skip
+    losses = {"step": steps, "loss": 7 - 4 * rise(16)}
+    onsets = [{"layer": 0, "feature": "Gender", "onset": onset}, {"layer": 0, "feature": "Length", "onset": math.nan}]
     for name, rows in {"table": table, "losses": losses, "onsets": onsets}.items():
         pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
     return Result(folder)

@@ -12,7 +12,7 @@ _NAMES = {
     "features": ("Contrast", "correlation", "levels", "profiles", "scatter", "subject_scores"),
     "stitching": ("directions", "distances", "groups_by_depth", "learning_curves", "penalties", "penalty_map"),
     "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
-    "trajectories": ("trajectories", "trajectory"),
+    "trajectories": ("settling", "trajectory"),
     "overview": ("agreement", "court", "doses", "ranks"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -57,7 +57,7 @@ def _curve(axes: Any, rows: pd.DataFrame, name: str, label: str, colour: str, st
     axes.fill_between(place, rows[f"{name}_low"], rows[f"{name}_high"], color=colour, alpha=0.15, linewidth=0)
 
 
-def trajectories(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
+def settling(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder: Path) -> None:
     """Draw likeness to the end by layer in each run, and the onset of each feature in the layer that has it first."""
     with canvas(8.5, 3.4, 1, 2) as (figure, (left, right)):
         for run in runs.values():
@@ -77,4 +77,4 @@ def trajectories(runs: Mapping[str, pd.DataFrame], onsets: pd.DataFrame, folder:
         left.set(title="CKA with the last checkpoint, each seed a line", ylim=(None, 1.02))
         right.set(title="onset in each seed; none: not there at the end")
         left.legend(fontsize=7)
-        save(figure, folder, "trajectories")
+        save(figure, folder, "settling")

@@ -55,7 +55,7 @@ def _conclude(case: Case) -> Conclusion:
         *(_there(onsets, feature, units) for feature in dict.fromkeys(onsets["feature"])),
     ]
     curves = {run: result.table for run, result in results.items()}
-    draw = partial(figures.trajectories, curves, onsets)
+    draw = partial(figures.settling, curves, onsets)
     return Conclusion(table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"])
 
 
