@@ -224,7 +224,8 @@ class LayerPairs(Instrument):
         who = f"the layers of {source}" if source == target else f"{source} (rows) and {target} (columns)"
         show_text(f"{self.label(result)} of {who}, {rest}, 95 % intervals over {units}")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
-        show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], self.is_distance)
+        if values.size > 1:
+            show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], self.is_distance)
         if len(compared := _compared(across)):
             for line in _in_words(compared, self.is_distance, source == target):
                 show_text(line)
@@ -241,6 +242,8 @@ def _in_words(compared: pd.DataFrame, is_distance: bool, itself: bool) -> list[s
 
     row = _least(compared, is_distance)
     number = span(row.value, row.low, row.high, ".3f")
+    if len(compared) == 1 and not isinstance(row.source_layer, int):  # such as the logits
+        return [f"Between the two models it is {number}."]
     if itself:
         return [f"From one layer to the next, the states change most at {_where(row)}: {number}."]
     lines = [f"At equal depth, the models are least alike at {_where(row)}: {number}."]

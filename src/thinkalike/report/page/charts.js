@@ -6,8 +6,8 @@
  */
 function lines(label, unit, series, range, legend = true) {
   const layers = [...new Set(series.flatMap((each) => each.points.map(([layer]) => layer)))].sort((p, q) => p - q);
-  const [low, high] = range ?? rangeOf(series);
-  const [left, top, width, height] = [44, 8, 250, 130];
+  const [low, high] = range ?? spanOf(series);
+  const [left, top, width, height] = [44, 22, 250, 130];
   const x = (layer) => left + (layers.length > 1 ? (layers.indexOf(layer) / (layers.length - 1)) * width : width / 2);
   const y = (value) => top + height - ((value - low) / (high - low || 1)) * height;
   const drawing = svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 34}`, role: "img", "aria-label": told(label, series), style: "max-width:440px" });
@@ -19,7 +19,8 @@ function lines(label, unit, series, range, legend = true) {
   layers.forEach((layer, i) => {
     if (i % every === 0) drawing.append(svg("text", { class: "axis", x: x(layer), y: top + height + 14, "text-anchor": "middle" }, layerName(layer)));
   });
-  drawing.append(svg("text", { class: "axis", x: left, y: top + height + 29 }, `layer; ${unit}`));
+  drawing.append(svg("text", { class: "axis", x: 0, y: 11 }, unit),
+    svg("text", { class: "axis", x: left + width / 2, y: top + height + 29, "text-anchor": "middle" }, "layer"));
   series.forEach((each, i) => drawing.append(...lineOf(each, i, x, y)));
   return [drawing, legend ? legendOfSeries(series) : null];
 }
@@ -46,10 +47,20 @@ function legendOfSeries(series) {
     ` ${each.name}`)));
 }
 
-/** From the least to the greatest end of all intervals, with 0. */
+const endsOf = (series) => series.flatMap((each) => each.points.flatMap((point) => point.slice(1))).filter((value) => typeof value === "number");
+
+/** From the least to the greatest end of all intervals, with 0, for bars. */
 function rangeOf(series) {
-  const values = series.flatMap((each) => each.points.flatMap((point) => point.slice(1))).filter((value) => typeof value === "number");
-  return values.length ? [Math.min(0, ...values), Math.max(0, ...values)] : [0, 1];
+  return [Math.min(0, ...endsOf(series)), Math.max(0, ...endsOf(series))];
+}
+
+/** The same without 0 and with a margin, for lines. */
+function spanOf(series) {
+  const values = endsOf(series);
+  if (!values.length) return [0, 1];
+  const [low, high] = [Math.min(...values), Math.max(...values)];
+  const margin = 0.05 * (high - low) || 0.05 * Math.abs(high) || 0.05;
+  return [low - margin, high + margin];
 }
 
 function ticksOf(low, high) {

@@ -44,6 +44,11 @@ const plain = (name) => name.replaceAll("_", " ");
 const layerName = (layer) => (layer === -1 ? "embed" : String(layer));
 const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
 
+/** What is read when its short name is opened; nothing where there is nothing. */
+const folded = (name, ...inside) => (inside.flat().some(Boolean) ? el("details", { class: "settings" }, el("summary", {}, name), ...inside) : null);
+
+const warningsOf = (warnings) => el("ul", { class: "warnings" }, warnings.map((each) => el("li", {}, each)));
+
 /** A command line with a button that copies it. */
 function commandLine(command) {
   if (!command) return el("p", { class: "dim" }, "No command line is known for this result.");

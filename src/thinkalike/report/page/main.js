@@ -74,7 +74,11 @@ function start(report) {
     if (pair) show(pair.key, pair.a === asked[0] ? asked.slice(2) : asked.slice(2).reverse());
     return pair;
   }
-  if (!fromAddress()) show(pairs[0]?.key);
+  if (!fromAddress()) {
+    const latest = Number(newest[0]?.dataset.number);
+    show((pairs.find((pair) => pair.grids.some((grid) => grid.results.includes(latest))) ?? pairs[0])?.key);
+  }
+  if (newest.length) newest[0].open = true;
   search();
   leftOut(report);
   for (const link of document.querySelectorAll("nav a")) link.hidden = byId(link.hash.slice(1)).hidden;

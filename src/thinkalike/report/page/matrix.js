@@ -28,7 +28,7 @@ const STEPS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRi
 function matrix(cursor, options) {
   const { rows, columns } = cursor;
   const labelled = rows.some((row) => typeof row === "string");
-    const cell = Math.max(6, Math.min(34, 200 / Math.max(columns.length, labelled ? 1 : rows.length)));
+  const cell = Math.max(6, Math.min(34, 200 / Math.max(columns.length, labelled ? 1 : rows.length)));
   const left = labelled ? 8 + 6.2 * Math.max(...rows.map((row) => String(row).length)) : 34;
   const tall = labelled ? Math.max(cell, 16) : cell;
   const [width, height] = [columns.length * cell, rows.length * tall];
@@ -37,7 +37,6 @@ function matrix(cursor, options) {
   const drawing = svg("svg", {
     viewBox: `0 0 ${left + Math.max(width, 130) + 4} ${height + 34}`, role: "grid", "aria-label": options.label,
     "aria-rowcount": rows.length, "aria-colcount": columns.length,
-    style: `max-width:${Math.round((left + Math.max(width, 130) + 4) * 1.25)}px`,
   });
   const cells = rows.map((row, i) => {
     const group = svg("g", { role: "row" });

@@ -51,8 +51,14 @@ function panelOf(report, pair, grid, cursor) {
   }
   draw();
   return el("figure", { class: "panel" }, el("figcaption", {}, heading,
-    el("span", { class: "settings" }, [direction(pair, grid), settingsOf(report, grid)].filter(Boolean).join(" · ")),
-    grid.numbers.length > 1 ? el("div", {}, picker) : null), drawn);
+    ...toldOf(report, pair, grid), grid.numbers.length > 1 ? el("div", {}, picker) : null), drawn);
+}
+
+/** The direction of a grid, and, folded, its settings and the warnings of its results. */
+function toldOf(report, pair, grid) {
+  const warnings = [...new Set(grid.results.flatMap((number) => report.results[number].provenance.warnings ?? []))];
+  return [el("span", { class: "settings" }, direction(pair, grid)), folded("settings", settingsOf(report, grid)),
+    warnings.length ? folded(count(warnings.length, "warning"), warningsOf(warnings)) : null];
 }
 
 /** Every number of a pair of layers: those of each measure, and what is known of each layer by itself. */
@@ -71,10 +77,9 @@ function cardOf(report, pair, grid, a, b) {
   const words = grid.words.map((each) => [plain(each.name), each.v[at], ""]);
   const [main] = rows.splice(grid.main, 1);
   return el("article", { class: "card" },
-    el("h4", {}, grid.title, " ", el("span", { class: "settings" }, [direction(pair, grid), settingsOf(report, grid)].filter(Boolean).join(" · "))),
+    el("h4", {}, grid.title, " ", el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
     tableOf("", ["number", "value", "interval"], [main, ...words, ...rows]),
-    ...grid.results.map((number) => el("div", {}, el("p", { class: "dim" }, `${report.results[number].kind}/${report.results[number].key}, again by`),
-      commandLine(report.results[number].command))));
+    el("p", { class: "dim" }, grid.results.map((number) => `${report.results[number].kind}/${report.results[number].key}`).join(", ")));
 }
 
 /** What is known of both layers by themselves: profiles of features beside each other, and scores. */
@@ -129,8 +134,8 @@ function curvesOf(report, pair) {
     }) }));
     const title = `${titled(grid, main)} between equal layers`;
     return el("figure", {}, el("figcaption", {}, el("strong", {}, title),
-      el("span", { class: "settings" }, [direction(pair, grid), settingsOf(report, grid)].filter(Boolean).join(" · "))),
-    lines(title, main, series));
+      el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
+    lines(title, main === "value" ? grid.title : plain(main), series));
   }).filter(Boolean);
   return figures.length ? [el("h3", {}, "Equal layers, with intervals"), el("div", { class: "cards" }, figures)] : [];
 }
@@ -146,7 +151,7 @@ function profilesOf(report, pair) {
       const [at, number] = [placeOf(grid, feature, layer), grid.numbers[grid.main]];
       return at === undefined ? [layer, null] : [layer, number.v[at], number.low?.[at], number.high?.[at]];
     }) }));
-    const range = rangeOf(features.flatMap(series));
+    const range = spanOf(features.flatMap(series));
     const unit = plain(grids[0].numbers[grids[0].main].name);
     const charts = features.map((feature) => el("figure", {}, el("strong", {}, feature), lines(`${feature}: ${unit} by layer`, unit, series(feature), range, false)));
     return [el("h3", {}, `Features by layer: ${name}`), legendOfSeries(series(features[0])), el("div", { class: "panels" }, charts)];

@@ -5,7 +5,7 @@ function listOfResults(report, show) {
     const item = el("details", { class: "result", ontoggle: () => fill(item, report, number, show) },
       el("summary", {}, el("span", { class: "kind" }, entry.kind), " ", entry.models.join(", "),
         el("span", { class: "numbers" }, entry.headline),
-        el("span", { class: "settings" }, [entry.date.slice(0, 16).replace("T", " "), entry.settings].filter(Boolean).join(" · "))));
+        el("span", { class: "settings" }, entry.date.slice(0, 16).replace("T", " "))));
     item.dataset.number = number;
     return item;
   });
@@ -17,11 +17,12 @@ function fill(item, report, number, show) {
   item.dataset.filled = "yes";
   const entry = report.results[number];
   const pair = pairsOf(report).find((each) => each.grids.some((grid) => grid.results.includes(number)));
-  item.append(
+  const { warnings, ...provenance } = entry.provenance;
+  item.append(warnings ? warningsOf(warnings) : "",
     pair ? el("p", {}, el("button", { type: "button", onclick: () => show(pair.key) }, "Show its models side by side")) : "",
     el("p", {}, "To compute it again:"), commandLine(entry.command),
     el("p", { class: "dim" }, `In ${entry.folder}`),
-    definitions(entry.scalars), el("h4", {}, "Provenance"), definitions(entry.provenance),
+    folded("settings", entry.settings), definitions(entry.scalars), folded("provenance", definitions(provenance)),
     ...report.tables.filter((table) => table.result === number).map(tableOfResult));
 }
 
