@@ -108,7 +108,7 @@ def test_features_and_scores_of_layers_are_grids_of_one_model():
 
 def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
-    for kind, name in (("far", "least_far"), ("near", "greatest_near")):
+    for kind, name in (("far", "greatest_far"), ("near", "least_near")):
         finish(tmp_path, kind, "k", {"table": table}, headlines=[{"name": name, "value": 0.5}])
     grids = report_of(gather([tmp_path]))["grids"]
     colours = {grid["title"]: [number["colours"] for number in grid["numbers"]] for grid in grids}

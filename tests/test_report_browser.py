@@ -137,7 +137,7 @@ def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
     assert again.locator("#detail h3").first.inner_text() == chosen, "the address keeps it"
 
 
-def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_reproduces_it(seen, tables):
+def test_a_click_shows_every_number_of_the_layer_pair_and_the_results_that_it_is_from(seen, tables):
     page = seen()
     cell(page, 1, 1, 0).click()
     detail = page.locator("#detail").inner_text()
@@ -147,8 +147,8 @@ def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_repro
     assert "identity penalty" in detail
     assert "related" in detail
     for kind in tables:
-        assert f"python analyze.py measure={kind} model=a-mini model@target=b-mini" in detail
-    assert "paper-figure1/p, again by" in detail, "which repeats the table of cka"
+        assert f"{kind}/{kind}-key" in detail
+    assert "paper-figure1/p" in detail, "which repeats the table of cka"
     for n, (model, layer) in enumerate([("a-mini", 1), ("b-mini", 0)]):
         table = profile(model, ["tense", "case"], 2, seed=n)
         assert all(f"{value:.6g}" in detail for value in table.loc[table["layer"] == layer, "importance"])
@@ -164,13 +164,14 @@ def test_another_number_of_a_measure_can_be_shown(seen):
 def opened(page, kind):
     """A result, opened."""
     item = page.locator(".result", has_text=kind)
-    item.locator("summary").click()
+    if item.get_attribute("open") is None:  # as the newest is from the start
+        item.locator(":scope > summary").click()
     item.locator("dl").first.wait_for()  # it is filled when it opens
     return item
 
 
 def test_a_result_opens_with_its_provenance(seen):
-    text = opened(seen(), "stitching").inner_text()
+    text = opened(seen(), "stitching").text_content()
     assert "dtype" in text
     assert "python analyze.py measure=stitching" in text
 

@@ -55,7 +55,7 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
         **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
         "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
-        "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
+        "is_distance": any(each.name == f"greatest_{entry.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
         "provenance": json.loads(provenance, parse_constant=lambda _: None),  # NaN and the infinities

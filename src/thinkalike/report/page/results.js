@@ -22,7 +22,7 @@ function fill(item, report, number, show) {
     pair ? el("p", {}, el("button", { type: "button", onclick: () => show(pair.key) }, "Show its models side by side")) : "",
     el("p", {}, "To compute it again:"), commandLine(entry.command),
     el("p", { class: "dim" }, `In ${entry.folder}`),
-    folded("settings", entry.settings), definitions(entry.scalars), folded("provenance", definitions(provenance)),
+    folded("settings", entry.settings) ?? "", definitions(entry.scalars), folded("provenance", definitions(provenance)),
     ...report.tables.filter((table) => table.result === number).map(tableOfResult));
 }
 
