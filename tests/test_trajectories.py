@@ -85,6 +85,16 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(door, text):
     )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_later_step_of_a_run_is_the_better_model_and_no_leak(door):
+    words = ["task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=614400", "pretrain.keep=[50,300]"]
+    folder = door("train.py", *words).result.folder / "gelu-3l-mini"
+    steps = ["model.revision=step300", "target.revision=step50"]
+    paths = ["model=local", f"model.path={folder}", "model@target=local", f"target.path={folder}"]
+    assert set(door("train.py", "stitch=least_squares", *paths, *steps).result.table["verdict"]) == {"better model"}
+
+
 def test_checkpoints_of_a_trainer_sort_as_numbers_and_take_the_tokenizer_beside_them(tmp_path):
     config = ModelConfig(name="local", path=str(tmp_path))
     for step in (1000, 500, 64):
