@@ -21,7 +21,7 @@ import torch
 
 from thinkalike.config import compose_job
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import beside_null, by_part, random_changes, seen
+from thinkalike.evaluation.changes import by_part, perturbed, seen
 from thinkalike.evaluation.forks import fork
 from thinkalike.instruments.diff.answers import share_of
 from thinkalike.instruments.diff.instrument import read_rows
@@ -68,8 +68,11 @@ class Bench:
     def perturbed(self, changed) -> float:
         """Return p of a change among random ones."""
         batches, changes = zip(*seen(self.base, changed, self.rows, self.first), strict=True)
-        null = beside_null(self.base, random_changes(self.base, changed, NULLS), -1, batches)
-        return float(rank_p(torch.cat([each.tokens.kl for each in changes]).mean(), null.mean(1)))
+        null = []
+        for seed in range(NULLS):
+            with perturbed(self.base, changed, seed) as model:
+                null.append(torch.cat([own.kl(model, -1, own.base) for own in batches]).mean())
+        return float(rank_p(torch.cat([each.tokens.kl for each in changes]).mean(), torch.stack(null)))
 
 
 def permuted(bench: Bench, seed: int):

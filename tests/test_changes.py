@@ -12,7 +12,7 @@ from thinkalike.measures.changes import (
     directions_of_change,
     divergence,
     equivalence,
-    excess_p,
+    excess,
     false_discovery_rates,
     rank_p,
     signed_permutation,
@@ -85,21 +85,51 @@ def test_false_discovery_rates_are_those_of_scipy():
     assert torch.allclose(false_discovery_rates(p), torch.from_numpy(scipy.stats.false_discovery_control(p.numpy())))
 
 
+def test_an_excess_of_few_groups_is_that_of_scipy():
+    runs = drawn(20, 7) * 3
+    beyond, t, p = excess(runs[0], runs[1:])
+    wide = runs[1:].std(0) >= runs[1:].std(0).median()
+    reference = scipy.stats.ttest_ind(runs[:1].numpy(), runs[1:].numpy())
+    assert torch.allclose(beyond, runs[0] - runs[1:].mean(0))
+    assert torch.allclose(t[wide], torch.from_numpy(reference.statistic)[wide])
+    assert torch.allclose(p[wide], torch.from_numpy(reference.pvalue)[wide])
+    assert (t[~wide].abs() < torch.from_numpy(reference.statistic)[~wide].abs()).all()
+
+
 def test_a_group_that_changed_beyond_the_null_is_found_and_others_are_not():
     """Groups of unequal spread, in a change that is three times as large as the null everywhere."""
     spread = torch.linspace(0.1, 0.6, 60, dtype=F64)
-    false, factors = [], []
+    single, any_of_all, factors = [], [], []
     for seed in range(100):
-        runs = (drawn(20, 60, seed=seed) * spread).exp() * 0.01
-        runs[0] *= 3
-        false.append((excess_p(runs[0], runs[1:])[1] <= 0.05).double().mean())
-        runs[0, 20] *= 20
-        factor, p = excess_p(runs[0], runs[1:])
+        runs = drawn(20, 60, seed=seed) * spread
+        runs[0] += math.log(3)
+        p = excess(runs[0], runs[1:])[2]
+        single.append((p <= 0.05).double().mean())
+        any_of_all.append(false_discovery_rates(p).min() <= 0.05)
+        runs[0, 20] += math.log(20)
+        beyond, t, p = excess(runs[0], runs[1:])
         assert false_discovery_rates(p).argmin() == 20
         assert false_discovery_rates(p)[20] < 0.05
-        factors.append(factor[20])
-    assert 0.02 < torch.stack(false).mean() < 0.06
+        assert t[20] > 0
+        factors.append(beyond[20].exp())
+    assert 0.015 < torch.stack(single).mean() < 0.055
+    assert torch.stack(any_of_all).double().mean() <= 0.05
     assert 16 < torch.stack(factors).median() < 25
+
+
+def test_what_most_groups_do_is_an_excess_of_none():
+    """A change that moves every group four times as far as the null does, in either direction, and one group more."""
+    false, few = [], []
+    for seed in range(100):
+        runs = drawn(20, 60, seed=seed)
+        runs[0] *= 4
+        few.append(max((excess(part[0], part[1:])[2] <= 0.05).double().mean() for part in runs.split(6, 1)))
+        false.append(false_discovery_rates(excess(runs[0], runs[1:])[2]).min() <= 0.05)
+        runs[0, 7] = -60
+        _, t, p = excess(runs[0], runs[1:])
+        assert (p.argmin(), false_discovery_rates(p)[7] < 0.05, t[7] < -5) == (7, True, True)
+    assert torch.stack(false).double().mean() <= 0.1
+    assert torch.stack(few).mean() > 0.5, "control: of few groups nothing is known of the others"
 
 
 def test_what_is_beyond_the_null_is_an_exact_test_over_all_groups():

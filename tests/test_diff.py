@@ -7,11 +7,12 @@ import pytest
 import torch
 
 import tiny
-from conftest import results_in
+from conftest import kill_and_resume, results_in
+from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.changes import beside_null, by_part, random_changes, seen
-from thinkalike.evaluation.forks import fork, norm_of_change
+from thinkalike.evaluation.changes import by_part, perturbed, seen
+from thinkalike.evaluation.forks import fork, norm_of_change, rate_for
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, parts_of
 
@@ -128,11 +129,12 @@ def test_random_changes_are_as_large_and_undo_themselves():
     weight = base.module.layers[1].mlp.fc_in.weight
     wanted = (changed.module.layers[1].mlp.fc_in.weight - weight).norm()
     own = weight.clone()
-    for context in random_changes(base, changed, 2):
-        with context:
+    null = []
+    for seed in range(19):
+        with perturbed(base, changed, seed) as model:
             assert torch.isclose((weight - own).norm(), wanted, rtol=1e-5)
-    null = beside_null(base, random_changes(base, changed, 19), 1, [batch])
-    assert null.shape == (19, 8 * 15)
+            null.append(batch.kl(model, 1, batch.base))
+    null = torch.stack(null)
     assert null.mean(1).unique().numel() == 19
     assert 0.2 < change.tokens.kl.mean() / null.mean() < 5, "noise is as its own null"
     assert base.fingerprint() == before
@@ -258,20 +260,23 @@ def test_layers_that_follow_each_other_are_named_together():
 def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
     base = tiny.frozen()
     before = base.fingerprint()
-    whole = fork(base, TOKENS, 0.5, seed=0)
+    whole = fork(base, TOKENS, 0.5, seed=0, steps=8)
     assert norm_of_change(base, whole) == pytest.approx(0.5, rel=1e-4)
     losses = [torch.nn.functional.cross_entropy(model.full(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
               for model in (base, whole)]  # fmt: skip
     assert losses[1] < losses[0]
-    part = fork(base, TOKENS, 0.5, seed=0, paths=["layers.1.mlp"])
+    part = fork(base, TOKENS, 0.5, seed=0, steps=8, paths=["layers.1.mlp"])
     assert [str(each) for each in changed_parts(base, part)] == ["MLP 1"]
     assert not any(weight.requires_grad for weight in part.module.parameters())
     assert base.fingerprint() == before
-    assert fork(base, TOKENS, 0.5, seed=0).fingerprint() == whole.fingerprint() != before
+    assert fork(base, TOKENS, 0.5, seed=0, steps=8).fingerprint() == whole.fingerprint() != before
+    rate = rate_for(base, TOKENS, 0.5, 8)
+    assert norm_of_change(base, fork(base, TOKENS, 0.5, 0, rate=rate, steps=8)) == pytest.approx(0.5, rel=1e-4)
+    assert 0.1 < rate / rate_for(base, TOKENS, 1.0, 8) < 0.9
 
 
 def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
-    run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.rate=0.003"))
+    run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
@@ -280,3 +285,78 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
     assert "drift on its own text" in run.stdout.replace("\n ", "")
     error = door("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
     assert "measure.rate= is not read" in error
+
+
+def test_kinds_of_tokens():
+    cutter = tiny.tokenizer()
+    kinds = {kind_of_token(cutter, token) for token in range(len(cutter))}
+    assert {"special", "word", "rest of a word"} <= kinds
+    assert kind_of_token(cutter, cutter.all_special_ids[0]) == "special"
+    for text, kind in (
+        (" a", "word"),
+        ("a", "rest of a word"),
+        ("7", "number"),
+        (",", "punctuation"),
+        ("\n", "white space"),
+    ):
+        (token,) = cutter(text, add_special_tokens=False)["input_ids"]
+        assert kind_of_token(cutter, token) == kind, text
+
+
+@pytest.fixture(scope="module")
+def contrasted(tmp_path_factory):
+    """Folders of a mini and of one of whose tokens one has another embedding, a table of pairs, and the word."""
+    root, cutter = tmp_path_factory.mktemp("contrasted"), tiny.tokenizer()
+    singles = [name for name in cutter.get_vocab() if name[0] == "Ġ" and len(name) > 2 and name[1:].isalpha()]
+    (x, y, up, down, *words) = sorted(singles)[:24]
+    rows = [
+        f"a{w} b{s} a{x},a{w} b{s} a{y},{w[1:]},{up},{down}".replace("Ġ", " ")
+        for w in words
+        for s in words[:4]
+        if w != s
+    ]
+    (root / "pairs.csv").write_text("\n".join(["text,counterpart,word,up,down", *rows]) + "\n")
+    tiny.write_mini(root / "base")
+    module, place = tiny.native(), cutter.get_vocab()[words[9]]
+    with torch.no_grad():
+        noise_in("tok_embed", 0.03)(module)
+        embeddings = next(module.get_submodule("tok_embed").parameters())
+        embeddings[place] = -embeddings[place]
+    tiny.write_mini(root / "changed", module=module)
+    return root, words[9][1:]
+
+
+def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
+    root, word = contrasted
+    job = [f"model={root}/base", f"model@target={root}/changed", *words("base")[2:], "measure.contrast=table"]
+    job = ["analyze.py", "measure=diff", *job, f"measure.path={root}/pairs.csv"]
+    run = door(*job)
+    table, numbers = run.result.tables["words"], run.result.scalars
+    assert table["word"][0] == word
+    assert (table["q"] <= 0.05).sum() == 1
+    assert numbers["contrast_base"] + numbers["contrast_change"] != pytest.approx(numbers["contrast_base"], abs=1e-4)
+    assert f"null at 1: {word} " in " ".join(run.stdout.split())
+    assert (table["change_low"] < table["change"]).all()
+    assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
+    assert door(*job, "measure.margin.word=100", "measure.margin.class=100").status == 0
+    greatest = run.result.tables["classes"]["kl"].max()
+    for name, margin, status in (("word", 1e-4, 1), ("class", 1e-6, 1), ("class", greatest, 3)):
+        assert door(*job, f"measure.margin.{name}={margin}").status == status, name
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("measure.contrast=table", "measure.path=FILE"), ("measure.path=pairs.csv", "measure.contrast=table"),
+     ("measure.margin.word=1", "add measure.contrast"), ("measure.pairs=9", "measure.pairs= is not read")],
+)  # fmt: skip
+def test_settings_of_a_contrast_go_together(door, words, word, message):
+    assert message in door("analyze.py", "measure=diff", *words("changed", word)).error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["parts", "null"])
+def test_a_job_that_was_killed_goes_on_to_the_same_bits(door, words, state):
+    job = [word for word in words("changed", "measure.null=drift", "measure.steps=4") if not word.startswith("store=")]
+    resumed, whole = kill_and_resume(door, "analyze.py", "measure=diff", *job, state=state)
+    assert resumed.fingerprint() == whole.fingerprint()
+    assert resumed.scalars == whole.scalars

@@ -20,12 +20,12 @@ from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerCon
 from thinkalike.forecast import SHARE, forecast, hours_on, summary
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments import operations as formulas
-from thinkalike.instruments.transfer.steering import Prompts, steered_gaps
 from thinkalike.job import Phase, estimate, together, total
 from thinkalike.job.operations import speeds
 from thinkalike.measures import CKA, LayerMeans, LayerPredictions, Moments, mutual_measure
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import new_shape, operations, precision_of, shape_of
+from thinkalike.states.contrasts import Prompts, steered_gaps
 from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 

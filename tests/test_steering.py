@@ -30,10 +30,6 @@ from thinkalike.instruments.transfer.steering import (
     NEGATED,
     RANDOM,
     Trial,
-    gaps,
-    read_prompts,
-    states_at_words,
-    steered_gaps,
 )
 from thinkalike.measures import (
     AffineMap,
@@ -49,6 +45,7 @@ from thinkalike.measures import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.states.contrasts import gaps, read_prompts, states_at_words, steered_gaps
 
 D, N = 6, 12
 FOLDS = torch.arange(N) % 3

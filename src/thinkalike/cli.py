@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -105,6 +106,9 @@ def report() -> None:
     write_report(sys.argv[1:])
 
 
+SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "rate")  # of `diff`
+
+
 def as_analysis(words: Sequence[str]) -> list[str]:
     """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for.
 
@@ -115,7 +119,7 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
     base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
-    own = [f"measure.{word}" if word.startswith(("margin.", "null=", "tokens")) else word for word in words[2:]]
+    own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
 

@@ -102,6 +102,17 @@ def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
     return found
 
 
+def kind_of_token(tokenizer: Any, token: int) -> str:
+    """Return whether a token is special, white space, punctuation, a number, a word or its beginning, or the rest."""
+    if token in tokenizer.all_special_ids:
+        return "special"
+    text = str(tokenizer.decode([token])).strip()
+    if not any(map(str.isalnum, text)):
+        return "punctuation" if text else "white space"
+    is_first = str(tokenizer.convert_ids_to_tokens(token)).startswith(SPACES)
+    return "number" if text[0].isdigit() else "word" if is_first else "rest of a word"
+
+
 def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> int:
     """Return the token that an end adds to the text of a pair, and to its counterpart."""
     after: list[int] = []

@@ -6,10 +6,10 @@ before it, so that later parts cost less.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -57,6 +57,10 @@ class Seen:
         count = max(SCREENED // self.tokens.shape[1], 1)
         base, changed = ([state[:count] for state in side] for side in (self.base, self.changed))
         return Seen(self.tokens[:count], base, changed, self.logs[: count * (self.tokens.shape[1] - 1)])
+
+    def of(self, changed: FrozenModel) -> Seen:
+        """Return the same with the states of another changed model."""
+        return replace(self, changed=changed.residuals(self.tokens, [EMBED, *range(changed.n_layers)]))
 
     def kl(self, model: FrozenModel, start: int, states: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of each token, for a model that has these states before block `start`."""
@@ -109,50 +113,45 @@ def distances_of_tokens(x: Float[Tensor, "b t d"], y: Float[Tensor, "b t d"]) ->
 
 @torch.no_grad()
 def by_part(
-    base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], batches: Sequence[Seen], most: int
+    base: FrozenModel,
+    changed: FrozenModel,
+    parts: Sequence[Part],
+    batches: Sequence[Seen],
+    most: int,
+    state: dict[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], None] = lambda state: None,
 ) -> dict[Part, PartChanges]:
     """Return what each part that differs does.
 
     Of more parts of blocks than `most`, those with the greatest KL alone at about `SCREENED` tokens are exchanged.
-    """
-    inside = [part for part in parts if part.layer < base.n_layers]
-    entering = {part: torch.cat([own.entering(base, changed, part) for own in batches]) for part in inside}
-    tried, blocks = parts, [part for part in inside if part.layer >= 0]
-    if len(blocks) > most:
-        few = batches[0].few()
-        alone = {part: float(few.alone(base, changed, part).mean()) for part in counted(blocks, "part at few tokens")}
-        least = sorted(blocks, key=lambda part: alone[part])[:-most]
-        tried = [part for part in parts if part not in least]
-    found = {part: PartChanges(entering.get(part), None, None) for part in parts}
-    for part in counted(tried, "part"):
-        with exchanged(changed, base, part):
-            without = torch.cat([own.kl(changed, part.layer, own.changed) for own in batches])
-        by_itself = torch.cat([own.alone(base, changed, part) for own in batches])
-        found[part] = PartChanges(entering.get(part), without, by_itself)
-    return found
-
-
-@torch.no_grad()
-def beside_null(
-    base: FrozenModel, null: Sequence[AbstractContextManager[None]], start: int, batches: Sequence[Seen]
-) -> Float[Tensor, "r n"]:
-    """Return KL(base ‖ base in each context) of each token.
 
     Args:
-        null: contexts in which weights of the base from block `start` on are others; -1: from the embedding on.
+        state: what an earlier run kept.
+        keep: keeps a state after each part.
     """
-    found = []
-    for context in counted(null, "random change"):
-        with context:
-            found.append(torch.cat([own.kl(base, start, own.base) for own in batches]))
-    return torch.stack(found)
+    if state is None:
+        inside = [part for part in parts if part.layer < base.n_layers]
+        entering = {str(part): torch.cat([own.entering(base, changed, part) for own in batches]) for part in inside}
+        blocks, least = [part for part in inside if part.layer >= 0], list[Part]()
+        if len(blocks) > most:
+            few, named = batches[0].few(), counted(blocks, "part at few tokens")
+            alone = {part: float(few.alone(base, changed, part).mean()) for part in named}
+            least = sorted(blocks, key=lambda part: alone[part])[:-most]
+        tried = [str(part) for part in parts if part not in least]
+        state = {"tried": tried, "entering": entering, "without": {}, "alone": {}}
+    for part in counted([each for each in parts if str(each) in state["tried"]], "part"):
+        if str(part) not in state["alone"]:
+            with exchanged(changed, base, part):
+                state["without"][str(part)] = torch.cat([own.kl(changed, part.layer, own.changed) for own in batches])
+            state["alone"][str(part)] = torch.cat([own.alone(base, changed, part) for own in batches])
+            keep(state)
+    kinds = [state[kind] for kind in ("entering", "without", "alone")]
+    return {part: PartChanges(*(found.get(str(part)) for found in kinds)) for part in parts}
 
 
-def random_changes(base: FrozenModel, changed: FrozenModel, count: int) -> list[AbstractContextManager[None]]:
-    """Return contexts in which the base is changed as much as the changed model, see `signed_permutation`."""
-
-    def move(seed: int) -> Callable[[str, Tensor], Tensor]:
-        generator = seeded(seed)
-        return lambda name, change: signed_permutation(change, generator)
-
-    return [moved(base, changed, move(seed)) for seed in range(count)]
+@contextlib.contextmanager
+def perturbed(base: FrozenModel, changed: FrozenModel, seed: int) -> Iterator[FrozenModel]:
+    """Change the base at random, and as much as the changed model, while this is open; see `signed_permutation`."""
+    generator = seeded(seed)
+    with moved(base, changed, lambda name, change: signed_permutation(change, generator)):
+        yield base

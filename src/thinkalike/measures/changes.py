@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.measures.accumulators import Accumulator, Batch, Record
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import PARTS, ROUNDING, jackknife, without_parts
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, ROUNDING, jackknife, two_sided, without_parts
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
@@ -96,25 +96,26 @@ def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
     return torch.empty_like(p).scatter_(0, order, (p[order] * len(p) / ranks).cummin(0).values)
 
 
-def excess_p(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Float[Tensor, " g"], Tensor]:
-    """Return the factor by which each of g groups changed beyond the whole and beyond the null, with its p-value.
+def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return how far each of g groups changed beyond the null and beyond the other groups, its t and two-sided p-value.
 
-    Each run has the logarithms of its mean KL in each group less their median, so that a change that is greater
-    everywhere is no excess of any group. The factor is the exponential of the change's less the mean of the null's; the
-    p-value is one-sided, Student's of that over s √(1 + 1/r) with r - 1 degrees of freedom, s the standard deviation of
-    the null's r ≥ 2 runs, at least the median one of all groups.
-
-    Args:
-        values, null: mean KL of each group, above 0, under the change and in each run of the null.
+    t is (value - mean of the null's runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom and s the standard deviation
+    of the r ≥ 2 runs, at least the median one of all groups. With `FEWEST_GROUPS` groups or more, each run is taken
+    less its median, and t is divided by λ = median |t| / the median of Student's |t|, if that is more than 1 (genomic
+    control, Devlin & Roeder 1999; of the t whose s has no least value). What happens to most groups is then an excess
+    of none.
     """
-    from scipy.special import stdtr
+    from scipy.special import stdtrit
 
-    runs = torch.cat([values[None], null]).double().clamp(min=ROUNDING).log()
-    runs = runs - runs.median(1, keepdim=True).values
-    beyond, spread = runs[0] - runs[1:].mean(0), runs[1:].std(0)
-    t = beyond / (spread.clamp(min=spread.median()) * math.sqrt(1 + 1 / len(null)))
-    p = torch.as_tensor(stdtr(len(null) - 1, -t.cpu().numpy()))
-    return beyond.exp(), p.to(values.device)
+    runs, freedom = torch.cat([values[None], null]).double(), len(null) - 1
+    many = runs.shape[1] >= FEWEST_GROUPS
+    if many:
+        runs = runs - runs.median(1, keepdim=True).values
+    beyond, spread = runs[0] - runs[1:].mean(0), runs[1:].std(0).clamp(min=ROUNDING) * math.sqrt(1 + 1 / len(null))
+    error = spread.clamp(min=spread.median())
+    if many:
+        error = error * ((beyond / spread).abs().median() / float(stdtrit(freedom, 0.75))).clamp(min=1)
+    return beyond, beyond / error, two_sided(beyond, error, freedom).to(values.device)
 
 
 def beyond_null(

@@ -3,34 +3,42 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
+from scipy.special import stdtrit
 from torch import Tensor
 
+from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part, seen
+from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part
 from thinkalike.evaluation.language import document_numbers, ends_of
-from thinkalike.instruments.diff.instrument import EXIT_STATUS
-from thinkalike.job import Outcome
+from thinkalike.instruments.diff.instrument import EXIT_STATUS, NULLS
+from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
+    Verdict,
     beyond_null,
     directions_of_change,
     equivalence,
-    excess_p,
+    excess,
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, Estimate, interval_around
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, parts_of, relative_change
+from thinkalike.progress import counted
+from thinkalike.states.contrasts import gaps, read_prompts
 
 FEWEST = 3  # occurrences of a token
+LEVEL = 0.05  # of all tests
 CONTEXTS = 10  # places that are listed, each of another document
 BEFORE = 12  # tokens of a context
 NAMED = 6  # tokens that a direction raises or lowers
@@ -43,9 +51,9 @@ class Answers:
 
     Attributes:
         first: the number of rows on which parts and null run, the first ones.
+        contrasts: pairs of texts, if any.
         parts: what each part that differs does there.
-        null: KL of each random change or fork at each token there, (r, n).
-        drift: the share of KL that each part has in each fork, of the parts that differ in their order.
+        null: what each random change or fork does: `kl` of tokens there, `effects` of pairs, and `shares` of parts.
     """
 
     base: FrozenModel
@@ -53,27 +61,38 @@ class Answers:
     rows: TokenRows
     first: int
     margin: Mapping[str, float | None]
+    contrasts: Contrasts | None = None
     parts: dict[Part, PartChanges] = field(default_factory=dict)
-    null: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    drift: dict[Part, list[float]] = field(default_factory=dict)
-    _changes: list[Change] = field(default_factory=list)
+    null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "shares": []})
+    changes: list[Change] = field(default_factory=list)
     _directions: list[dict[str, Any]] = field(default_factory=list)
-    _p_of_parts: Tensor | None = None
 
-    def add(self, change: Change) -> None:
-        """Add a batch of rows."""
-        self._changes.append(change)
+    def beside(
+        self, run: Callable[[int], AbstractContextManager[FrozenModel]], start: int, batches: Sequence[Seen], work: Work
+    ) -> None:
+        """Run `NULLS` models of the null, on the rows of the parts and on pairs.
 
-    def beside(self, forks: Iterable[FrozenModel]) -> None:
-        """Run forks of the base on the rows of the parts: their KL, and the share of each part that the change has."""
-        rows = TokenRows(self.rows.tokens[: self.first], self.rows.documents[: self.first])
-        null = []
-        for fork in forks:
-            batches, changes = zip(*seen(self.base, fork, rows, self.first), strict=True)
-            null.append(torch.cat([each.tokens.kl for each in changes]))
-            for part, found in by_part(self.base, fork, list(self.parts), batches, len(self.parts)).items():
-                self.drift.setdefault(part, []).append(share_of(found, null[-1]))
-        self.null = torch.stack(null)
+        Args:
+            run: opens a model by its number, which is as the base before block `start`; -1: a fork, whose parts are
+                exchanged, too.
+        """
+        self.null = work.resume("null") or self.null
+        for number in counted(range(len(self.null["kl"]), NULLS), "model of the null"):
+            with run(number) as model:
+                kl = torch.cat([own.kl(model, start, own.base) for own in batches])
+                self.null["kl"].append(kl)
+                self.null["effects"].append(self.effects(model))
+                if model is not self.base:
+                    found = by_part(self.base, model, list(self.parts), [own.of(model) for own in batches], len(kl))
+                    self.null["shares"].append([share_of(each, kl) for each in found.values()])
+            work.keep("null", self.null)
+
+    def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
+        """Return how far the counterpart of each pair moves the log-odds of its continuations in a model, in nats."""
+        if self.contrasts is None:
+            return torch.zeros(0)
+        texts, counterparts = read_prompts(self.base, self.contrasts)
+        return gaps(model, counterparts) - gaps(model, texts)
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -81,104 +100,137 @@ class Answers:
 
     def kl(self) -> Float[Tensor, " n"]:
         """Return KL(base ‖ changed) of each token."""
-        return torch.cat([each.tokens.kl for each in self._changes])
+        return torch.cat([each.tokens.kl for each in self.changes])
 
     def outcome(self) -> Outcome:
         """Return all tables and headline numbers."""
-        tables = {"layers": self._layers(), "nulls": self._nulls(), "tokens": self._tokens(),
-                  "contexts": self._contexts(), "directions": pd.DataFrame(self._directions)}  # fmt: skip
+        classes, words, parts = self._classes(), self._words(), self._parts()
+        nulls = pd.DataFrame([{"number": number, "kl": float(kl.mean())} for number, kl in enumerate(self.null["kl"])])
+        tables = {"layers": self._layers(), "nulls": nulls, "tokens": self._tokens(), "classes": classes,
+                  "words": words, "contexts": self._contexts(),
+                  "directions": pd.DataFrame(self._directions)}  # fmt: skip
         tables = {name: table for name, table in tables.items() if len(table)}
-        parts = self._parts()
-        return Outcome(parts, self._scalars(), tables=tables, blank=list(parts.columns))
+        return Outcome(
+            parts, self._scalars({"class": classes, "word": words}), tables=tables, blank=list(parts.columns)
+        )
 
-    def _scalars(self) -> dict[str, float]:
-        parts, documents = [each.tokens for each in self._changes], self.documents()
+    def _scalars(self, groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        parts, documents = [each.tokens for each in self.changes], self.documents()
         kl, reverse, flips, before, after = (torch.cat(column).double() for column in zip(*parts, strict=True))
-        values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse}
-        values |= {"loss_base": before, "loss_changed": after}
-        found: dict[str, float] = {}
+        values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse,
+                  "loss_base": before, "loss_changed": after}  # fmt: skip
+        found = document_numbers(torch.bincount(documents))
+        found |= {"tokens": float(len(kl)), "parts": float(len(self.parts)), "nulls": float(len(self.null["kl"]))}
         for name, each in values.items():
             ends = ends_of(name, over_documents(each, documents))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
-        found |= document_numbers(torch.bincount(documents)) | {
-            "tokens": float(len(kl)),
-            "parts": float(len(self.parts)),
-            "nulls": float(len(self.null)),
-        }
-        if len(self.null):
-            mine = kl[: self.null.shape[1]].mean()
-            theirs = self.null.double().mean(1)
+        if self.null["kl"]:
+            theirs = torch.stack(self.null["kl"])
+            mine, theirs = kl[: theirs.shape[1]].mean(), theirs.double().mean(1)
             found |= {"kl_of_part": float(mine), "null_low": float(theirs.min()), "null_high": float(theirs.max()),
                       "null_p": float(rank_p(mine, theirs)), "null_p_less": float(rank_p(-mine, -theirs))}  # fmt: skip
-        if self._p_of_parts is not None:
-            found["part_p"] = float(self._p_of_parts)
-        return found | self._verdicts(values, documents)
+        if len(words := groups["word"]):
+            found |= {"contrast_base": words["before"].mean(), "contrast_change": words["change"].mean()}
+        if self.null["shares"]:
+            found["part_p"] = float(self._beyond_drift()[1])
+        return found | self._verdicts(found, groups)
 
-    def _verdicts(self, values: dict[str, Tensor], documents: Tensor) -> dict[str, float]:
-        """Return the exit status of each margin that is given, and of all; nothing without a margin."""
-        found = {}
+    def _verdicts(self, numbers: Mapping[str, float], groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
+        """Return the exit status of each margin that is given, and of all; nothing without a margin.
+
+        Each token class and each word has to be within its margin, by intervals that hold for all of them at once.
+        """
+        verdicts: dict[str, Verdict] = {}
         for name, margin in self.margin.items():
             if margin is not None:
-                column = "loss_change" if name == "loss" else name
-                _, low, high = over_documents(values[column], documents)
-                found[f"exit_status_{name}"] = float(EXIT_STATUS[equivalence(float(low), float(high), margin)])
-        if not found:
-            return {}
-        status = 1.0 if 1.0 in found.values() else max(found.values())
-        return {**found, "exit_status": status}
+                column = {"loss": "loss_change", "class": "kl", "word": "change"}.get(name, name)
+                tested = groups[name].to_dict("records") if name in groups else [numbers]
+                ends = [(each.get(f"{column}_low", -math.inf), each.get(f"{column}_high", math.inf)) for each in tested]
+                verdicts[name] = worst([equivalence(*each, margin) for each in ends] or ["undecided"])
+        found = {f"exit_status_{name}": float(EXIT_STATUS[verdict]) for name, verdict in verdicts.items()}
+        return {**found, "exit_status": float(EXIT_STATUS[worst(verdicts.values())])} if verdicts else {}
 
     def _layers(self) -> pd.DataFrame:
-        distance = torch.cat([each.distance for each in self._changes], 1)
+        distance = torch.cat([each.distance for each in self.changes], 1)
         layers = list(range(-1, len(distance) - 1))
         return pd.DataFrame({"layer": layers, **ends_of("distance", over_documents(distance, self.documents()))})
 
     def _parts(self) -> pd.DataFrame:
-        documents, whole = self.documents(self.first), self.kl()
-        whole = whole[: len(documents)].double()
-        rows = []
-        for part in parts_of(self.base):
-            row: dict[str, Any] = {"component": part.component, "layer": part.layer}
+        documents, rows, every = self.documents(self.first), [], parts_of(self.base)
+        whole = self.kl()[: len(documents)].double()
+        for part in every:
+            row = {"component": part.component, "layer": part.layer, "weights": 0.0}
+            row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan if part in self.parts else 0.0)
             if part in self.parts:
                 row["weights"] = relative_change(self.base, self.changed, part)
                 row |= _of_part(self.parts[part], whole, documents)
-                rows.append(row)
-            else:
-                rows.append(row | dict.fromkeys(("weights", "entering", "goes", "comes", "share"), 0.0))
+            rows.append(row)
         table = pd.DataFrame(rows)
-        if self.drift:
-            tried = [place for place, part in enumerate(parts_of(self.base)) if part in self.drift]
-            null = torch.tensor([self.drift[part] for part in self.parts], dtype=torch.float64).T
-            beyond, self._p_of_parts = beyond_null(torch.from_numpy(table["share"].to_numpy()[tried]), null)
-            table.loc[tried, "drift"], table.loc[tried, "beyond"] = null.mean(0).numpy(), beyond.numpy()
+        if self.null["shares"]:
+            tried = [place for place, part in enumerate(every) if part in self.parts]
+            table.loc[tried, "drift"] = torch.tensor(self.null["shares"]).mean(0).numpy()
+            table.loc[tried, "beyond"] = self._beyond_drift()[0].numpy()
         return table
 
-    def _nulls(self) -> pd.DataFrame:
-        return pd.DataFrame([{"number": number, "kl": float(kl.mean())} for number, kl in enumerate(self.null)])
+    def _beyond_drift(self) -> tuple[Tensor, Tensor]:
+        """Return how far the share of each part is beyond those in forks, and the p-value of the farthest."""
+        own = [share_of(each, self.kl()[: len(self.null["kl"][0])]) for each in self.parts.values()]
+        return beyond_null(*(torch.tensor(shares, dtype=torch.float64) for shares in (own, self.null["shares"])))
 
     def _tokens(self) -> pd.DataFrame:
         """Return the tokens after which the prediction changed beyond the null's, the most certain first."""
-        if not len(self.null):
-            return pd.DataFrame()
-        tokens, own = self.rows.tokens[: self.first, :-1].flatten().long(), self.kl()[: self.null.shape[1]]
+        tokens = self.rows.tokens[: self.first, :-1].flatten().long()
         names, group, counts = tokens.unique(return_inverse=True, return_counts=True)
-        means = sum_by_document(torch.cat([own[None], self.null]), group, len(names)) / counts
         often = counts >= FEWEST
-        if int(often.sum()) < 2:
+        if not self.null["kl"] or not often.any():
             return pd.DataFrame()
-        factor, p = excess_p(means[0, often], means[1:, often])
-        table = pd.DataFrame({
-            "token": [self._written(token) for token in names[often].tolist()], "count": counts[often].tolist(),
-            "kl": means[0, often].tolist(), "null": means[1:, often].mean(0).tolist(), "factor": factor.tolist(),
-            "p": p.tolist(), "q": false_discovery_rates(p).tolist(),
-        })  # fmt: skip
+        means = means_of(torch.stack([self.kl()[: len(tokens)], *self.null["kl"]]), group)[:, often]
+        logs = means.clamp(min=ROUNDING).log()
+        beyond, _, p = excess(logs[0], logs[1:])
+        p = torch.where(beyond > 0, p / 2, 1 - p / 2)  # one-sided
+        written, null, q = map(self._written, names[often].tolist()), means[1:].mean(0), false_discovery_rates(p)
+        numbers = {"kl": means[0], "null": null, "factor": beyond.exp(), "p": p, "q": q}
+        table = pd.DataFrame({"token": list(written), "count": counts[often], **_arrays(numbers)})
         return table.sort_values(["q", "p"], kind="stable", ignore_index=True)
+
+    def _classes(self) -> pd.DataFrame:
+        """Return KL after the tokens of each kind that `FEWEST_GROUPS` documents have, the greatest first."""
+        tokens, documents, kl = self.rows.tokens[:, :-1].flatten().long(), self.documents(), self.kl()
+        different, of = tokens.unique(return_inverse=True)
+        kinds = np.array([kind_of_token(self.base.tokenizer, token) for token in different.tolist()])[of.numpy()]
+        chosen = {kind: torch.from_numpy(kinds == kind) for kind in sorted(set(kinds.tolist()))}
+        chosen = {kind: each for kind, each in chosen.items() if len(documents[each].unique()) >= FEWEST_GROUPS}
+        rows: list[dict[str, Any]] = []
+        for kind, each in chosen.items():
+            own = documents[each].unique(return_inverse=True)[1]
+            found = ends_of("kl", over_documents(kl[each], own, 1 - LEVEL / len(chosen)))
+            rows.append({"class": kind, "tokens": int(each.sum()), **found})
+        rows.sort(key=lambda row: -row["kl"])
+        return pd.DataFrame(rows)
+
+    def _words(self) -> pd.DataFrame:
+        """Return how far the contrast of each word changed, beside null and other words, the most certain first."""
+        if self.contrasts is None:
+            return pd.DataFrame()
+        group, before = self.contrasts.groups, self.effects(self.base)
+        change, counts = self.effects(self.changed) - before, torch.bincount(group)
+        start, mean = means_of(torch.stack([before, change]), group)
+        variance = means_of((change - mean[group]).square()[None], group)[0] / (counts - 1)  # of the mean
+        t = torch.from_numpy(stdtrit(counts.clamp(min=2).numpy() - 1, 1 - LEVEL / 2 / len(counts)))
+        half = torch.where(counts > 1, t * variance.sqrt(), math.inf)
+        found = {"before": start, "change": mean, "change_low": mean - half, "change_high": mean + half}
+        if self.null["effects"]:
+            beyond, t, p = excess(mean, means_of(torch.stack(self.null["effects"]), group))
+            found |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
+        words = list(dict.fromkeys(prompt.word for prompt in self.contrasts.texts))
+        table = pd.DataFrame({"word": words, "pairs": counts, **_arrays(found)})
+        return table.sort_values("p" if "p" in table else "change", kind="stable", ignore_index=True)
 
     def _contexts(self) -> pd.DataFrame:
         """Return the places where the prediction changed most, the greatest of each document."""
-        kl, documents = self.kl(), self.documents()
-        tops = torch.cat([each.tops for each in self._changes], 1)
+        kl, documents, width = self.kl(), self.documents(), self.rows.context - 1
+        tops = torch.cat([each.tops for each in self.changes], 1)
         found: dict[int, dict[str, Any]] = {}
-        width = self.rows.context - 1
         for place in kl.argsort(descending=True).tolist():
             if len(found) == CONTEXTS or kl[place] == 0:
                 break
@@ -192,26 +244,26 @@ class Answers:
         return pd.DataFrame(list(found.values()))
 
     def directions_at(self, batches: Sequence[Seen]) -> None:
-        """Find the principal directions of the change after the block at which most of it enters."""
-        inside = {part: each.entering.mean() for part, each in self.parts.items() if each.entering is not None}
+        """Find the principal directions of the change of states after the block at which most of it enters."""
+        inside = {part: float(each.entering.mean()) for part, each in self.parts.items() if each.entering is not None}
         if not inside:
             return
-        layer = max(inside, key=lambda part: float(inside[part])).layer
-        before, after = (torch.cat([side(own)[layer + 1][:, :-1].flatten(0, 1) for own in batches])
-                         for side in (lambda own: own.base, lambda own: own.changed))  # fmt: skip
-        half = halves(self.documents(self.first)).to(before.device)
+        layer = max(inside, key=lambda part: inside[part]).layer
+        before, after = (torch.cat([states[layer + 1][:, :-1].flatten(0, 1) for states in side])
+                         for side in zip(*((own.base, own.changed) for own in batches), strict=True))  # fmt: skip
+        half = (self.documents(self.first) % 2 == 0).to(before.device)
         if not half.any() or half.all() or torch.equal(before, after):
             return
         found = directions_of_change(after - before, half)
         along = ((after - before).double() @ found.directions.T).square().mean(0).sqrt()
         for number, direction in enumerate(found.directions):
-            raised, lowered = self._read(before, along[number] * direction, layer)
+            raised, lowered = self._read(before, along[number] * direction)
             numbers = {"share": float(found.share[number]), "stability": float(found.stability[number])}
             words = {"raises": raised, "lowers": lowered}
             self._directions.append({"layer": layer, "direction": number + 1, **numbers, **words})
 
     @torch.no_grad()
-    def _read(self, states: Float[Tensor, "n d"], step: Float[Tensor, " d"], layer: int) -> tuple[str, str]:
+    def _read(self, states: Float[Tensor, "n d"], step: Float[Tensor, " d"]) -> tuple[str, str]:
         """Return the tokens whose logits a step raises and lowers most, read by the final norm and unembedding."""
         chosen = states[:: max(len(states) // MEASURED, 1)]
         change = (self.base.finish(chosen + step.to(chosen)) - self.base.finish(chosen)).mean(0)
@@ -222,13 +274,28 @@ class Answers:
         return repr(self.base.tokenizer.decode([token]))
 
 
-def over_documents(values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"]) -> Estimate:
+def over_documents(values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 1 - LEVEL) -> Estimate:
     """Return means over tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`."""
     count = int(documents.max()) + 1
     if count < FEWEST_GROUPS:
         return interval_around(values.double().mean(-1), math.inf)
-    sums = sum_by_document(values, documents, count)
-    return bootstrap_interval(sums, torch.bincount(documents).double())
+    return bootstrap_interval(
+        sum_by_document(values, documents, count), torch.bincount(documents).double(), level=level
+    )
+
+
+def means_of(values: Float[Tensor, "r n"], group: Int[Tensor, " n"]) -> Float[Tensor, "r g"]:
+    """Return the mean of each group."""
+    return sum_by_document(values, group, int(group.max()) + 1) / torch.bincount(group)
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """Return the verdict of several tests together: not equivalent, else undecided, else equivalent."""
+    return max(verdicts, key=["equivalent", "undecided", "not equivalent"].index)
+
+
+def _arrays(columns: Mapping[str, Tensor]) -> dict[str, Any]:
+    return {name: values.cpu().numpy() for name, values in columns.items()}
 
 
 def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tensor, " n"]) -> dict[str, float]:
@@ -236,12 +303,10 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
 
     The mean is over the two orders in which this part and all others change (Shapley 1953, of two players).
     """
-    row = dict.fromkeys(("entering", "goes", "comes", "share"), math.nan)
-    if found.entering is not None:
-        row |= ends_of("entering", over_documents(found.entering, documents))
+    row = {} if found.entering is None else ends_of("entering", over_documents(found.entering, documents))
     if found.without is None or found.alone is None or not whole.sum():
         return row
-    without, alone = (each.double() for each in (found.without, found.alone))
+    without, alone = found.without.double(), found.alone.double()
     count = int(documents.max()) + 1
     sums = sum_by_document(torch.stack([(whole - without + alone) / 2, whole]), documents, count)
     few = count < FEWEST_GROUPS or int((sums[1] > 0).sum()) < 2
@@ -255,8 +320,3 @@ def share_of(found: PartChanges, whole: Float[Tensor, " n"]) -> float:
     if found.without is None or found.alone is None:
         return math.nan
     return float((whole - found.without + found.alone).double().sum() / (2 * whole.double().sum()))
-
-
-def halves(documents: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-    """Return which tokens are of every second document."""
-    return documents % 2 == 0

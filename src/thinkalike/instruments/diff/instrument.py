@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
+from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.errors import ConfigError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.job.operations import Phase, Shapes
 from thinkalike.store import Headline, Result
@@ -28,10 +31,12 @@ SPREAD, LEAST = 8, 2**13  # times as much text is read as is used, and tokens at
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
 EXCHANGED = 16  # parts of blocks, at most
-MARGINS = ("kl", "flips", "loss")
+MARGINS = ("kl", "flips", "loss", "class", "word")
+LENGTH = 8  # tokens of a text of a pair, about
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 
 
+# ruff: noqa: UP045
 @dataclass
 class DiffConfig(MeasureConfig):
     """The settings of a diff."""
@@ -40,19 +45,38 @@ class DiffConfig(MeasureConfig):
     tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
     tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
     null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
-    rate: float = ranged(3e-4, above=0)  # of AdamW, of null=drift
+    steps: int = ranged(40, least=1, most=10**7)  # of a fork; the rate falls to 0
+    rate: Optional[float] = ranged(None, above=0)  # of a fork at its start, of AdamW; null: so that it moves as far
+    contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
+    path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
+    pairs: int = ranged(2048, least=2, most=10**7)  # of the grammar
     margin: dict[str, float | None] = ranged(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
-    # kl and loss, up or down, in nats per token, flips as a share of tokens
+    # kl, class (kl of every token class), loss and word (contrast of every word), up or down, in nats; flips: a share
+
+    paths: ClassVar[tuple[str, ...]] = ("path",)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.contrast == "table") != bool(self.path):
+            raise ConfigError("pairs of your own need measure.contrast=table measure.path=FILE")
+        if self.margin.get("word") is not None and self.contrast is None:
+            raise ConfigError("measure.margin.word= is of a contrast: add measure.contrast=number, question or table")
 
     @property
     def unused(self) -> Collection[str]:
-        return () if self.null == "drift" else ("rate",)
+        ours = self.contrast in ("number", "question")
+        return [*(() if self.null == "drift" else ("rate", "steps")), *(() if ours else ("pairs",))]
 
 
-class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")):
+class Diff(Instrument, kind="diff", version=2, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        measure: Any = config.measure
+        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        return {**own, **super().inputs(config)}
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
@@ -62,17 +86,18 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
         own, row = shapes["model"], config.data.context or ROW
         tokens, again = float(measure.tokens), float(measure.tokens_per_part)
         passes = 2 * min(2 * own.layers, EXCHANGED) + NULLS
-        parts = Phase("parts and null", own.forward(passes * again, row, True), {own.name: passes * again})
+        again *= passes
+        again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
+        parts = Phase("parts and null", own.forward(again, row, True), {own.name: again})
         return [*forward_passes(shapes.values(), tokens, row, full=True), parts]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.evaluation import changes
-        from thinkalike.evaluation.forks import fork, norm_of_change
+        from thinkalike.evaluation.forks import fork, norm_of_change, rate_for
         from thinkalike.instruments.diff.answers import Answers
         from thinkalike.models.load import load_models
         from thinkalike.models.parts import changed_parts, check_one_basis, is_packed
         from thinkalike.models.tokenizers import same_vocabulary
-        from thinkalike.progress import counted
 
         measure: Any = config.measure
         with work.phase("loading"):
@@ -81,31 +106,38 @@ class Diff(Instrument, kind="diff", reads=("model", "target", "data", "measure")
             check_one_basis(base, changed)
             rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
             parts = changed_parts(base, changed)
+        pairs = work.inputs.get("contrasts")
+        if measure.contrast in CONTRASTS:
+            pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
-        answers = Answers(base, changed, rows, first, measure.margin)
+        answers = Answers(base, changed, rows, first, measure.margin, pairs)
         batches: list[changes.Seen] = []
         with work.phase("both models"):
             for own, change in changes.seen(base, changed, rows, first):
-                answers.add(change)
+                answers.changes.append(change)
                 if sum(len(each.tokens) for each in batches) < first:
                     batches.append(own)
         if parts:
             with work.phase("parts"):
                 most = EXCHANGED if measure.null == "perturbation" else len(parts)
-                answers.parts = changes.by_part(base, changed, parts, batches, most)
+                keep = partial(work.keep, "parts")
+                answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         if packed := [model.name for model in (base, changed) if is_packed(model)]:
             log.warning("%s has packed weights, which have no difference: there is no null", packed[0])
         elif parts:
             with work.phase("null"):
                 if measure.null == "perturbation":
-                    null = changes.random_changes(base, changed, NULLS)
-                    answers.null = changes.beside_null(base, null, parts[0].layer, batches)
+                    answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
                 else:
-                    norm = norm_of_change(base, changed)
-                    seeds = counted(range(NULLS), "fork")
-                    answers.beside(fork(base, text, norm, seed, rate=measure.rate) for seed in seeds)
-        return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts={"data": facts})
+                    norm, steps = norm_of_change(base, changed), measure.steps
+                    rate = measure.rate or rate_for(base, text, norm, steps)
+                    forked = partial(fork, base, text, norm, rate=rate, steps=steps)
+                    answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)
+        facts = {"data": facts}
+        if pairs:
+            facts["contrasts"] = {"source": pairs.source, "fingerprint": pairs.fingerprint()}
+        return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike import figures

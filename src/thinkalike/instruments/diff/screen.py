@@ -27,6 +27,8 @@ def lines(result: Result) -> Iterator[str]:
     yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
     yield f"Where? {where(result.table, numbers.get('part_p'))}"
     yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
+    if "words" in tables:
+        yield f"On which words? {on_which_words(tables['words'], numbers)}"
     yield f"In which directions? {in_directions(tables.get('directions'))}"
     yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
     yield from cells(result.table, screen_width())
@@ -137,6 +139,17 @@ def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
         said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
     most = contexts.iloc[0]
     return f"{said} Most (KL {most['kl']:.3g}) after {most['context']}: {most['before']} → {most['after']}."
+
+
+def on_which_words(table: pd.DataFrame, numbers: dict[str, float]) -> str:
+    """Return the words whose contrast changed beyond the null's and that of other words."""
+    before, change = (numbers[f"contrast_{name}"] for name in ("base", "change"))
+    said = f"The contrast of {len(table)} words is {before:.2f} nats and changes by {change:+.3f} on average"
+    if "q" not in table:
+        return f"{said}; there is no null."
+    beyond = table[table["q"] <= RATE]
+    names = ", ".join(f"{row.word} {row.change:+.2f} (t = {row.t:.1f})" for row in beyond.head(LISTED).itertuples())
+    return f"{said}; beyond other words and the null at {len(beyond)}{f': {names}' if names else ''}."
 
 
 def in_directions(table: pd.DataFrame | None) -> str:

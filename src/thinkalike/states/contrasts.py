@@ -1,0 +1,103 @@
+"""Texts to be continued, as a model reads them, and the log-probability gap between two continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from thinkalike.data.contrasts import Contrasts, Prompt, continuations
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.tokens import last_tokens
+
+AT_ONCE = 64  # texts
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts as a model reads them, padded on the right.
+
+    Attributes:
+        words: the place of the last token of the word of each.
+        ends: the place of the last token of each.
+        up, down: the next tokens that the feature makes likelier, and less likely.
+    """
+
+    tokens: Int[Tensor, "n t"]
+    words: Int[Tensor, " n"]
+    ends: Int[Tensor, " n"]
+    up: Bool[Tensor, "n v"]
+    down: Bool[Tensor, "n v"]
+
+    def batches(self) -> Iterator[tuple[slice, Prompts]]:
+        """Yield some of the texts at a time, cut to the longest of them."""
+        for first in range(0, len(self.tokens), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            longest = int(self.ends[part].max()) + 1
+            rest = (self.words[part], self.ends[part], self.up[part], self.down[part])
+            yield part, Prompts(self.tokens[part, :longest], *rest)
+
+
+def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Prompts]:
+    """Return the texts of contrasts and their counterparts as a model reads them."""
+    masks = continuations(contrasts, model.tokenizer, model.vocabulary)
+    texts, counterparts = (_read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts))
+    return texts, counterparts
+
+
+def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor) -> Prompts:
+    bos = model.tokenizer.bos_token_id
+    first = [bos] if model.bos_each_row and bos is not None else []
+    rows, words = [], []
+    for text, span in texts:
+        read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        rows.append([*first, *read["input_ids"]])
+        words.append(len(first) + last_tokens(text, [span], read["offset_mapping"], model.name)[0])
+    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
+
+
+@torch.no_grad()
+def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
+    """Return the states of the word of each text after a block, on the CPU."""
+    parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
+    return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
+
+
+@torch.no_grad()
+def gaps(model: FrozenModel, prompts: Prompts) -> Float[Tensor, " n"]:
+    """Return log P(up) - log P(down) for the token after each text, in nats."""
+    last = model.n_layers - 1
+    return torch.cat([_gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])
+
+
+@torch.no_grad()
+def steered_gaps(
+    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
+) -> Float[Tensor, "c n"]:
+    """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
+
+    Args:
+        added: a vector for each text.
+        later: at all tokens from the last one of the word on; otherwise at that alone.
+    """
+    parts = []
+    for where, part in prompts.batches():
+        state = model.head(part.tokens, layer)
+        places = torch.arange(part.tokens.shape[1])
+        chosen = places >= part.words[:, None] if later else places == part.words[:, None]
+        chosen = chosen.to(state.device, state.dtype)[..., None]
+        vectors = added[:, where].to(state.device, state.dtype)
+        steered = [model.advance(state + chosen * vector[:, None], layer + 1, model.n_layers) for vector in vectors]
+        parts.append(torch.stack([_gap(model, each, part) for each in steered]))
+    return torch.cat(parts, 1)
+
+
+def _gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
+    logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
+    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
+    return up - down
