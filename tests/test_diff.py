@@ -319,7 +319,6 @@ def contrasted(tmp_path_factory):
     tiny.write_mini(root / "base")
     module, place = tiny.native(), cutter.get_vocab()[words[9]]
     with torch.no_grad():
-        noise_in("tok_embed", 0.03)(module)
         embeddings = next(module.get_submodule("tok_embed").parameters())
         embeddings[place] = -embeddings[place]
     tiny.write_mini(root / "changed", module=module)
@@ -330,13 +329,14 @@ def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
     root, word = contrasted
     job = [f"model={root}/base", f"model@target={root}/changed", *words("base")[2:], "measure.contrast=table"]
     job = ["analyze.py", "measure=diff", *job, f"measure.path={root}/pairs.csv"]
-    run = door(*job)
+    run = door(*job, "measure.null=drift", "measure.steps=2")
     table, numbers = run.result.tables["words"], run.result.scalars
     assert table["word"][0] == word
     assert (table["q"] <= 0.05).sum() == 1
     assert numbers["contrast_base"] + numbers["contrast_change"] != pytest.approx(numbers["contrast_base"], abs=1e-4)
     assert f"null at 1: {word} " in " ".join(run.stdout.split())
-    assert (table["change_low"] < table["change"]).all()
+    assert table["change_low"][0] < table["change"][0] < table["change_high"][0]
+    assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
     assert door(*job, "measure.margin.word=100", "measure.margin.class=100").status == 0
     greatest = run.result.tables["classes"]["kl"].max()
