@@ -176,7 +176,9 @@ SECTIONS = [
 INTRODUCTION = """# Real models
 The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers), Gemma 3 270M (Q4_K_M, 18 layers) and
 MiniLM-L6, which come as packages of the Python index. Made by `python docs/make_real_models.py` on two CPU cores
-without a GPU; below each command is what it prints. Seconds are of processor time, and of one run.
+without a GPU; below each command is what it prints. Seconds are of processor time, of one run beside other work; alone
+some take half as many. A second run gave the same numbers to the bit
+(the loss of SmolLM2, CKA, MLEM of MiniLM, distances of 8 bits); the others ran once.
 
 ## What did a change do to SmolLM2?
 Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
