@@ -29,6 +29,15 @@ def test_an_estimate_iterates_as_its_value_and_ends():
     assert whole[:, None].value.shape == (2, 1)
 
 
+def test_intervals_over_folds_that_hold_together_are_those_of_means_without_each_fold():
+    folds = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
+    mean, spread = folds.mean(-1), math.sqrt((1 / 5 + 1 / 4) * 5)  # of the variance of folds, over that of their mean
+    replicates = mean + spread * (mean - folds.movedim(-1, 0)) / 4
+    expected = jackknife(mean, replicates, together=True)
+    torch.testing.assert_close([*fold_interval(folds, together=True)], [*expected])
+    assert (fold_interval(folds, together=True).high > fold_interval(folds).high).all()
+
+
 @pytest.mark.parametrize(
     ("ends", "spec", "expected"),
     [

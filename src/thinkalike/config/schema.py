@@ -243,3 +243,13 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
             has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
             raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
     return [(layer, depth) for layer, depth in layers]
+
+
+def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
+    """Return the layers of the source and those of the target that are in the pairs of `layers=`, in their order.
+
+    Args:
+        itself: whether both sides are one model, of which the layers of both are compared.
+    """
+    source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))
+    return [sorted(source | target)] * 2 if itself else [sorted(source), sorted(target)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.data.rows import Corpus
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
 from thinkalike.measures.losses import CHUNK, token_loss, unigram_entropy
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel
@@ -126,6 +127,22 @@ def with_ends(
 ) -> dict[str, Any]:
     """Return a column of means per token with their 95 % intervals, see `bootstrap_interval` and `ends_of`."""
     return ends_of(column, bootstrap_interval(sums.double(), counts.double()))
+
+
+def mean_over_documents(
+    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95, *, together: bool = False
+) -> Estimate:
+    """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
+
+    Args:
+        documents: the number of the document of each token; each number below the largest occurs.
+        together: see `bootstrap_interval`.
+    """
+    count = int(documents.max()) + 1
+    if count < FEWEST_GROUPS:
+        return interval_around(values.double().mean(-1), math.inf)
+    sums = sum_by_document(values, documents, count)
+    return bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
 
 
 def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:

@@ -146,6 +146,11 @@ class FeatureProfiles(
 
 
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
+    """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature.
+
+    Raises:
+        DataError: the encoding model or the permutations cannot be computed from these stimuli.
+    """
     measure: Any = config.measure
     names, groups = stimuli.names, _groups(config, stimuli)
     shared = ("weights", "distance", "difference", "missing", "scale", "folds")

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -154,11 +154,9 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     models = [side for side in sides if isinstance(side.layers[0], int)]
     if config.layers in ("same", "all") or not models:
         return sides
-    pairs = pairs_of_layers(config.layers, *(max(models[end].layers) + 1 for end in (0, -1)))
-    named = [sorted(set(end)) for end in zip(*pairs, strict=True)]
-    if len(models) == 1:
-        named = [sorted({*named[0], *named[1]})]
-    wanted = {side.name: {-1, *layers} for side, layers in zip((models[0], models[-1]), named, strict=False)}
+    ends = models[0], models[-1]
+    chosen = layers_of_sides(config.layers, *(max(side.layers) + 1 for side in ends), itself=len(models) == 1)
+    wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
     return [_chosen(side, wanted[side.name]) if side.name in wanted else side for side in sides]
 
 

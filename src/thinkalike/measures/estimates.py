@@ -137,14 +137,18 @@ def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Est
     return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
 
 
-def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95) -> Estimate:
+def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95, *, together: bool = False) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
     Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds (Nadeau & Bengio
     2003, eq. 8).
+
+    Args:
+        together: Whether the intervals hold for all means along the first axis simultaneously, see `simultaneous_t`.
     """
     k = values.shape[-1]
-    return interval_around(values.mean(-1), student_t(level, k - 1) * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
+    t = simultaneous_t(values.movedim(-1, 0), level) if together else student_t(level, k - 1)
+    return interval_around(values.mean(-1), t * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from torch import Tensor
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part
-from thinkalike.evaluation.language import document_numbers, ends_of
+from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.diff.instrument import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
@@ -31,11 +32,11 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, Estimate, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, interval_around
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, parts_of, relative_change
 from thinkalike.progress import counted
-from thinkalike.states.contrasts import gaps, read_prompts
+from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
 FEWEST = 3  # occurrences of a token
 LEVEL = 0.05  # of all tests
@@ -91,8 +92,14 @@ class Answers:
         """Return how far the counterpart of each pair moves the log-odds of its continuations in a model, in nats."""
         if self.contrasts is None:
             return torch.zeros(0)
-        texts, counterparts = read_prompts(self.base, self.contrasts)
+        texts, counterparts = self._prompts
         return gaps(model, counterparts) - gaps(model, texts)
+
+    @cached_property
+    def _prompts(self) -> tuple[Prompts, Prompts]:
+        """The pairs as all models read them, as their tokenizers are the same."""
+        assert self.contrasts is not None
+        return read_prompts(self.base, self.contrasts)
 
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
@@ -122,7 +129,7 @@ class Answers:
         found = document_numbers(torch.bincount(documents))
         found |= {"tokens": float(len(kl)), "parts": float(len(self.parts)), "nulls": float(len(self.null["kl"]))}
         for name, each in values.items():
-            ends = ends_of(name, over_documents(each, documents))
+            ends = ends_of(name, mean_over_documents(each, documents))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
         if self.null["kl"]:
             theirs = torch.stack(self.null["kl"])
@@ -153,7 +160,7 @@ class Answers:
     def _layers(self) -> pd.DataFrame:
         distance = torch.cat([each.distance for each in self.changes], 1)
         layers = list(range(-1, len(distance) - 1))
-        return pd.DataFrame({"layer": layers, **ends_of("distance", over_documents(distance, self.documents()))})
+        return pd.DataFrame({"layer": layers, **ends_of("distance", mean_over_documents(distance, self.documents()))})
 
     def _parts(self) -> pd.DataFrame:
         documents, rows, every = self.documents(self.first), [], parts_of(self.base)
@@ -203,7 +210,7 @@ class Answers:
         rows: list[dict[str, Any]] = []
         for kind, each in chosen.items():
             own = documents[each].unique(return_inverse=True)[1]
-            found = ends_of("kl", over_documents(kl[each], own, 1 - LEVEL / len(chosen)))
+            found = ends_of("kl", mean_over_documents(kl[each], own, 1 - LEVEL / len(chosen)))
             rows.append({"class": kind, "tokens": int(each.sum()), **found})
         rows.sort(key=lambda row: -row["kl"])
         return pd.DataFrame(rows)
@@ -274,16 +281,6 @@ class Answers:
         return repr(self.base.tokenizer.decode([token]))
 
 
-def over_documents(values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 1 - LEVEL) -> Estimate:
-    """Return means over tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`."""
-    count = int(documents.max()) + 1
-    if count < FEWEST_GROUPS:
-        return interval_around(values.double().mean(-1), math.inf)
-    return bootstrap_interval(
-        sum_by_document(values, documents, count), torch.bincount(documents).double(), level=level
-    )
-
-
 def means_of(values: Float[Tensor, "r n"], group: Int[Tensor, " n"]) -> Float[Tensor, "r g"]:
     """Return the mean of each group."""
     return sum_by_document(values, group, int(group.max()) + 1) / torch.bincount(group)
@@ -303,7 +300,7 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
 
     The mean is over the two orders in which this part and all others change (Shapley 1953, of two players).
     """
-    row = {} if found.entering is None else ends_of("entering", over_documents(found.entering, documents))
+    row = {} if found.entering is None else ends_of("entering", mean_over_documents(found.entering, documents))
     if found.without is None or found.alone is None or not whole.sum():
         return row
     without, alone = found.without.double(), found.alone.double()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
@@ -110,10 +110,8 @@ class LayerPairs(Instrument):
         embed = config.measure.embed  # type: ignore[attr-defined]
         if config.layers in ("same", "all"):
             return [sites(model, embed) for model in models]
-        pairs = pairs_of_layers(config.layers, *(model.n_layers for model in models))
-        chosen = [sorted(set(side)) for side in zip(*pairs, strict=True)]
-        if models[0] is models[1]:
-            chosen = [sorted({*chosen[0], *chosen[1]})] * 2
+        depths = (model.n_layers for model in models)
+        chosen = layers_of_sides(config.layers, *depths, itself=models[0] is models[1])
         return [sites(model, embed, own) for model, own in zip(models, chosen, strict=True)]
 
     def named(self, sites: Sequence[Layer]) -> list[Any]:

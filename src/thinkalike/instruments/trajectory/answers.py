@@ -16,12 +16,12 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers, ends_of
+from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.trajectory.instrument import Reading
 from thinkalike.job import Outcome
-from thinkalike.measures.bootstrapping import bootstrap_interval, percentile_interval, sum_by_document
-from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around, jackknife, numbered_by_part
+from thinkalike.measures.bootstrapping import percentile_interval
+from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
 from thinkalike.measures.rows import RowGroups
@@ -85,13 +85,7 @@ def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.Data
     documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
     counts = torch.bincount(documents).double()
     losses = torch.stack([each["losses"].flatten() for each in kept])
-    sums = sum_by_document(losses, documents, len(counts))
-    few = len(counts) < FEWEST_GROUPS
-    loss = (
-        interval_around(sums.sum(-1) / counts.sum(), math.inf)
-        if few
-        else bootstrap_interval(sums, counts, together=True)
-    )
+    loss = mean_over_documents(losses, documents, together=True)
     return pd.DataFrame({"step": steps, **ends_of("loss", loss)}), counts
 
 
@@ -163,14 +157,10 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: list[l
     table = pd.concat(parts, ignore_index=True)
     if "importance" not in kept[0]:
         return table
-    folds = torch.stack([each["importance"] for each in kept]).movedim(-1, 0)  # (k, s, l, f)
-    k = len(folds)
-    mean = folds.mean(0)
-    spread = math.sqrt((2 * k - 1) / (k - 1))  # training sets overlap, see `fold_interval`
-    replicates = mean + spread * (mean - folds) / (k - 1)  # means without each fold, farther apart
-    importance = ends_of("importance", jackknife(mean, replicates, together=True))
+    folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
+    importance = ends_of("importance", fold_interval(folds, together=True))
     names = reading.stimuli.names
-    cells = pd.DataFrame(itertools.product(steps, range(mean.shape[1]), names), columns=["step", "layer", "feature"])
+    cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
     cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})
     return table.merge(cells, how="outer", on=["step", "layer", "feature"], sort=False)
 
