@@ -5,16 +5,14 @@
     python benchmarks/real.py jobs [NAME ...]       jobs, each a process of its own, beside what dry_run says of memory
 
 All are run in turn, --rounds times; figures are medians. Shares of the peak are of the speed of one large float32
-product of the same process, by the operations of the blocks as torch counts them.
+product beside it, by the operations that torch counts in a pass's blocks, and that dry_run foretells of a job.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,8 +24,9 @@ from thinkalike.config import ModelConfig
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import operations
 
-ROOT = Path(__file__).parents[1]
-CACHE = Path.home() / ".cache" / "thinkalike-real"
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))
+import make_real_models
+
 TOKENS, CONTEXT, SIDE = 16384, 1024, 2048
 
 
@@ -68,55 +67,57 @@ def _seconds(call) -> float:
 
 
 def commands(cache: Path) -> dict[str, list[str]]:
-    """Return the command line of each job by its name."""
-    strangers = [f"model={cache}/smollm2", f"model@target={cache}/gemma3-270m"]
-    changed = [f"model={cache}/smollm2", f"model@target={cache}/smollm2-8bit"]
-    small = ["data.fit_tokens=8192", "data.report_tokens=4096"]
+    """Return the command line of each job by its name: of all layers, or of the five pairs of the page."""
+    page = make_real_models.jobs(cache)
+    both = [f"model={cache}/smollm2", f"model@target={cache}/smollm2-8bit"]
+    fitted = ["measure.tokens_per_batch=4096", "measure.fit_batches=4", "measure.batches=2"]
+    given = ["measure=cka", "measure.given=token_position"]
     return {
-        "distance": ["analyze.py", "measure=distance", *changed],
-        "cka": ["analyze.py", "measure=cka", *strangers, "measure.batches=4"],
-        "mlem": ["analyze.py", "measure=mlem", strangers[0], "stimuli=controlled", "measure.permutations=4"],
-        "r2": ["analyze.py", "measure=r2", *changed, "measure.tokens_per_batch=4096", "measure.fit_batches=4",
-               "measure.batches=2"],
-        "stitch": ["train.py", "stitch=least_squares", *changed, *small],
-    }  # fmt: skip
+        **{name: page[name] for name in ("loss-gemma", "distance-8bit", "cka", "mlem-smollm2")},
+        "likeness": ["analyze.py", *given, *both, "measure.batches=4"],
+        "r2": ["analyze.py", "measure=r2", *both, *fitted],
+        "r2-pairs": page["r2"],
+        "stitch": ["train.py", "stitch=least_squares", *both, *make_real_models.SMALLER],
+        "stitch-pairs": page["stitch"],
+    }
 
 
 def jobs(cache: Path, names: list[str], rounds: int) -> None:
     """Print what jobs take."""
     chosen = {name: words for name, words in commands(cache).items() if name in names or not names}
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in chosen}
-    said = {name: _run([*words, "dry_run=true"])[0] for name, words in chosen.items()}
+    said = {name: _taken([*words, "dry_run=1e9"], cache).screen for name, words in chosen.items()}
+    found: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
+    square = torch.randn(SIDE, SIDE)
     for _ in range(rounds):
         for name, words in chosen.items():
-            begin = time.perf_counter()
-            _, processor, memory = _run(words)
-            found[name].append((time.perf_counter() - begin, processor, memory))
-    print("| job | seconds | of processor time | peak memory, GB | dry_run says, GB |\n|---|---|---|---|---|")
+            _seconds(lambda: torch.mm(square, square))
+            peak = 2 * SIDE**3 / _seconds(lambda: torch.mm(square, square))
+            made = _taken(words, cache)
+            found[name].append((made.seconds, made.processor, made.memory, peak))
+    heads = ["job", "seconds", "of processor time", "of the peak", "peak memory, GB", "dry_run says"]
+    print(f"| {' | '.join(heads)} |\n{'|---' * len(heads)}|")
     for name, figures in found.items():
-        wall, processor, memory = (statistics.median(each) for each in zip(*figures, strict=True))
-        (forecast,) = re.findall(r"at least ([\d.]+ \w?B) of memory", said[name])
-        print(f"| {name} | {wall:.0f} | {processor:.0f} | {memory / 1e9:.2f} | {forecast} |")
+        wall, processor, memory, peak = (statistics.median(each) for each in zip(*figures, strict=True))
+        ((operations, forecast),) = re.findall(
+            r"([\d.e+]+) FLOPs; (?:at least|about) ([\d.]+ \w?B) of memory", said[name]
+        )
+        share = float(operations) / wall / peak
+        print(f"| {name} | {wall:.0f} | {processor:.0f} | {share:.2f} | {memory / 1e9:.2f} | {forecast} |", flush=True)
 
 
-def _run(words: list[str]) -> tuple[str, float, float]:
-    """Return what a command prints, its processor time, and its peak memory in bytes."""
-    with tempfile.TemporaryDirectory() as store, tempfile.TemporaryFile("w+") as output:
-        command = [sys.executable, str(ROOT / words[0]), *words[1:], f"store={store}"]
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        _, status, used = os.wait4(process.pid, 0)
-        output.seek(0)
-        printed = output.read()
-    if status:
-        raise SystemExit(printed)
-    return printed, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+def _taken(words: list[str], cache: Path) -> make_real_models.Taken:
+    with tempfile.TemporaryDirectory() as store:
+        made = make_real_models.taken(words, store, cache)
+    if made.status:
+        raise SystemExit(made.screen + made.messages)
+    return made
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["passes", "jobs"])
     parser.add_argument("names", nargs="*", help="of jobs; by default all")
-    parser.add_argument("--cache", type=Path, default=CACHE)
+    parser.add_argument("--cache", type=Path, default=make_real_models.CACHE)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.what == "passes":

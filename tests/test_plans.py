@@ -247,5 +247,5 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     assert few.pairs == 1
     assert few.rows < 40
     assert share(1e3) == (1, 1), "it is tried"
-    assert rows_of_moments(*module.models, rows, 40, Budget(1e9, 0.0)) == 40
-    assert rows_of_moments(*module.models, rows, 40, Budget(1e6, 0.0)) == 5
+    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e9, 0.0)) == 40
+    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e6, 0.0)) == 5

@@ -123,6 +123,22 @@ def test_pools_are_rows_at_random_of_about_one_size_and_fitted_ones_share_none_w
     assert all(max(each) - min(each) > 15 for each in places), "from the whole side, not one row after the other"
 
 
+@pytest.mark.parametrize(
+    ("share", "times", "found"),
+    [(0.03, 8, True), (0.06, 12, True), (0.002, 60, True), (0.002, 6, False), (0.03, 2.5, False), (0.13, 7, False)],
+)
+def test_the_few_rows_that_carry_much_of_a_layer_are_massive_and_others_are_not(share, times, found):
+    """Of planted rows, a share of all and as many times as long as others: all or none."""
+    plain, long = torch.randn(2000, 16) + 1, torch.zeros(2000, dtype=torch.bool)
+    long[torch.randperm(2000)[: round(2000 * share)]] = True
+    planted = torch.where(
+        long[:, None], times * plain / plain.norm(dim=1, keepdim=True) * plain.norm(dim=1).median(), plain
+    )
+    outliers = module.massive([plain, planted.bfloat16()])
+    assert torch.equal(outliers, long) if found else outliers is None
+    assert module.massive([plain]) is None
+
+
 def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
     pools = read(config("measure.flatten=mean", "measure.skip_first_tokens=3"), models[:1])
     assert [len(pool) for pool in pools] == [1] * 20

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import BATCH_TOKENS, ends_of
+from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening, whitening_among
 from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, least_squares
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
@@ -33,6 +33,7 @@ from thinkalike.progress import counted
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
+FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 LAGS, DECAYS = (
     (1, 2, 3, 4, 5, 6),
@@ -251,10 +252,11 @@ def output_roots(
     """
     sums = {depth: torch.zeros(target.d_model, target.d_model, dtype=torch.float64) for depth in depths}
     chosen = rows[: max(OUTPUT_TOKENS // rows.shape[1], 1)].long()
-    for part in chosen.split(max(BATCH_TOKENS // rows.shape[1], 1)):
+    each = rows.shape[1] * target.n_layers * target.d_model * target.dtype.itemsize * KEPT
+    for part in chosen.split(halved(max(BATCH_TOKENS // rows.shape[1], 1), lambda n: n * each <= FOR_GRADIENTS)):
         for depth, gradient in zip(depths, _gradients(target, depths, part), strict=True):
-            each = inner(gradient).double().cpu()
-            sums[depth] += each.T @ each
+            own = inner(gradient).double().cpu()
+            sums[depth] += own.T @ own
     roots = {}
     for depth, products in sums.items():
         values, vectors = torch.linalg.eigh(products / products.trace())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides
@@ -24,7 +26,10 @@ from thinkalike.models.labels import names_of
 from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
 from thinkalike.tables import layer_rows
 
+log = logging.getLogger(__name__)
+
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
+LONG = 10  # times the median norm of a layer
 
 
 class OfStimuli(Instrument):
@@ -146,7 +151,24 @@ def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusSta
         if content in contents:
             raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
         contents[content] = each.name
-    return _with_layers(config, sides)
+    chosen = _with_layers(config, sides)
+    for each, model in zip(chosen, config.sides, strict=True):
+        if not isinstance(model, str):
+            _warn_of_long_states(each, stimuli, "" if model.bos else "; model.bos=true puts a token before each text")
+    return chosen
+
+
+def _warn_of_long_states(side: StimulusStates, stimuli: Stimuli, remedy: str) -> None:
+    """Warn of stimuli that are so much farther from all others in some layer that they decide its distances."""
+    norms = (torch.linalg.vector_norm(layer, dim=1) for layer in side.states)
+    long = torch.stack([each > LONG * each.median() for each in norms]).any(0).nonzero()[:, 0].tolist()
+    if long:
+        first = sum(stimuli.span[row][0] == 0 for row in long)
+        log.warning(
+            f"warning: {len(long)} of {len(stimuli)} stimuli have a state of more than {LONG} times the median norm in "
+            f"some layer of {side.name}, whose distances they decide; {first} of them begin their text"
+            f"{remedy if 2 * first > len(long) else ''}"
+        )
 
 
 def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from thinkalike.arguments import seeded
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 
-CHUNK = 1024  # tokens whose logits exist at the same time
+CHUNK, LOGITS = 1024, 2**26  # tokens, at most, and logits, at most, of a chunk
 
 # Takes log-probabilities (m, v) to losses (m); if asked to, overwrites the former by the gradients of the logits
 _Loss = Callable[[Tensor, bool], Tensor]
@@ -26,7 +26,7 @@ Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (
 
 
 def token_loss(
-    states: Float[Tensor, "n d"], finish: Finish, targets: Int[Tensor, " n"], chunk: int = CHUNK
+    states: Float[Tensor, "n d"], finish: Finish, targets: Int[Tensor, " n"], chunk: int | None = None
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
@@ -50,7 +50,7 @@ def token_loss(
 
 
 def token_kl(
-    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int = CHUNK
+    states: Float[Tensor, "*k n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int | None = None
 ) -> Float[Tensor, "*k n"]:
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
@@ -79,8 +79,16 @@ def logits_of(states: Tensor, finish: Finish) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
-def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int) -> Tensor:
+def rows_of_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
+    """Return of how many tokens the logits exist at the same time: `CHUNK`, or fewer of a large vocabulary."""
+    with torch.no_grad():
+        vocabulary = finish(states.detach().reshape(-1, states.shape[-1])[:1]).shape[-1]
+    return min(CHUNK, max(LOGITS // vocabulary, 1))
+
+
+def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int | None) -> Tensor:
     """Return the losses of all tokens, (..., n), given a function that makes the loss of some rows."""
+    chunk = chunk or rows_of_logits(states, finish)
     flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(flat, finish, chunked, chunk)
@@ -157,9 +165,9 @@ def compare_outputs(
     finish: Finish,
     reference: Float[Tensor, "n d"],
     targets: Int[Tensor, " n"],
-    chunk: int = CHUNK,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
+    chunk = rows_of_logits(reference, finish)
     parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
     for own, theirs, following in pieces:
         top, standard = _distribution(theirs, finish)
@@ -193,7 +201,6 @@ def surprises(
     finish: Finish,
     targets: Int[Tensor, " n"],
     codes: Float[Tensor, "v c"],
-    chunk: int = CHUNK,
 ) -> Float[Tensor, "n c"]:
     """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
 
@@ -201,7 +208,7 @@ def surprises(
     nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
     up to about d tokens: docs/LOG.md has leaks of several widths. For the codes see `token_codes`.
     """
-    surprising = []
+    surprising, chunk = [], rows_of_logits(states, finish)
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
         foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
         surprising.append(codes[following] - foreseen)

@@ -36,8 +36,8 @@ from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, tok
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
-MASSIVE = 10  # times the median norm; states beyond it carry most of the variance of a layer (Sun et al. 2024)
-RARE = 0.02  # of the rows of a layer; the first of 64 tokens are rarer
+MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
+DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, rows are shorter, so that there are documents
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
@@ -267,16 +267,20 @@ Pool = dict[FrozenModel, list[Tensor]]
 
 
 def massive(layers: Sequence[Float[Tensor, "n _"]]) -> Bool[Tensor, " n"] | None:
-    """Return which rows have a norm of more than `MASSIVE` times the median in some layer; None: no row has.
+    """Return which rows are among the few that decide what is found of some layer; None: no row is.
 
-    A layer in which more than `RARE` of the rows do has a long tail and no outliers.
+    These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
+    `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
     """
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:
         norms = torch.linalg.vector_norm(layer, dim=1)
         outliers = norms > MASSIVE * norms.median()
-        if outliers.float().mean() <= RARE:
-            found |= outliers.cpu()
+        share = float(outliers.float().mean())
+        if 0 < share < 1 / TIMES:
+            apart = (layer.float() - layer[~outliers].float().mean(0)).square().sum(1)
+            if apart[outliers].sum() > max(DECIDES, TIMES * share) * apart.sum():
+                found |= outliers.cpu()
     return found if found.any() else None
 
 
@@ -285,8 +289,8 @@ def _say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], level: str)
     count, share = len(names), 100 * len(names) / len(outliers)
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
     log.warning(
-        f"warning: {count} of {len(outliers)} {level}s ({share:.1g} %) have a state of more than {MASSIVE} times the "
-        f"median norm, and are left out: {often}; measure.skip_first_tokens=0 keeps them"
+        f"warning: {count} of {len(outliers)} {level}s ({share:.1g} %) are left out, as their states, more than "
+        f"{MASSIVE} times as long as the median, decide some layer: {often}; measure.skip_first_tokens=0 keeps them"
     )
 
 

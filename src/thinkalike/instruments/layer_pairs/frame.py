@@ -45,8 +45,8 @@ class LayerPairsConfig(MeasureConfig):
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
-    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # of every row of text; null: tokens with a
-    # state of more than 10 times the median norm are left out, and the first of a row often has one; 0: none is
+    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # of every row of text; null: the few
+    # tokens whose long states decide some layer are left out, and the first of a row is often one; 0: none is
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
     given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token

@@ -256,9 +256,10 @@ def _warn_of_little_shared(table: pd.DataFrame) -> None:
     few_shared = table[table["r2_output_beyond"] < LITTLE]
     best = few_shared["r2_output_beyond"].max()
     if len(few_shared):
+        found = f"at most {best:.2f} of what the target reads" if best > 0 else "the target worse than its mean does"
         log.warning(
-            f"warning: beyond the tokens, {_at(few_shared)} predicts at most {best:.2f} "
-            "of what the target reads: a low penalty is no evidence of similarity there"
+            f"warning: beyond the tokens, {_at(few_shared)} predicts {found}: "
+            "a low penalty is no evidence of similarity there"
         )
 
 

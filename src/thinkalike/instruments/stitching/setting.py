@@ -22,7 +22,7 @@ from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.operations import map_weights, products, stitches_in
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
-from thinkalike.memory import Budget, check_memory
+from thinkalike.memory import Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
@@ -34,6 +34,7 @@ from thinkalike.training.steps import momenta
 log = logging.getLogger(__name__)
 
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
+AT_ONCE = 2**31  # bytes of states on a CPU, whatever is free there
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Setting:
 
     @property
     def budget(self) -> Budget:
-        return Budget.of(self.target.device, self.memory)
+        place = self.target.device
+        return Budget.of(place, self.memory or (float(in_use(place) + AT_ONCE) if place.type == "cpu" else None))
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a table that name models and layers, with a row per layer pair."""
@@ -106,7 +108,7 @@ class Setting:
 
     def _rows_at_once(self, rows: Tensor) -> int:
         most, layout = rows_at_once(self.corpus), self.corpus.fit.layout
-        return rows_of_moments(self.source, self.target, rows, most, self.budget, layout)
+        return rows_of_moments(self.source, self.target, self.layer_pairs, rows, most, self.budget, layout)
 
     def residuals(self, maps: Sequence[BothDirections]) -> ResidualSums:
         """Return what maps that were fitted on `moments` leave unexplained of the report's states."""

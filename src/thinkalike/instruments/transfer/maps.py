@@ -83,7 +83,7 @@ def fitted_maps(
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
     fit, held_out = (
-        state_moments(source, target, pairs, rows, rows_of_moments(source, target, rows, most, budget))
+        state_moments(source, target, pairs, rows, rows_of_moments(source, target, pairs, rows, most, budget))
         for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
     )
     found = {}
