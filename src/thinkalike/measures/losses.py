@@ -165,9 +165,10 @@ def compare_outputs(
     finish: Finish,
     reference: Float[Tensor, "n d"],
     targets: Int[Tensor, " n"],
+    chunk: int | None = None,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
-    chunk = rows_of_logits(reference, finish)
+    chunk = chunk or rows_of_logits(reference, finish)
     parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
     for own, theirs, following in pieces:
         top, standard = _distribution(theirs, finish)
