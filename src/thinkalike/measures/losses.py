@@ -202,6 +202,7 @@ def surprises(
     finish: Finish,
     targets: Int[Tensor, " n"],
     codes: Float[Tensor, "v c"],
+    chunk: int | None = None,
 ) -> Float[Tensor, "n c"]:
     """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
 
@@ -209,7 +210,7 @@ def surprises(
     nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
     up to about d tokens: docs/LOG.md has leaks of several widths. For the codes see `token_codes`.
     """
-    surprising, chunk = [], rows_of_logits(states, finish)
+    surprising, chunk = [], chunk or rows_of_logits(states, finish)
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
         foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
         surprising.append(codes[following] - foreseen)
