@@ -85,6 +85,9 @@ def test_mlem_and_rsa_have_their_means_and_their_best():
     found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
     assert found["mean_similarity"].value == 0.3
     assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
+    two = [cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), cells("a", "b", [[0.1, 0.2], [0.0, 0.1]])]
+    found = of("rsa", pd.concat(two, ignore_index=True), {"stimuli": 8.0, "mean_similarity": 0.3})
+    assert found["greatest_similarity"].value == 0.2, "of two models, where there are two"
     assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
 
 

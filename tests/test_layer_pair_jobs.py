@@ -138,7 +138,9 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
 
 
 def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
-    table = door("analyze.py", "measure=jsd", *words, *pair, *NULL).result.table
+    done = door("analyze.py", "measure=jsd", *words, *pair, *NULL)
+    assert "(rows)" not in done.stdout, "there is one cell"
+    table = done.result.table
     models, parts = batches(minis, tmp_path)
     logits = ([model.finish(own[-1]) for model, own in zip(models, states, strict=True)] for states, *_ in parts)
     across = table.iloc[0]

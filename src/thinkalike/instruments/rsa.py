@@ -175,5 +175,6 @@ def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimul
 
 
 def _different(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of a table that compare a layer with another one than itself."""
-    return table[(table["source"] != table["target"]) | (table["source_layer"] != table["target_layer"])]
+    """Return the rows of a table that compare layers of two models, or two layers if there is one model."""
+    across = table["source"] != table["target"]
+    return table[across if across.any() else table["source_layer"] != table["target_layer"]]

@@ -122,7 +122,7 @@ class Declared(NamedTuple):
 OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
 OUTPUTS = {
     "jsd": Declared(
-        "Jensen-Shannon divergence, nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
+        "Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
     ),
     "disagreement": Declared("disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS),
 }

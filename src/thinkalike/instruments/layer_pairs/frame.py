@@ -219,9 +219,10 @@ class LayerPairs(Instrument):
         source, target = across["source"].iloc[0], across["target"].iloc[0]
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
         rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
-        who = f"the layers of {source}" if source == target else f"{source} (rows) and {target} (columns)"
-        show_text(f"{self.label(result)} of {who}, {rest}, 95 % intervals over {units}")
         values = across.pivot(index="source_layer", columns="target_layer", values="value")
+        sides = (f"{source} (rows)", f"{target} (columns)") if values.size > 1 else (source, target)
+        who = f"the layers of {source}" if source == target else " and ".join(sides)
+        show_text(f"{self.label(result)} of {who}, {rest}, 95 % intervals over {units}")
         if values.size > 1:
             show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], self.is_distance)
         if len(compared := _compared(across)):
