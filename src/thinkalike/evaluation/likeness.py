@@ -20,8 +20,8 @@ from torch import Tensor
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening, whitening_among
-from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, least_squares
+from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
+from thinkalike.measures.closed_forms import LayerPair, Moments
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.losses import surprises, token_codes, token_loss
@@ -40,6 +40,7 @@ LAGS, DECAYS = (
     (0.5, 0.7, 0.85, 0.95),
 )  # of tokens before: single ones, running means; beside the mean of all
 ROWS_PER_COVARIATE = 8  # at least
+AHEAD = 2  # how many of the next tokens a leak may be of
 RIDGE = 1e-6  # of the covariates' mean variance
 
 
@@ -51,8 +52,10 @@ class Likeness:
     suffix `_beyond` of what is left beyond the tokens; further
     `context`, `context_back`: the mean share of the variance of the target's and the source's directions that is left
         beyond the tokens, in [0, 1];
-    `future`: the correlation of the part of the next token that the target did not foresee (see `surprises`) with its
-        held-out prediction from the source's state, in [-1, 1]; about 0 for a source that knows no later text.
+    `future`: what the source knows of later text, beyond the tokens and beside the target's own state, in [-1, 1]: the
+        correlation of the part of the next token that the target did not foresee (see `surprises`), nor a linear
+        function of its state, with its held-out prediction from what of the source's state the target's does not
+        predict; the same of the token after the next, where that is more. About 0 where no later text is known.
 
     Attributes:
         measures: The estimates by these names.
@@ -189,7 +192,7 @@ class TargetBatch(NamedTuple):
     own: dict[int, Float[Tensor, "n d"]]
     left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
     beyond: Beyond
-    surprises: Float[Tensor, "n c"]
+    surprises: Float[Tensor, "kept ahead*c"]  # about the next token, then the one after it, beyond the tokens
     parts: Int[Tensor, " n"]
 
 
@@ -222,14 +225,16 @@ class TargetReader:
         for part in tokens.split(max(BATCH_TOKENS // layout.target, 1)):
             *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
             following = part[:, 2:].flatten().to(place)
-            found.append([*states, surprises(inner(end), target.finish, following, self.codes)])
+            surprising = surprises(inner(end), target.finish, following, self.codes).unflatten(0, (len(part), -1))
+            later = [torch.nn.functional.pad(surprising[:, ahead:], (0, 0, 0, ahead)) for ahead in range(AHEAD)]
+            found.append([*states, torch.cat(later, -1).flatten(0, 1)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
         beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(self.before(tokens)))))
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, whole, own, left, beyond, surprising, inner(parts).to(place))
+        return TargetBatch(rows, whole, own, left, beyond, beyond.of(surprising), inner(parts).to(place))
 
 
 def source_states(
@@ -284,14 +289,16 @@ class LikenessSums:
     def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
         self.pairs, self.roots = list(pairs), roots
         self.plain, self.beyond = Moments(pairs), Moments(pairs)
-        self.future = Moments([(layer, 0) for layer in sorted({pair[0] for pair in pairs})])
-        self.correlated = {layer: torch.zeros(PARTS, 3, dtype=torch.float64) for layer, _ in self.future.pairs}
+        self.future = [Moments([(layer, 0) for layer in sorted(set(layers))]) for layers in zip(*pairs, strict=True)]
+        self.correlated = [torch.zeros(PARTS, AHEAD, 3, dtype=torch.float64) for _ in pairs]
         self.used: list[tuple[int, int]] = []
 
     def fit(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         self.plain.update(source, batch.own)
-        self.beyond.update({layer: batch.beyond.of(each) for layer, each in source.items()}, batch.left)
-        self.future.update(source, [batch.surprises])
+        left = {layer: batch.beyond.of(each) for layer, each in source.items()}
+        self.beyond.update(left, batch.left)
+        for moments, states in zip(self.future, (left, batch.left), strict=True):
+            moments.update(states, [batch.surprises])
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor]]:
@@ -300,14 +307,24 @@ class LikenessSums:
         return [(whitening(each.xx / (each.n - 1)), whitening(each.yy / (each.n - 1))) for each in found]
 
     @cached_property
+    def _rest(self) -> list[tuple[Tensor, Tensor]]:
+        """The same beyond the tokens."""
+        found = zip(self._whitened, map(self.beyond.of, self.pairs), strict=True)
+        return [
+            (whitening_among(x, left.xx / (left.n - 1)), whitening_among(y, left.yy / (left.n - 1)))
+            for (x, y), left in found
+        ]
+
+    @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:
-        judges: dict[str, list[DirectionSums]] = {"": [], "_beyond": []}
-        for pair, (x, y) in zip(self.pairs, self._whitened, strict=True):
-            whole, left, root = self.plain.of(pair), self.beyond.of(pair), self.roots[pair[1]]
-            rest = whitening_among(x, left.xx / (left.n - 1)), whitening_among(y, left.yy / (left.n - 1))
-            judges[""].append(DirectionSums(canonical_directions(whole, x, y), root))
-            judges["_beyond"].append(DirectionSums(canonical_directions(left, *rest), root))
-        return judges
+        both = {"": (self.plain, self._whitened), "_beyond": (self.beyond, self._rest)}
+        return {
+            suffix: [
+                DirectionSums(canonical_directions(moments.of(pair), *directions), self.roots[pair[1]])
+                for pair, directions in zip(self.pairs, whitened, strict=True)
+            ]
+            for suffix, (moments, whitened) in both.items()
+        }
 
     def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}
@@ -315,18 +332,38 @@ class LikenessSums:
         for pair, plain, beyond in zip(self.pairs, *self._judges.values(), strict=True):
             plain.judge(source[pair[0]], batch.own[pair[1]], batch.parts)
             beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
-        belongs = torch.nn.functional.one_hot(batch.parts, PARTS).double().T
-        for layer, sums in self.correlated.items():
-            mean = self.future.of((layer, 0)).mean_y
-            found, actual = self._foreseen[layer](source[layer].double()) - mean, batch.surprises - mean
-            each = torch.stack([(found * actual).sum(1), found.square().sum(1), actual.square().sum(1)], 1)
-            sums += (belongs @ each).cpu()
+        belongs = torch.nn.functional.one_hot(parts, PARTS).double().T
+        for pair, sums, foreseen in zip(self.pairs, self.correlated, self._foreseen, strict=True):
+            found, own = foreseen(left[pair[0]].double(), batch.left[pair[1]].double())
+            found, actual = (each.unflatten(1, (AHEAD, -1)) for each in (found, batch.surprises - own))
+            each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
+            sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
         self.used.append((len(parts), len(batch.parts)))
 
     @cached_property
-    def _foreseen(self) -> dict[int, AffineMap]:
-        """The maps from each layer of the source to what the target does not foresee."""
-        return {layer: least_squares(self.future, (layer, 0)) for layer in self.correlated}
+    def _foreseen(self) -> list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
+        """Predict what the target did not foresee, of each pair: by the source's state beside its own, and by its own.
+
+        Least squares of both (Frisch & Waugh 1933): the target's own state predicts first, and then what it leaves of
+        the source's state predicts what it leaves of the surprises.
+        """
+        return [self._foreseen_of(pair, *both) for pair, both in zip(self.pairs, self._rest, strict=True)]
+
+    def _foreseen_of(
+        self, pair: LayerPair, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]
+    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        mine, own = (moments.of((layer, 0)) for moments, layer in zip(self.future, pair, strict=True))
+        across = x.T @ (self.beyond.of(pair).xy / (mine.n - 1)) @ y
+        by_source, by_target = x.T @ mine.xy / (mine.n - 1), y.T @ own.xy / (own.n - 1)
+        left = whitening(torch.eye(len(across)).to(across) - across @ across.T, LEFT)
+        more = left @ (left.T @ (by_source - across @ by_target))
+        of_source, of_target, known = x @ more, y @ (across.T @ more), y @ by_target
+
+        def foreseen(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+            apart = target - own.mean_x
+            return (source - mine.mean_x) @ of_source - apart @ of_target, own.mean_y + apart @ known
+
+        return foreseen
 
     def result(self, documents: int) -> Likeness:
         """Return all measures of a report of this many documents."""
@@ -340,7 +377,9 @@ class LikenessSums:
             for name, own, rest in (("context_back", x, left.xx), ("context", y, left.yy)):
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
-            found.setdefault("future", []).append(_correlation(self.correlated[pair[0]], documents))
+        for sums in self.correlated:
+            future = _correlation(sums, documents)
+            found.setdefault("future", []).append(future[int(future.value.argmax())])
         measures = {
             name: Estimate(*(torch.stack(parts).cpu() for parts in zip(*each, strict=True)))
             for name, each in found.items()
@@ -349,7 +388,7 @@ class LikenessSums:
         return Likeness(measures, kept / rows)
 
 
-def _correlation(sums: Float[Tensor, "parts 3"], documents: int) -> Estimate:
+def _correlation(sums: Float[Tensor, "parts ahead 3"], documents: int) -> Estimate:
     """Return Σ ab / √(Σ a² Σ b²) from these sums by part; 0 where a or b is constant."""
 
     def of(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
@@ -357,7 +396,7 @@ def _correlation(sums: Float[Tensor, "parts 3"], documents: int) -> Estimate:
         size = (first * second).sqrt()
         return torch.where(size > 0, product / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
 
-    there = sums[sums[:, 2] > 0]
+    there = sums[sums[:, 0, 2] > 0]
     if documents < FEWEST_GROUPS:
         return interval_around(of(there.sum(0)), torch.inf)
     return jackknife(of(there.sum(0)), of(there.sum(0) - there))

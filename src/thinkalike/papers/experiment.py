@@ -95,7 +95,7 @@ class Conclusion:
 class Experiment(
     Instrument,
     kind="experiment",
-    version=3,
+    version=4,
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=8,
+    version=9,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
