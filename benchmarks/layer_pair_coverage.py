@@ -23,12 +23,16 @@ from dependence import LENGTHS, Records, Scattered, scattered
 from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.accumulators import Accumulator
+from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening
+from thinkalike.measures.closed_forms import PairMoments
+from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.prediction import LayerPredictions
 
+DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
     **{kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
-    "r2": cka_measure(),  # in whose place stand predictions, see `layer_pair`
+    **dict.fromkeys(("r2", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),
 }
@@ -49,6 +53,14 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         return scattered(rows, documents, share, chance, maps=maps, **options)
 
     means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")
+    if name in DIRECTIONS:
+        moments, fitted = PairMoments(), drawn(FITTED, FITTED, 0.0, 1)
+        moments.update(fitted.source[0], fitted.target[0])
+        found, known = drawn(rows, documents, share, seed), moments.statistics
+        whitened = (whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
+        sums = DirectionSums(canonical_directions(known, *whitened), torch.eye(len(known.yy))[:, :1].double())
+        sums.judge(found.source[0], found.target[0], found.documents % PARTS)
+        return sums.compute(len(found.documents.unique()))[name]
     if name == "r2":
         means, fitted = LayerPredictions(1, 1, fit_batches=1), drawn(FITTED, FITTED, 0.0, 1)
         means.update(fitted.source, fitted.target, documents=fitted.documents)

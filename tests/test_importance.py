@@ -323,3 +323,5 @@ def test_a_feature_of_sentences_is_not_found_where_sentences_alone_differ():
     with pytest.warns(UserWarning, match="7 groups"):
         few = feature_importance(MLEM(alpha=1.0), table, layers[:1], groups=groups % 7, **options)
     assert few.p_values().isnan().all()
+    assert few.score().high.isinf().all()
+    assert few.profile().low.isinf().all()

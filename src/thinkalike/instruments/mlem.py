@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional
 
@@ -26,7 +26,7 @@ from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, sho
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
-from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval
+from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
@@ -68,7 +68,7 @@ class MLEMConfig(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=5, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=6, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
@@ -134,8 +134,9 @@ class FeatureProfiles(
         scores = result.tables["scores"]
         mean = fold_interval(torch.from_numpy(result.arrays["scores"]).mean(0))
         best = scores.iloc[int(scores["score"].argmax())]
+        ends = mean if isfinite(best["low"]) else interval_around(mean.value, inf)
         return [
-            Headline.with_ends("mean_score", *map(float, mean)),
+            Headline.with_ends("mean_score", *map(float, ends)),
             Headline.with_ends("best_score", best["score"], best["low"], best["high"]),
         ]
 
@@ -173,8 +174,8 @@ def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimul
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
-    if importance.null is not None and importance.null.isnan().any():
-        log.warning("warning: %s has fewer than %d sentences: no p-values", stimuli.source, FEWEST_GROUPS)
+    if importance.groups < FEWEST_GROUPS:
+        log.warning("warning: %s has fewer than %d sentences: no intervals and no p", stimuli.source, FEWEST_GROUPS)
     return model, importance
 
 

@@ -21,6 +21,7 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     fold_interval,
+    interval_around,
     numbered_by_part,
     splits,
     stimulus_folds,
@@ -44,14 +45,15 @@ class Importance:
     scores: Float[Tensor, "l k"]
     drops: Float[Tensor, "l k r t"]  # negative ones are kept
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
+    groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
 
     def score(self, level: float = 0.95) -> Estimate:
         """Return the mean ρ of each layer, (l), with its interval over folds, see `fold_interval`."""
-        return fold_interval(self.scores, level)
+        return self._over_folds(self.scores, level)
 
     def profile(self, level: float = 0.95) -> Estimate:
         """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds."""
-        return fold_interval(self.by_fold(), level)
+        return self._over_folds(self.by_fold(), level)
 
     def by_fold(self) -> Float[Tensor, "l f k"]:
         """Return the importance of each feature in each layer on each fold."""
@@ -64,7 +66,7 @@ class Importance:
         """
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
-        return fold_interval(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
+        return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
@@ -78,6 +80,10 @@ class Importance:
         """
         assert self.null is not None
         return self._share(self.null.amax((1, 2), keepdim=True).expand_as(self.null))
+
+    def _over_folds(self, values: Float[Tensor, "*b k"], level: float) -> Estimate:
+        found = fold_interval(values, level)
+        return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
 
     def _share(self, null: Float[Tensor, "b l f"]) -> Float[Tensor, "l f"]:
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
@@ -113,7 +119,8 @@ def feature_importance(
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
     permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant:
-    its score is 0, and a warning names the layer.
+    its score is 0, and a warning names the layer. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values,
+    and a warning.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
@@ -124,7 +131,7 @@ def feature_importance(
             `Importance.pair_effects`.
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
             `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
-            times the work for each draw. Fewer than `FEWEST_GROUPS` groups give no p-values, and a warning.
+            times the work for each draw.
         seed: The seed of folds and permutations.
 
     Raises:
@@ -158,14 +165,16 @@ def feature_importance(
         return drawn.mean((1, 2))[:, 0]
 
     groups = torch.arange(n) if table.groups is None else table.groups
-    if null and table.groups is not None and (count := len(groups.unique())) < FEWEST_GROUPS:
-        warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
-        return Importance(sets, scores, drops, torch.full((null, len(scores), f), torch.nan))
+    if (count := len(groups.unique())) < FEWEST_GROUPS:
+        warnings.warn(
+            f"{count} groups are too few for intervals and p-values: give {FEWEST_GROUPS} or more", stacklevel=2
+        )
+        return Importance(sets, scores, drops, torch.full((null, len(scores), f), torch.nan) if null else None, count)
     draws = []
     for _ in counted(range(null), "null"):
         order = regrouped(strata, groups, generator)
         draws.append(torch.stack([irrelevant(feature, order) for feature in range(f)], -1))
-    return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
+    return Importance(sets, scores, drops, torch.stack(draws) if draws else None, count)
 
 
 def _plan(
