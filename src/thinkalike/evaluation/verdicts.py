@@ -63,8 +63,8 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     The first rule that holds decides, and a rule holds if it does at both ends of the interval; where the two ends
     disagree, nothing is decided.
 
-    1. leak: `future` is above the threshold, and the source is not simply the better model; or the stitched model loses
-       less than either model does. Better model: the same, and the source has the lower loss.
+    1. leak: `future` (see `Likeness`) is above the threshold, and the source is not simply the better model; or the
+       stitched model loses less than either model does. Better model: the same, and the source has the lower loss.
     2. same, superset of, or part of (the target knows the source, and not the other way round): every direction is
        predicted, in both ways or in one, as the states are and beyond the tokens. "Same" is not decided where the
        penalty or the output contradicts it.
