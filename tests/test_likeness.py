@@ -69,7 +69,7 @@ def by_qr(fit, judged, root):
     return values | {"cca_least": onward.min(), "cca_least_back": backward.min()}
 
 
-def future_by_numpy(plain, surprising):
+def foreseen_by_numpy(plain, surprising):
     """What both states predict of surprises less what the target's own does, against what that leaves of them."""
 
     def foreseen(sides):
@@ -97,16 +97,20 @@ def test_every_measure_is_that_of_other_code(models):
         last = inner(target.head(rows, target.n_layers - 1))
         missed = surprises(last, target.finish, rows[:, 2:].flatten(), codes)
         later = pad(missed.view(len(rows), -1, 64)[:, 1:], (0, 0, 0, 1)).flatten(0, 1)
-        surprising.append([left_by_numpy(each, rows, before(rows))[0] for each in (missed, later)])
+        both = [each.double().numpy() for each in (missed, later)]
+        surprising.append((both, [left_by_numpy(each, rows, before(rows))[0] for each in (missed, later)]))
     root = output_roots(target, [depth], sides[0].tokens)[depth].numpy()
     for suffix, way, tolerance in (("", plain, 1e-5), ("_beyond", beyond, 1e-3)):
         for name, value in by_qr(*way, root).items():
             assert float(found.measures[name + suffix].value[0]) == pytest.approx(value, abs=tolerance), name + suffix
-    futures = [future_by_numpy(beyond, ahead) for ahead in zip(*surprising, strict=True)]
-    assert float(found.measures["future"].value[0]) == pytest.approx(max(futures), abs=1e-4)
+    for name, states, missed in zip(
+        ("foresight", "future"), (plain, beyond), zip(*surprising, strict=True), strict=True
+    ):
+        foreseen = max(foreseen_by_numpy(states, ahead) for ahead in zip(*missed, strict=True))
+        assert float(found.measures[name].value[0]) == pytest.approx(foreseen, abs=1e-4), name
     assert found.rows_used == pytest.approx(used[1])
     assert found.measures.keys() == MEASURES | {f"{name}_beyond" for name in MEASURES} | {
-        "context", "context_back", "future"
+        "context", "context_back", "foresight", "future"
     }  # fmt: skip
     assert all(0 < float(found.measures[name].value[0]) < 1 for name in ("context", "context_back"))
     estimate = found.measures["cca"][0]

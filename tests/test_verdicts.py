@@ -10,7 +10,17 @@ WIDTH = 0.01
 LEAST = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond")
 
 
-def row(least=(0, 0, 0, 0), output=0.8, beyond=0.2, future=0.0, width=WIDTH, penalty=0.3, source=3.2, bare=0.2):
+def row(
+    least=(0, 0, 0, 0),
+    output=0.8,
+    beyond=0.2,
+    future=0.0,
+    foresight=0.0,
+    width=WIDTH,
+    penalty=0.3,
+    source=3.2,
+    bare=0.2,
+):
     """A row of a stitching table with these values; every interval has half this width.
 
     Args:
@@ -19,7 +29,7 @@ def row(least=(0, 0, 0, 0), output=0.8, beyond=0.2, future=0.0, width=WIDTH, pen
         source: The source's own loss; the target's is 3.2.
         bare: The share of the source's variance that is beyond the tokens; of the target's it is .2.
     """
-    values = dict(zip(LEAST, least, strict=True)) | {"future": future, "penalty": penalty}
+    values = dict(zip(LEAST, least, strict=True)) | {"future": future, "foresight": foresight, "penalty": penalty}
     values |= {"r2_output": output, "r2_output_beyond": beyond}
     ends = {
         f"{name}_{end}": each + sign * width
@@ -33,7 +43,7 @@ def row(least=(0, 0, 0, 0), output=0.8, beyond=0.2, future=0.0, width=WIDTH, pen
 # values as trials on minis found them
 CASES = {
     "leak": row(beyond=0.0, future=0.35),
-    "better model": row(future=0.1, source=2.9, penalty=-0.2),
+    "better model": row(foresight=0.1, source=2.9, penalty=-0.2),
     "same up to an affine map": row((1, 1, 1, 1), 1.0, 1.0, penalty=0.0),
     "superset of": row((1, 0, 1, 0), 1.0, 1.0),
     "part of": row((0, 1, 0, 1), 0.95, 0.9),
@@ -73,7 +83,8 @@ def test_a_rule_that_holds_does_so_at_both_ends(name):
         ({"penalty": -0.2, "source": float("nan")}, "leak"),
         ({"penalty": -0.2, "source": 2.8}, "same up to an affine map"),
         ({"future": 0.2}, "leak"),
-        ({"future": 0.2, "source": 2.8}, "better model"),
+        ({"foresight": 0.2}, "same up to an affine map"),
+        ({"foresight": 0.2, "source": 2.8}, "better model"),
     ],
 )
 def test_states_that_are_the_same_are_not_where_another_number_says_otherwise(changes, found):

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
+from thinkalike.evaluation.foreseen import AHEAD, Foreseen
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
+from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening, whitening_among
 from thinkalike.measures.closed_forms import LayerPair, Moments
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
+from thinkalike.measures.estimates import PARTS, Estimate, interval_around, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.measures.rows import RowGroups
@@ -40,7 +41,6 @@ LAGS, DECAYS = (
     (0.5, 0.7, 0.85, 0.95),
 )  # of tokens before: single ones, running means; beside the mean of all
 ROWS_PER_COVARIATE = 8  # at least
-AHEAD = 2  # how many of the next tokens a leak may be of
 RIDGE = 1e-6  # of the covariates' mean variance
 
 
@@ -52,10 +52,11 @@ class Likeness:
     suffix `_beyond` of what is left beyond the tokens; further
     `context`, `context_back`: the mean share of the variance of the target's and the source's directions that is left
         beyond the tokens, in [0, 1];
-    `future`: what the source knows of later text, beyond the tokens and beside the target's own state, in [-1, 1]: the
-        correlation of the part of the next token that the target did not foresee (see `surprises`), nor a linear
-        function of its state, with its held-out prediction from what of the source's state the target's does not
-        predict; the same of the token after the next, where that is more. About 0 where no later text is known.
+    `foresight`: what the source's state foresees beside the target's own, in [-1, 1]: the correlation of the part of
+        the next token that the target did not foresee (see `surprises`), nor a linear function of its state, with its
+        held-out prediction from what of the source's state the target's does not predict; the same of the token after
+        the next, where that is more;
+    `future`: the same beyond the tokens; about 0 for a source that knows no later text.
 
     Attributes:
         measures: The estimates by these names.
@@ -192,7 +193,8 @@ class TargetBatch(NamedTuple):
     own: dict[int, Float[Tensor, "n d"]]
     left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
     beyond: Beyond
-    surprises: Float[Tensor, "kept ahead*c"]  # about the next token, then the one after it, beyond the tokens
+    surprises: Float[Tensor, "n codes"]  # about the next token, then the one after it
+    left_of_surprises: Float[Tensor, "kept codes"]  # beyond the tokens
     parts: Int[Tensor, " n"]
 
 
@@ -234,7 +236,8 @@ class TargetReader:
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, whole, own, left, beyond, beyond.of(surprising), inner(parts).to(place))
+        surprised = surprising, beyond.of(surprising)
+        return TargetBatch(rows, whole, own, left, beyond, *surprised, inner(parts).to(place))
 
 
 def source_states(
@@ -289,16 +292,15 @@ class LikenessSums:
     def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
         self.pairs, self.roots = list(pairs), roots
         self.plain, self.beyond = Moments(pairs), Moments(pairs)
-        self.future = [Moments([(layer, 0) for layer in sorted(set(layers))]) for layers in zip(*pairs, strict=True)]
-        self.correlated = [torch.zeros(PARTS, AHEAD, 3, dtype=torch.float64) for _ in pairs]
+        self.foresight, self.future = Foreseen(self.plain), Foreseen(self.beyond)
         self.used: list[tuple[int, int]] = []
 
     def fit(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         self.plain.update(source, batch.own)
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}
         self.beyond.update(left, batch.left)
-        for moments, states in zip(self.future, (left, batch.left), strict=True):
-            moments.update(states, [batch.surprises])
+        self.foresight.fit(source, batch.own, batch.surprises)
+        self.future.fit(left, batch.left, batch.left_of_surprises)
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor]]:
@@ -332,38 +334,9 @@ class LikenessSums:
         for pair, plain, beyond in zip(self.pairs, *self._judges.values(), strict=True):
             plain.judge(source[pair[0]], batch.own[pair[1]], batch.parts)
             beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
-        belongs = torch.nn.functional.one_hot(parts, PARTS).double().T
-        for pair, sums, foreseen in zip(self.pairs, self.correlated, self._foreseen, strict=True):
-            found, own = foreseen(left[pair[0]].double(), batch.left[pair[1]].double())
-            found, actual = (each.unflatten(1, (AHEAD, -1)) for each in (found, batch.surprises - own))
-            each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
-            sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
+        self.foresight.judge(source, batch.own, batch.surprises, batch.parts, self._whitened)
+        self.future.judge(left, batch.left, batch.left_of_surprises, parts, self._rest)
         self.used.append((len(parts), len(batch.parts)))
-
-    @cached_property
-    def _foreseen(self) -> list[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]:
-        """Predict what the target did not foresee, of each pair: by the source's state beside its own, and by its own.
-
-        Least squares of both (Frisch & Waugh 1933): the target's own state predicts first, and then what it leaves of
-        the source's state predicts what it leaves of the surprises.
-        """
-        return [self._foreseen_of(pair, *both) for pair, both in zip(self.pairs, self._rest, strict=True)]
-
-    def _foreseen_of(
-        self, pair: LayerPair, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]
-    ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        mine, own = (moments.of((layer, 0)) for moments, layer in zip(self.future, pair, strict=True))
-        across = x.T @ (self.beyond.of(pair).xy / (mine.n - 1)) @ y
-        by_source, by_target = x.T @ mine.xy / (mine.n - 1), y.T @ own.xy / (own.n - 1)
-        left = whitening(torch.eye(len(across)).to(across) - across @ across.T, LEFT)
-        more = left @ (left.T @ (by_source - across @ by_target))
-        of_source, of_target, known = x @ more, y @ (across.T @ more), y @ by_target
-
-        def foreseen(source: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-            apart = target - own.mean_x
-            return (source - mine.mean_x) @ of_source - apart @ of_target, own.mean_y + apart @ known
-
-        return foreseen
 
     def result(self, documents: int) -> Likeness:
         """Return all measures of a report of this many documents."""
@@ -377,29 +350,13 @@ class LikenessSums:
             for name, own, rest in (("context_back", x, left.xx), ("context", y, left.yy)):
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
-        for sums in self.correlated:
-            future = _correlation(sums, documents)
-            found.setdefault("future", []).append(future[int(future.value.argmax())])
+        found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}
         measures = {
             name: Estimate(*(torch.stack(parts).cpu() for parts in zip(*each, strict=True)))
             for name, each in found.items()
         }
         kept, rows = map(sum, zip(*self.used, strict=True))
         return Likeness(measures, kept / rows)
-
-
-def _correlation(sums: Float[Tensor, "parts ahead 3"], documents: int) -> Estimate:
-    """Return Σ ab / √(Σ a² Σ b²) from these sums by part; 0 where a or b is constant."""
-
-    def of(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
-        product, first, second = sums.unbind(-1)
-        size = (first * second).sqrt()
-        return torch.where(size > 0, product / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
-
-    there = sums[sums[:, 0, 2] > 0]
-    if documents < FEWEST_GROUPS:
-        return interval_around(of(there.sum(0)), torch.inf)
-    return jackknife(of(there.sum(0)), of(there.sum(0) - there))
 
 
 def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:

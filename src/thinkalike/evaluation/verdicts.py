@@ -22,6 +22,7 @@ class Thresholds(NamedTuple):
 
     Attributes:
         leak: of `future`; above it the source knows what only later text decides.
+        better: of `foresight`; above it the source foresees what the target has not learnt.
         same: of the least R² of a direction, and of `r2_output`.
         related: of `r2_output_beyond`; what untrained networks and bags of tokens share with the target is below.
         gain: nats per token; a stitched loss that far below the target's, and below the source's, is a leak, and a
@@ -29,7 +30,8 @@ class Thresholds(NamedTuple):
         bare: how much larger a share of the source's variance than of the target's may be beyond the tokens.
     """
 
-    leak: float = 0.025
+    leak: float = 0.05
+    better: float = 0.025
     same: float = 0.95
     related: float = 0.06
     gain: float = 0.05
@@ -64,7 +66,8 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     disagree, nothing is decided.
 
     1. leak: `future` (see `Likeness`) is above the threshold, and the source is not simply the better model; or the
-       stitched model loses less than either model does. Better model: the same, and the source has the lower loss.
+       stitched model loses less than either model does. Better model: the source has the lower loss, and `foresight`
+       is above its threshold.
     2. same, superset of, or part of (the target knows the source, and not the other way round): every direction is
        predicted, in both ways or in one, as the states are and beyond the tokens. "Same" is not decided where the
        penalty or the output contradicts it.
@@ -74,20 +77,20 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     5. tokens only.
 
     Args:
-        row: `future`, `penalty`, and the measures of `DirectionSums.compute` with and without `_beyond`, each with its
-            `_low` and `_high`; `context` and `context_back`; `stitching_loss`, `target_loss` and `source_loss`, which
-            is NaN for a source without an unembedding.
+        row: `foresight`, `future`, `penalty`, and the measures of `DirectionSums.compute` with and without `_beyond`,
+            each with its `_low` and `_high`; `context` and `context_back`; `stitching_loss`, `target_loss` and
+            `source_loss`, which is NaN for a source without an unembedding.
     """
     onward, back, beyond, beyond_back = (
         above(row, f"cca_least{way}", thresholds.same) for way in ("", "_back", "_beyond", "_back_beyond")
     )
-    foresees, is_better = above(row, "future", thresholds.leak), row["source_loss"] < row["target_loss"]
+    is_better = row["source_loss"] < row["target_loss"]
     gains = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
     agrees = (row["penalty_low"] <= thresholds.gain and above(row, "r2_output", thresholds.same)) or None
     lacks_tokens = row["context_back"] > row["context"] + thresholds.bare
     rules = (
-        (LEAK, gains or (not is_better and foresees)),
-        (BETTER, foresees),
+        (LEAK, gains or (not is_better and above(row, "future", thresholds.leak))),
+        (BETTER, is_better and above(row, "foresight", thresholds.better)),
         (SAME, _all(onward, back, beyond, beyond_back, agrees)),
         (SUPERSET, _all(onward, beyond)),
         (PART, _all(back, beyond_back)),
