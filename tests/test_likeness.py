@@ -17,7 +17,7 @@ from conftest import composed
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation import likeness
-from thinkalike.evaluation.likeness import Beyond, TokensBefore, likeness_of, output_roots
+from thinkalike.evaluation.likeness import Beyond, Likeness, TokensBefore, in_parts, likeness_of, output_roots
 from thinkalike.measures import surprises, token_codes
 from thinkalike.models.load import load_model
 
@@ -138,6 +138,20 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
     for name, expected in likeness_of(*models, PAIRS, *plain).measures.items():
         torch.testing.assert_close(found[0][name].value, expected.value)
     assert (found[0]["cca"].value - found[1]["cca"].value).abs().max() > 0.001
+
+
+def test_layer_pairs_in_parts_are_as_all_at_once(models):
+    sides = [text(64, context=48), text(64, context=48, seed=1)]
+    whole = likeness_of(*models, PAIRS, *sides)
+    parts = in_parts(PAIRS, 64, 64, 64 * 48, 0.0)
+    assert parts == [[pair] for pair in PAIRS]
+    assert in_parts(PAIRS, 64, 64, 64 * 48, 1e9) == [PAIRS]
+    joined = Likeness.joined([likeness_of(*models, part, *sides) for part in parts])
+    assert joined.rows_used == whole.rows_used
+    assert joined.columns().keys() == whole.columns().keys()
+    for name, estimate in whole.measures.items():
+        for mine, own in zip(joined.measures[name], estimate, strict=True):
+            torch.testing.assert_close(mine, own, atol=1e-9, rtol=1e-6)
 
 
 def test_too_little_text_is_refused(models):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -201,3 +203,15 @@ def test_a_stitch_is_its_formula(kind, norm, widths, float64):
     if norm == "post":
         expected = layer_norm(expected, widths[1:], named["post.weight"], named["post.bias"])
     torch.testing.assert_close(stitch(states), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_fewer_tokens_of_a_large_vocabulary_have_logits_at_once():
+    states, seen = torch.randn(40, 4), []
+
+    def finish(rows):
+        seen.append(len(rows))
+        return rows.new_zeros(len(rows), 1).expand(-1, 2**24)
+
+    losses = token_loss(states, finish, torch.zeros(40, dtype=torch.long))
+    assert max(seen) == 4
+    torch.testing.assert_close(losses, torch.full((40,), math.log(2**24)))

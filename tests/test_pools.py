@@ -253,3 +253,12 @@ def test_batch_by_batch_is_as_all_at_once_where_consecutive_text_is_not():
     )
     assert np.abs(by_batches - at_once).max() < 0.003
     assert np.abs(in_order - at_once).max() > 0.015, "control"
+
+
+def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypatch):
+    monkeypatch.setattr(module, "POOL_BYTES", 6 * 4 * 128 * models[0].n_layers * models[0].d_model)
+    job = config()
+    job.measure.skip_first_tokens = 0
+    assert [len(pool) for pool in read(job, models[:1])] == [5, 5, 5, 5], "of at most six batches"
+    monkeypatch.setattr(module, "POOL_BYTES", 1)
+    assert [len(pool) for pool in read(job, models[:1])] == [4, 4, 4, 4, 4]

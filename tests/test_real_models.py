@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from thinkalike.config import compose_job
+from thinkalike.forecast import forecast
 from thinkalike.store import finished
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "make_real_models.py"
@@ -26,6 +28,8 @@ def test_noise_in_layers_10_to_14_is_seen_to_begin_at_10(tmp_path):
     (made,) = json.loads((tmp_path / "done.json").read_text()).values()
     assert made["status"] == 0, made
     assert made["memory"] < 3e9
+    words = [*made["command"][1:], f"store={tmp_path}/none"]
+    assert forecast(compose_job("analyze", words)).bytes == pytest.approx(made["memory"], rel=0.2), "dry_run's word"
     (result,) = finished(tmp_path / "store", "distance")
     table = result.table.set_index("source_layer")["value"]
     assert (table[:9] < 1e-5).all()

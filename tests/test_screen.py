@@ -168,9 +168,10 @@ def forecast_of_two() -> Forecast:
     found = Estimate(phases, shapes, ["organisation/model-of-unknown-size"])
     label = "cka: gpt2-mini, pythia-6.9b-deduped"
     done, unknown = (
-        Planned(name, "float32", "float32", name == "done", Estimate([], {}, []), 0.0) for name in ("done", "odd")
+        Planned(name, "float32", "float32", name == "done", Estimate([], {}, []), 0.0, False)
+        for name in ("done", "odd")
     )
-    return Forecast([[Planned(label, "float32", "float32", False, found, 0.0)], [done], [unknown]])
+    return Forecast([[Planned(label, "float32", "float32", False, found, 0.0, False)], [done], [unknown]])
 
 
 def everything() -> dict:

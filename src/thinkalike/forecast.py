@@ -10,14 +10,16 @@ from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.errors import ThinkalikeError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
-from thinkalike.memory import readable
+from thinkalike.memory import GAPS, readable
 from thinkalike.models.labels import told_apart
+from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
 from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
 COMPARED = ("comparing", "closed forms")  # phases that compare states, always in float32
+PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
 GPUS = ("A100", "H100")  # with 80 GB; their peaks are those of NVIDIA's data sheets, without sparsity
 
 
@@ -27,7 +29,8 @@ class Planned:
 
     Attributes:
         training, passes: the precision of products in training, and in other passes: bfloat16, TF32 or float32.
-        holds: the bytes beside the weights that are known before anything is loaded.
+        holds: the bytes beside the models that are known before anything is loaded.
+        on_cpu: whether they are of the machine, and not of a GPU.
     """
 
     label: str
@@ -36,6 +39,7 @@ class Planned:
     is_stored: bool
     estimate: Estimate
     holds: float
+    on_cpu: bool
 
     def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
         """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
@@ -77,9 +81,11 @@ class Forecast:
 
     @property
     def bytes(self) -> float:
-        """The most bytes that a pass is known to hold: the weights of its models, and the bytes of its largest job."""
-        held = [sum(each.bytes for each in _shapes(jobs)) + max(job.holds for job in jobs) for jobs in self.missing]
-        return max(held, default=0.0)
+        """The most bytes that a pass is known to hold: its models, and the bytes of its largest job.
+
+        On a CPU the process and the tokenizers count as well.
+        """
+        return max(map(_bytes, self.missing), default=0.0)
 
     def hours(self, gpu: str) -> float:
         """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
@@ -88,6 +94,12 @@ class Forecast:
 
 def _shapes(jobs: Sequence[Planned]) -> list[Shape]:
     return list({shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}.values())
+
+
+def _bytes(jobs: Sequence[Planned]) -> float:
+    entry, process = (ENTRY, PROCESS) if any(job.on_cpu for job in jobs) else (0.0, 0.0)
+    models = sum(each.bytes + entry * each.vocabulary for each in _shapes(jobs))
+    return process + models + GAPS * max(job.holds for job in jobs)
 
 
 def hours_on(gpu: str, operations: float, precision: str) -> float:
@@ -135,7 +147,8 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     guess = estimate(kind, config)
     stored = looks_up and not kind.makes_inputs and _is_stored(kind, config)
     precisions = precision_of(dtype, config.trainer), precision_of(dtype, TrainerConfig())
-    return Planned(label, *precisions, stored, guess, 0.0 if guess.unknown else kind.holds(config, guess.shapes))
+    holds = 0.0 if guess.unknown else kind.holds(config, guess.shapes)
+    return Planned(label, *precisions, stored, guess, holds, pick_device(config.model.device) == "cpu")
 
 
 def _is_stored(kind: Any, config: Any) -> bool:

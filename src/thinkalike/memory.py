@@ -22,11 +22,12 @@ from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import ResourceError, chain
 
-__all__ = ["GAPS", "MARGIN", "Budget", "FirstBatch", "LiveBytes", "OverLimit", "at_hand", "check_memory", "exhausted",
-           "hand_back", "in_use", "readable"]  # fmt: skip
+__all__ = ["AT_ONCE", "GAPS", "MARGIN", "Budget", "FirstBatch", "LiveBytes", "OverLimit", "at_hand", "check_memory",
+           "exhausted", "hand_back", "in_use", "readable"]  # fmt: skip
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 CPU = torch.device("cpu")
+AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of training and whatever is free
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
 GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces

@@ -31,6 +31,7 @@ STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 POOL_ROWS, POOL_TOKENS = 64, 2**14  # of text over which models run before its tokens are drawn into batches
+POOL_BYTES, POOL_BATCHES = 3 * 2**28, 4  # of the states of a pool in float32, at most, unless it is of so few batches
 THREADS = 1024
 
 Number = int | float

@@ -174,7 +174,10 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
     checkpoint_every: int = ranged(50, least=1, most=STEPS, in_key=False)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
-    memory: Size | None = not_in_key(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
+    memory: Size | None = not_in_key(
+        None
+    )  # task=stitch: the most of a process, such as 8GB; null: what is free now, and
+    # 2 GiB for states on a CPU outside of training
     callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 

@@ -36,6 +36,10 @@ GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; th
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
+SOURCE_BYTES, TARGET_BYTES = (
+    28,
+    24,
+)  # of each number of a state: as it is, beyond the tokens, and in float64 for moments
 LAGS, DECAYS = (
     (1, 2, 3, 4, 5, 6),
     (0.5, 0.7, 0.85, 0.95),
@@ -70,6 +74,27 @@ class Likeness:
     def columns(self) -> dict[str, list[float]]:
         """Return each measure with its `_low` and `_high`, in columns with a row per layer pair."""
         return {key: part for name, each in self.measures.items() for key, part in ends_of(name, each).items()}
+
+    @classmethod
+    def joined(cls, parts: Sequence[Likeness]) -> Likeness:
+        """Return the likeness of all layer pairs of several, of the same rows."""
+        found = {name: zip(*(each.measures[name] for each in parts), strict=True) for name in parts[0].measures}
+        return cls({name: Estimate(*map(torch.cat, each)) for name, each in found.items()}, parts[0].rows_used)
+
+
+def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room: float) -> list[list[LayerPair]]:
+    """Return layer pairs of these widths in parts, of each of which the states of a batch fit into so many bytes.
+
+    Args:
+        tokens: Of all batches.
+    """
+    in_batch, parts = tokens / max(tokens // GROUPED_TOKENS, 1), list[list[LayerPair]]([[]])
+    for pair in layer_pairs:
+        layers, depths = ({each[side] for each in (*parts[-1], pair)} for side in (0, 1))
+        if parts[-1] and in_batch * (len(layers) * SOURCE_BYTES * d + len(depths) * TARGET_BYTES * e) > room:
+            parts.append([])
+        parts[-1].append(pair)
+    return parts
 
 
 Seen = Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None]  # rows, states of source and target by layer

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.instruments.operations import bytes_of_logits
+from thinkalike.job import Instrument, Outcome, Shapes, Work
 from thinkalike.screen import number_of_documents, show_text
 from thinkalike.store import Result
 
@@ -22,6 +23,9 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     of_models: ClassVar[str] = "each"
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        return bytes_of_logits(shapes["model"].vocabulary)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         import pandas as pd

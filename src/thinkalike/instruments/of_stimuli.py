@@ -57,6 +57,11 @@ class OfStimuli(Instrument):
         passes = forward_passes(models, tokens, WORDS)
         return [*passes, Phase("comparing", self.comparing(config.measure, stimuli, widths))]
 
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the states of all stimuli, as they are and in float64."""
+        count, embed = len(read_stimuli(config.stimuli)), config.measure.embed  # type: ignore[attr-defined]
+        return 12.0 * count * sum((each.layers + embed) * each.width for each in set(shapes.values()))
+
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     """Return what decides the numbers of a measure of stimuli: them, and models or recordings."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.config.schema import POOL_ROWS, POOL_TOKENS
+from thinkalike.config.schema import POOL_BATCHES, POOL_BYTES, POOL_ROWS, POOL_TOKENS
 from thinkalike.job.operations import Phase, Shapes, forward_passes
 
 if TYPE_CHECKING:
@@ -122,11 +122,23 @@ def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
     """Return the bytes of the states of a pool, and of a batch, also in float32, in all layers of different models."""
     measure: Any = config.measure
     batch = measure.tokens_per_batch
-    pool = max(min(POOL_ROWS * row_of(config, shapes), POOL_TOKENS), batch) if config.data else 0
     counts = zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
     different = {shape.name: (shape, count) for shape, count in counts}.values()
     widths = [((count + measure.embed) * each.width, each.bytes / each.parameters) for each, count in different]
+    held = 4 * batch * sum(width for width, _ in widths)
+    most = min(
+        max(POOL_ROWS * row_of(config, shapes), batch), POOL_TOKENS, batch * max(POOL_BYTES // held, POOL_BATCHES)
+    )
+    read = batch * (measure.batches + getattr(measure, "fit_batches", 0))
+    pool = min(max(most, batch), read) if config.data else 0
     return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in widths))
+
+
+def bytes_of_logits(vocabulary: int) -> float:
+    """Return the bytes of logits and of their log-probabilities in float32, of as many tokens as have them at once."""
+    from thinkalike.measures.losses import CHUNK, LOGITS
+
+    return 8.0 * min(CHUNK * vocabulary, LOGITS)
 
 
 def of_distances(n: int, widths: Widths) -> float:
@@ -256,12 +268,24 @@ def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
 
 
 def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
-    """Return the bytes of all φ that are trained together, of their gradients, momenta and means, in float32."""
+    """Return the most bytes that stitches of one direction take: of training, or of the likeness of states.
+
+    All φ that are trained together have gradients, momenta and means, in float32. States of a batch are held as
+    `in_parts` says, up to `AT_ONCE` bytes, beside three sets of moments in float64 of all layer pairs.
+    """
+    from thinkalike.evaluation.likeness import GROUPED_TOKENS, SOURCE_BYTES, TARGET_BYTES
+    from thinkalike.memory import AT_ONCE
+
     source, target = both_of(shapes)
     stitch, pairs = config.stitch, pairs_of_layers(config.layers, source.layers, target.layers)
     momenta = 2 if stitch.optimizer == "adam" else int(stitch.momentum > 0)
     weights = map_weights(stitch, source.width, target.width) * stitches_in(stitch, pairs)
-    return stitch.trained * 4.0 * weights * (3 + momenta)
+    tokens = min(config.data.fit_tokens or stitch.steps * stitch.tokens_per_step, LIKENESS)
+    layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
+    each = layers * SOURCE_BYTES * source.width + depths * TARGET_BYTES * target.width
+    states = min(each * tokens / max(tokens // GROUPED_TOKENS, 1), AT_ONCE)
+    alike = states + 3 * 8.0 * products(source.width, target.width, pairs) + bytes_of_logits(target.vocabulary)
+    return max(stitch.trained * 4.0 * weights * (3 + momenta), alike)
 
 
 def products(d: int, e: int, pairs: Pairs, maps: int = 0) -> float:

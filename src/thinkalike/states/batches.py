@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
-from thinkalike.config.schema import POOL_ROWS, POOL_TOKENS
+from thinkalike.config.schema import POOL_BATCHES, POOL_BYTES, POOL_ROWS, POOL_TOKENS
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.pairs import EncodedPairs, PairBatch
 from thinkalike.data.split import held_out_texts
@@ -203,6 +203,8 @@ def _drawn(
 ) -> StateBatches:
     """Return batches of text, in pools of at most so many; those of a pool have equally many rows."""
     layers = dict(zip(models, map(tuple, at), strict=True))
+    held = 4 * measure.tokens_per_batch * sum(len(own) * model.d_model for model, own in layers.items())
+    most = min(most, max(POOL_BYTES // held, POOL_BATCHES))
     beside = 0 if hasattr(measure, "fit_batches") else BESIDE  # maps are fitted once
     leaves_out = measure.skip_first_tokens is None and getattr(measure, "flatten", "token") == "token"
     pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)

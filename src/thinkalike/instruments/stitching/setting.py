@@ -15,14 +15,14 @@ from thinkalike.data.corpus import SourceText, read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.language import rows_at_once
-from thinkalike.evaluation.likeness import Likeness, likeness_of
+from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
 from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
 from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.operations import map_weights, products, stitches_in
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
-from thinkalike.memory import Budget, check_memory, in_use
+from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
@@ -34,7 +34,6 @@ from thinkalike.training.steps import momenta
 log = logging.getLogger(__name__)
 
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
-AT_ONCE = 2**31  # bytes of states on a CPU, whatever is free there
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,8 @@ class Setting:
     @property
     def budget(self) -> Budget:
         place = self.target.device
-        return Budget.of(place, self.memory or (float(in_use(place) + AT_ONCE) if place.type == "cpu" else None))
+        limit = (in_use(place) + GAPS * AT_ONCE) / MARGIN if place.type == "cpu" else None
+        return Budget.of(place, self.memory or limit)
 
     def columns(self) -> dict[str, Any]:
         """Return the columns of a table that name models and layers, with a row per layer pair."""
@@ -139,7 +139,9 @@ class Setting:
     def likeness(self) -> tuple[Likeness, Setting, BigramMeans]:
         """Return the similarity of the states of both models at every layer pair, and what the same pass gathers.
 
-        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens.
+        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens. Where
+        the states of all layer pairs do not fit into memory at once, text is read again for the next of them, and apart
+        for the rest.
         """
         fit, report, depths = self.corpus.fit, self.corpus.report, sorted({depth for _, depth in self.layer_pairs})
         tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(self.layer_pairs)
@@ -152,9 +154,12 @@ class Setting:
             moments.update(*({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs)))
             means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
 
-        alike = likeness_of(self.source, self.target, self.layer_pairs, fit, report, seen)
+        longest = min(max(fit.tokens.numel(), report.documents.numel()), TOKENS)
+        parts = in_parts(self.layer_pairs, self.source.d_model, self.target.d_model, longest, self.budget.room)
+        given = [seen] if len(parts) == 1 else []
+        alike = Likeness.joined([likeness_of(self.source, self.target, part, fit, report, *given) for part in parts])
         means.read(self.target, tokens[read : max(read, MOST_TOKENS // fit.context)])
-        return alike, replace(self, known=moments) if self.is_fitted_in_parts else self, means
+        return alike, replace(self, known=moments) if read and self.is_fitted_in_parts else self, means
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
