@@ -342,9 +342,12 @@ def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, sai
 
 def test_a_remedy_names_the_quota_that_is_full(tmp_path, config):
     few = config(write_jsonl(tmp_path / "long.jsonl", texts(FEW, words=300)))
-    for whole, remedy in ((False, "raise data.report_tokens=64"), (True, "raise measure.batches")):
-        with pytest.raises(DataError, match=f"interval needs two; {remedy}"):
-            read_corpus(replace(few, report_tokens=64), Letters(), 16, bos=False, fit_tokens=16, whole=whole)
+    for how, remedy in (
+        ({}, "data.report_tokens=64"),
+        ({"whole": True, "quota": "measure.batches"}, "measure.batches"),
+    ):
+        with pytest.raises(DataError, match=f"interval needs two; raise {remedy}"):
+            read_corpus(replace(few, report_tokens=64), Letters(), 16, bos=False, fit_tokens=16, **how)
     with pytest.raises(DataError, match=r"not one row of 9999 tokens; .* lower data.report_share=0.3"):
         read_corpus(config(), Letters(), 9999, bos=False, fit_tokens=16)
 

@@ -61,6 +61,7 @@ def read_corpus(
     fit_tokens: int | None,
     source: SourceText | None = None,
     whole: bool = False,
+    quota: str | None = None,
 ) -> Corpus:
     """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
@@ -71,6 +72,7 @@ def read_corpus(
         fit_tokens: how many tokens to fit on; None takes all that there are.
         source: a model that reads the same text with another tokenizer; rows are then `PairedRows`.
         whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
+        quota: the setting that says how much text the report has, for messages; None: data.report_tokens.
 
     Raises:
         DataError: there is no text, or too little for the report; see `pack_pairs`.
@@ -78,6 +80,7 @@ def read_corpus(
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
     source = replace(source, bos=bos) if source and data.bos is not None else source
+    quota = quota or f"data.report_tokens={report_tokens}"
     most_bytes = None if whole else beginning_bytes(report_tokens)
     request = {
         "version": CACHE_VERSION,
@@ -103,16 +106,16 @@ def read_corpus(
             from thinkalike.data.paired import pack_pairs
 
             return pack_pairs(data, tokenizer, source, context, bos, *counts).entry()
-        return pack(data, OneTokenizer(tokenizer, bos), context, *counts).entry()
+        return pack(data, OneTokenizer(tokenizer, bos), context, *counts, quota).entry()
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    _log(data, corpus.counts, context, report_tokens, bounded=most_bytes is not None)
+    _log(data, corpus.counts, context, report_tokens, None if most_bytes is None else quota)
     return corpus
 
 
-def _log(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, *, bounded: bool) -> None:
-    """Log how much text there is, and warn of a report of few documents."""
+def _log(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str | None) -> None:
+    """Log how much text there is, and warn of a report of few documents, unless it has no quota of them."""
     log.info(
         "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
         "{report_documents:,} documents; dropped: {dropped_tokens:,} tokens of last rows, {duplicate_documents:,} "
@@ -120,19 +123,19 @@ def _log(config: DataConfig, counts: Mapping[str, int], context: int, report_tok
             name=config.name, **counts
         )
     )
-    if bounded and counts["report_documents"] < DOCUMENTS:
+    if quota and counts["report_documents"] < DOCUMENTS:
         log.warning(
             "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
             *(config.name, counts["report_documents"], DOCUMENTS),
-            _remedy(config, counts, context, report_tokens, bounded),
+            _remedy(config, counts, context, report_tokens, quota),
         )
 
 
-def _remedy(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, bounded: bool) -> str:
+def _remedy(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str) -> str:
     """Return what gives a report more documents: more tokens where its quota is full, and else more text."""
     if counts["report_tokens"] + context <= report_tokens:
         return f"give more text, or raise data.report_share={config.report_share}"
-    return f"raise data.report_tokens={report_tokens}" if bounded else "raise measure.batches"
+    return f"raise {quota}"
 
 
 def beginning_bytes(report_tokens: int) -> int:
@@ -223,8 +226,9 @@ def pack(
     fit_tokens: int | None,
     report_tokens: int,
     most_bytes: int | None = None,
+    quota: str | None = None,
 ) -> Corpus:
-    """Tokenise as many documents as both sides need, and pack them."""
+    """Tokenise as many documents as both sides need, and pack them; see `read_corpus`."""
     limits = (fit_tokens, report_tokens)
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
     sides = Sides(config)
@@ -238,7 +242,8 @@ def pack(
         "report_documents": len(report_rows.documents.unique()),
         "dropped_tokens": fit_left + report_left,
     }
-    _check(config, counts, context, report_tokens, bounded=most_bytes is not None)
+    quota = quota or f"data.report_tokens={report_tokens}"
+    _check(config, counts, context, report_tokens, quota, bounded=most_bytes is not None)
     return Corpus(fit_rows, report_rows, counts)
 
 
@@ -292,7 +297,9 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
     return end, tokenizer.bos_token_id if bos else None
 
 
-def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, *, bounded: bool) -> None:
+def _check(
+    config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str, *, bounded: bool
+) -> None:
     """Refuse too little text, and warn of a report that is shorter than asked for."""
     if not counts["fit_tokens"]:
         raise DataError(
@@ -303,7 +310,7 @@ def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_t
         raise DataError(
             f"data={config.name} has too little text for the report: {counts['report_tokens'] // context} rows of "
             f"{context} tokens, {counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat "
-            f"one to fit on), and an interval needs two; {_remedy(config, counts, context, report_tokens, bounded)}"
+            f"one to fit on), and an interval needs two; {_remedy(config, counts, context, report_tokens, quota)}"
         )
     if bounded and counts["report_tokens"] < report_tokens // context * context:
         log.warning("data %s: the report has only %s of %s tokens: there is no more text",

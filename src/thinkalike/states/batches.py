@@ -139,7 +139,8 @@ def _by_token(
     wanted = -(-measure.batches * asked_for // context)
     data = replace(data, report_tokens=SPREAD * wanted * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
-    read_text = partial(read_corpus, data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
+    how = partial(read_corpus, bos=first.bos_each_row, fit_tokens=1, whole=True, quota="measure.batches")
+    read_text = partial(how, data, first.tokenizer, context)
     corpus = runs.text(asked, read_text)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
     rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
