@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.instruments.trajectory.answers import settles
+from thinkalike.instruments.trajectory.answers import settling
 from thinkalike.measures.estimates import Estimate, random_effects
 from thinkalike.papers.claims import Bound, Claim, judged, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
@@ -61,11 +61,7 @@ def _conclude(case: Case) -> Conclusion:
 
 def _settled(result: Result) -> pd.DataFrame:
     """Return the step by which the loss, likeness, and likeness of each layer went nine tenths of their way."""
-    table, losses = result.table, result.tables["losses"]
-    curves = {"loss": losses["loss"], "likeness": table.groupby("step")["to_last"].mean()}
-    curves |= {f"layer {layer}": rows["to_last"] for layer, rows in table.groupby("layer")}
-    steps = losses["step"].tolist()
-    found = pd.DataFrame([{"what": name, "step": settles(steps, [*curve])} for name, curve in curves.items()])
+    found = pd.DataFrame(settling(result.table, result.tables["losses"]).items(), columns=["what", "step"])
     return found.assign(doublings=np.log2(1 + found["step"]))
 
 

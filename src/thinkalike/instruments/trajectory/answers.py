@@ -14,7 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.of_stimuli import stimuli_facts
@@ -34,12 +33,11 @@ SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
 
 
-def outcome(config: AnalyzeConfig, steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
+def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     """Return all tables and headline numbers of the checkpoints of these steps."""
-    measure: Any = config.measure
     layers, likeness = [], []
     losses, counts = _losses(steps, kept, reading)
-    for layer, result in enumerate(_alike(measure.given, kept, reading)):
+    for layer, result in enumerate(_alike(kept, reading)):
         layers.append(_by_step(steps, layer, result))
         cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
         likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
@@ -52,9 +50,8 @@ def outcome(config: AnalyzeConfig, steps: Sequence[int], kept: Kept, reading: Re
         "onsets": _onsets(steps, reading, curves),
         "order": _order(reading, curves),
     }
-    curves_of_all = {"loss": losses["loss"], "likeness": table.groupby("step")["to_last"].mean()}
-    settled = {f"{name}_settles": settles(steps, [*curve]) for name, curve in curves_of_all.items()}
-    scalars = {name: value for name, value in settled.items() if math.isfinite(value)}
+    settled = settling(table, losses)
+    scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
     scalars |= {"checkpoints": float(len(steps)), "tokens": float(reading.text["tokens"].numel())}
     scalars |= document_numbers(counts)
     return Outcome(
@@ -65,6 +62,13 @@ def outcome(config: AnalyzeConfig, steps: Sequence[int], kept: Kept, reading: Re
         facts={**stimuli_facts(reading.stimuli), "data": reading.text["facts"]},
         blank=[*table.columns, *tables["features"].columns, *tables["onsets"].columns],
     )
+
+
+def settling(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
+    """Return when the loss, the mean likeness to the last checkpoint and that of each layer settle."""
+    curves = {"loss": losses["loss"], "likeness": table.groupby("step")["to_last"].mean()}
+    curves |= {f"layer {layer}": rows["to_last"] for layer, rows in table.groupby("layer")}
+    return {name: settles(losses["step"].tolist(), [*curve]) for name, curve in curves.items()}
 
 
 def settles(steps: Sequence[int], values: Sequence[float]) -> float:
@@ -89,8 +93,8 @@ def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.Data
     return pd.DataFrame({"step": steps, **ends_of("loss", loss)}), counts
 
 
-def _alike(given: str, kept: Kept, reading: Reading) -> list[CKAResult]:
-    """Return for each layer the CKA of every two checkpoints.
+def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
+    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position.
 
     Raises:
         DataError: at some step all states of a layer are the same.
@@ -103,14 +107,10 @@ def _alike(given: str, kept: Kept, reading: Reading) -> list[CKAResult]:
     found = []
     for layer in range(len(kept[0]["states"])):
         states = [each["states"][layer][rows] for each in kept]
-        asked: dict[str, Any] = {"documents": documents[rows]}
         try:
-            if given == "token_position":
-                within = RowGroups.of(tokens[rows], FEWEST)
-                states = [within.without_means(each, positions[rows]).to(each) for each in states]
-                asked = {"documents": documents[rows][within.order], "groups": tokens[rows][within.order]}
-            metric = CKAMeans(len(kept), len(kept), given="token" if given != "none" else "none")
-            metric.update(states, states, **asked)
+            within, metric = RowGroups.of(tokens[rows], FEWEST), CKAMeans(len(kept), len(kept), given="token")
+            states = [within.without_means(each, positions[rows]).to(each) for each in states]
+            metric.update(states, states, documents=documents[rows][within.order], groups=tokens[rows][within.order])
         except ValueError as error:
             raise DataError(f"layer {layer} at the checkpoints, numbered from 0: {error}") from error
         found.append(metric.compute())

@@ -35,7 +35,6 @@ class TrajectoryConfig(MeasureConfig):
     steps: Literal["all"] | Numbers = "all"  # checkpoints by their steps
     train: list[str] = field(default_factory=list)  # words of task=pretrain: train this mini first; []: it is there
     tokens: int = ranged(4096, least=64, most=10**8)  # of text that each checkpoint reads
-    given: Literal["none", "token_position"] = "token_position"  # likeness is of states less these means
     importance: bool = True  # of features by MLEM, beside accuracies of probes
     folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
     least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
@@ -95,7 +94,7 @@ class Trajectory(Instrument, kind="trajectory", version=2, reads=("model", "data
                 work.keep(f"step{step}", found)
             reading.text = found["text"]
             kept.append(found)
-        return outcome(config, list(steps), kept, reading)
+        return outcome(list(steps), kept, reading)
 
     def draw(self, result: Result, folder: Path) -> None:
         from thinkalike import figures
