@@ -4,32 +4,43 @@
     python benchmarks/trajectories.py --orders 1       three runs
 
 Text: sentences such as "Mary sings and he plays" with names and verbs of the large grammar. Up to step t the second
-pronoun has a gender at random; from then on it agrees with the name. So gender is a feature of names from t on, at a
-quarter, half and three quarters of the run; the names' numbers in the lexicon, odd or even, never are one, and are read
-beside it. Each run is repeated with other orders of the text. Probes are judged on held-out names.
+pronoun has a gender at random; from then on it agrees with the name. So gender is a feature from t on, at a quarter,
+half and three quarters of the run; the names' numbers in the lexicon, odd or even, never are one, and are read beside
+it. States are those of "and", which predicts the pronoun, and probes are judged on held-out names. The rate stays at
+its peak, so that a model learns what comes late as fast as what comes early, and checkpoints are farther apart than
+that takes. `learnt` is the step from which on the model's own output knows: log P(she) - log P(he) is significantly
+greater after names of women than after names of men. Each run is repeated with other initial weights and other orders
+of the text.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
+import string
 import tempfile
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
+from scipy import stats
 
 from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
+from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.training.models import Pretraining
 from thinkalike.training.run import Keeping, Run, fit
+from thinkalike.training.steps import scheduled
 
-STEPS, EVERY, TOKENS = 320, 40, 1024
+STEPS, EVERY, TOKENS = 640, 80, 1024
+PROMPT = "{} sings and"
 ARCHITECTURE = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
                 "attn_pdrop": 0.0, "initializer_range": 0.08, "use_cache": False}  # fmt: skip
 
@@ -56,7 +67,7 @@ def sentence(chance: random.Random, agrees: bool) -> str:
 
 
 class Planted(Pretraining):
-    """Pretraining whose text agrees in gender from a step on."""
+    """Pretraining at a constant rate whose text agrees in gender from a step on."""
 
     def __init__(self, *options, early, late, at, order):
         super().__init__(*options)
@@ -68,11 +79,17 @@ class Planted(Pretraining):
         chosen = torch.randint(len(rows), (len(tokens),), generator=generator)
         return super().training_step(rows[chosen], number)
 
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()["optimizer"]
+        return scheduled(optimizer, lambda step: min((step + 1) / self.config.warmup, 1.0))
+
 
 def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EVERY) -> Path:
     """Train a planted run; returns the folder of its checkpoints."""
     chance = random.Random(0)
-    texts = [[sentence(chance, agrees) for _ in range(8000)] for agrees in (False, True)]
+    texts = [[sentence(chance, agrees) for _ in range(24000)] for agrees in (False, True)]
+    for text in texts:  # letters at random, so that no token is so unlikely that the models look damaged
+        text[::100] = ["".join(chance.choices(string.printable, k=24)) for _ in text[::100]]
     tokenizer = train_tokenizer([*texts[0], *texts[1]], 1024)
 
     def rows(sentences):
@@ -96,7 +113,7 @@ def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EV
 def followed(run: Path, folder: Path) -> pd.DataFrame:
     """Return the onsets in a run."""
     numbered = enumerate(names().items())
-    table = [(f"{name} sings and", name, gender, "odd" if n % 2 else "even") for n, (name, gender) in numbered]
+    table = [(PROMPT.format(name), "and", gender, "odd" if n % 2 else "even") for n, (name, gender) in numbered]
     features = ["Gender", "Number of the name"]
     pd.DataFrame(table, columns=["text", "word", *features]).to_csv(folder / "names.csv", index=False)
     chance, text = random.Random(1), folder / "text.jsonl"
@@ -107,23 +124,44 @@ def followed(run: Path, folder: Path) -> pd.DataFrame:
     return run_job(job).tables["onsets"]
 
 
+def learnt(run: Path) -> float:
+    """Return the first step from which on the gap between names of women and men is significant, by Welch's test.
+
+    The p of 9 checkpoints are below .05 together (Bonferroni); NaN where that of the last is not.
+    """
+    found, steps = math.nan, range(0, STEPS + 1, EVERY)
+    for step in steps:
+        model = load_model(run, revision=f"step{step}")
+        she, he = (model.tokenizer(word)["input_ids"][0] for word in (" she", " he"))
+        tokens = torch.tensor([model.tokenizer(PROMPT.format(name))["input_ids"] for name in names()])
+        with torch.no_grad():
+            logits = model.finish(model.residuals(tokens, [model.n_layers - 1])[0])[:, -1]
+        gaps = (logits[:, she] - logits[:, he]).numpy()
+        women = np.array([gender == "female" for gender in names().values()])
+        there = stats.ttest_ind(gaps[women], gaps[~women], equal_var=False, alternative="greater").pvalue
+        found = (step if math.isnan(found) else found) if there < 0.05 / len(steps) else math.nan
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--orders", type=int, default=4)
-    orders = parser.parse_args().orders
+    parser.add_argument("--first", type=int, default=5, help="the first order; 0 to 4 decided how runs are made")
+    options = parser.parse_args()
     found = []
-    for order in range(orders):
+    for order in range(options.first, options.first + options.orders):
         for at in (STEPS // 4, STEPS // 2, 3 * STEPS // 4):
             with tempfile.TemporaryDirectory() as place:
-                onsets = followed(train(Path(place) / "run", at, order), Path(place))
-            found.append(onsets.assign(at=at, order=order))
+                run = train(Path(place) / "run", at, order)
+                found.append(followed(run, Path(place)).assign(at=at, order=order, learnt=learnt(run)))
             print(found[-1].to_string(), flush=True)
-    table = pd.concat(found)
-    late = table["onset"] - table["at"]
-    planted = table[table["feature"] == "Gender"].assign(near=late.abs() <= EVERY)
+    table = pd.concat(found, ignore_index=True)
+    within = {name: (table["onset"] - table[name]).abs() <= EVERY for name in ("at", "learnt")}
+    planted = table[table["feature"] == "Gender"].assign(near=within["at"], learns=within["learnt"])
     print(planted.groupby(["at", "layer"])["near"].mean().unstack())
     last = planted[planted["layer"] == planted["layer"].max()]
     print(f"planted: in the last layer found within a checkpoint in {last['near'].sum()} of {len(last)} runs")
+    print(f"within a checkpoint of what the model says: {last['learns'].sum()}")
     absent = table[table["feature"] != "Gender"]
     print(f"not there: an onset in {absent['onset'].notna().sum()} of {len(absent)} layers of {len(found)} runs")
 
