@@ -1,6 +1,6 @@
-"""How often intervals over documents, over documents and seeds, and over several layers hold the truth.
+"""How often intervals over documents, over documents and seeds, over several layers, and over models hold the truth.
 
-    python benchmarks/coverage.py               all three tables, one thread, some minutes
+    python benchmarks/coverage.py               all four tables, one thread, some minutes
     python benchmarks/coverage.py --draws 20    the same from a tenth of the simulations, coarser
 
 Documents are simulated as reports find them. Their lengths are equal, log-normal (σ 1.06, so that 45 documents weigh as
@@ -16,15 +16,18 @@ import itertools
 from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.stats import norm
 from torch import Tensor
 
+from thinkalike.atlas.tables import over_models as of_atlas
 from thinkalike.measures import (
     Estimate,
     bootstrap_interval,
     documents_and_seeds_interval,
     effective_number,
+    grouped,
     student_t,
 )
 
@@ -170,7 +173,30 @@ def over_layers(draws: int) -> None:
         print(f"| {n} | {shared:g} | {100 * np.mean(held[True]):.1f} | {100 * np.mean(held[False]):.1f} |")
 
 
+def over_models(draws: int) -> None:
+    """Print what intervals over models cover: of populations in two groups, and of an atlas.
+
+    Values of pairs are the sum of an effect of each model, as source and as target, and of noise of the pair.
+    """
+    print("| models | noise of a pair | within a group | between | difference | atlas |")
+    print("|---|---|---|---|---|---|")
+    for n, apart in itertools.product((3, 5, 10), (0.3, 1.0, 3.0)):
+        chance, held = np.random.default_rng(n), []
+        for _ in range(5 * draws):
+            source, target, pair = (torch.from_numpy(chance.normal(size=size)) for size in (2 * n, 2 * n, (2 * n,) * 2))
+            found = grouped(source[:, None] + target + apart * pair, [0] * n + [1] * n)
+            names = [f"m{number}" for number in range(2 * n)]
+            rows = [(names[i], names[j], float(source[i] + source[j] + apart * pair[i, j]) / 100)
+                    for i, j in itertools.combinations(range(2 * n), 2)]  # fmt: skip
+            atlas = of_atlas(pd.DataFrame(rows, columns=["source", "target", "rho"]))
+            held.append([float(each.low) <= 0 <= float(each.high) for each in (*found[:3], atlas)])
+        print(
+            f"| 2 x {n} | {apart:g} |", " | ".join(f"{100 * share:.1f}" for share in np.mean(held, 0)), "|", flush=True
+        )
+
+
 TABLES = {
+    "models": over_models,
     "documents": over_documents,
     "seeds": over_documents_and_seeds,
     "layers": over_layers,

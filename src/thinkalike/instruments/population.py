@@ -72,7 +72,7 @@ class PopulationMeasureConfig(MeasureConfig):
         return () if self.include_padding else {"padding"}
 
 
-class Population(Instrument, kind="population", version=2, reads=("measure", "pairs", "population", "seed")):
+class Population(Instrument, kind="population", version=3, reads=("measure", "pairs", "population", "seed")):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
     Leaves accuracies, penalties and flips of all stitches in table.csv, CKA in cka.csv, and in arrays.npz both by

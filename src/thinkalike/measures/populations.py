@@ -20,6 +20,7 @@ from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
 MOST = 20_000  # assignments of models to groups that a test looks at
+FEWEST = 4  # models of a group, within which an interval is
 ROUNDING = 1e-12  # of means: a difference that is nearer to 0 is at it
 
 
@@ -60,7 +61,8 @@ def grouped(
     Pairs that share a model are not independent, so one model and all its pairs are left out at a time (Arvesen 1969).
     The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models and var / n over examples add up, and t is
     Student's with one degree of freedom less than models in the smallest group. A group of two models has one pair and
-    no spread: the interval of its cell is (-∞, ∞), as are those of `directed` that compare with it. `difference`
+    no spread: `directed` that compares with it has the interval (-∞, ∞). Within groups of fewer than `FEWEST` models
+    intervals cover too little, and are (-∞, ∞). `difference`
     averages both directions, in which signed values may cancel, and `directed` keeps them apart.
 
     Args:
@@ -78,6 +80,9 @@ def grouped(
     if examples:
         variance = variance + _means(values, members, without[:1])[0].var(-1) / values.shape[-1]
     half = student_t(level, int(sizes.min()) - 1) * variance.sqrt().nan_to_num(torch.inf)
+    few, g = sizes < FEWEST, len(sizes)
+    half[0] = torch.where(few.any(), torch.inf, half[0])
+    half[3 : 3 + g**2 : g + 1][few] = torch.inf
     kinds = interval_around(whole, half)
     cells, directed = (
         Estimate(*(end.unflatten(0, (len(sizes), len(sizes))) for end in part))
