@@ -209,7 +209,7 @@ MiniLM-L6, which come as packages of the Python index. Made by `python docs/make
 without a GPU; below each command is what it prints. Seconds are of processor time, of one run beside other work; alone
 some take half as many. A second run of the loss of SmolLM2, MLEM of MiniLM and seven distances gave the same tables to
 the bit (`make_real_models.py compare`); that was before the rule for massive tokens took in those of layers 2 to 8,
-with which distances, CKA and R² ran once.
+with which distances and CKA ran once; R² and stitches are from before it.
 
 ## What did a change do to SmolLM2?
 Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
