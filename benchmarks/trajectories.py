@@ -39,7 +39,7 @@ from thinkalike.training.models import Pretraining
 from thinkalike.training.run import Keeping, Run, fit
 from thinkalike.training.steps import scheduled
 
-STEPS, EVERY, TOKENS = 640, 80, 1024
+STEPS, EVERY, TOKENS = 800, 100, 1024
 PROMPT = "{} sings and"
 ARCHITECTURE = {"n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 32, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
                 "attn_pdrop": 0.0, "initializer_range": 0.08, "use_cache": False}  # fmt: skip
@@ -146,7 +146,7 @@ def learnt(run: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--orders", type=int, default=4)
-    parser.add_argument("--first", type=int, default=5, help="the first order; 0 to 4 decided how runs are made")
+    parser.add_argument("--first", type=int, default=9, help="the first order; 0 to 8 decided how runs are made")
     options = parser.parse_args()
     found = []
     for order in range(options.first, options.first + options.orders):
