@@ -12,7 +12,7 @@ from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.changes import by_part, perturbed, seen
-from thinkalike.evaluation.forks import fork, norm_of_change, rate_for
+from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, norm_of_change, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, parts_of
@@ -276,13 +276,57 @@ def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
     assert 0.1 < rate / rate_for(base, TOKENS, 1.0, 8) < 0.9
 
 
+def forks_of_noise(count, seed, parts=6, width=24):
+    """Changes of parts that share a direction and differ by noise."""
+    generator = torch.Generator().manual_seed(seed)
+    common = torch.randn(parts, width, width, generator=generator)
+    return [[change(common[part] + torch.randn(width, width, generator=generator)) for part in range(parts)]
+            for _ in range(count)]  # fmt: skip
+
+
+def change(matrix):
+    return Move(matrix.flatten(), float(torch.linalg.matrix_norm(matrix, 2).log()))
+
+
+@pytest.mark.parametrize("kind", ["without what forks share", "in one direction"])
+def test_a_part_that_moved_no_farther_than_in_forks_is_found_by_where_it_moved(kind):
+    first, *others = forks_of_noise(20, 1)
+    weights = first[4].weights.view(24, 24)
+    if kind == "in one direction":
+        aim = torch.randn(24, 1) @ torch.randn(1, 24)
+        planted = weights + 0.5 * aim / aim.norm() * weights.norm()
+    else:
+        planted = torch.randn(24, 24)
+    first[4] = change(planted / planted.norm() * weights.norm())
+    beyond, p = beyond_forks(first, others)
+    assert (beyond.argmax(), p) == (4, 0.05)
+    assert beyond[4] > 2 * beyond[[0, 1, 2, 3, 5]].max()
+
+
+def test_forks_beside_forks_raise_as_many_alarms_as_they_may():
+    alarms = [
+        beyond_forks(runs[0], runs[1:])[1] <= 0.05 for runs in (forks_of_noise(20, seed, 4, 6) for seed in range(800))
+    ]
+    assert 0.03 < sum(alarms) / len(alarms) < 0.07
+
+
+def test_moves_are_those_of_the_weights():
+    base, changed = pair(noise_in("layers.2"))
+    found = dict(zip(map(str, parts_of(base)), moves(base, changed, parts_of(base)), strict=True))
+    own, other = (dict(model.module.layers[2].mlp.named_parameters()) for model in (base, changed))
+    changes = [other[name] - weight for name, weight in own.items()]
+    largest = [torch.linalg.matrix_norm(each, 2).log() for each in changes if each.dim() == 2]
+    assert found["MLP 2"].largest == pytest.approx(float(sum(largest)) / len(largest), abs=1e-5)
+    assert torch.equal(found["MLP 2"].weights, torch.cat([each.flatten() for each in changes]))
+    assert found["MLP 1"].weights.abs().max() == 0
+
+
 def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
     run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
-    assert table.loc[("MLP", 2), "drift"] < 0.5 < table.loc[("MLP", 2), "share"]
-    assert table["drift"].notna().sum() == 1, "of parts that differ"
+    assert table["beyond"].notna().sum() == 1, "of parts that differ"
     assert "drift on its own text" in run.stdout.replace("\n ", "")
     error = door("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
     assert "measure.rate= is not read" in error

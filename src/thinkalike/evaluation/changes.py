@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -57,10 +57,6 @@ class Seen:
         count = max(SCREENED // self.tokens.shape[1], 1)
         base, changed = ([state[:count] for state in side] for side in (self.base, self.changed))
         return Seen(self.tokens[:count], base, changed, self.logs[: count * (self.tokens.shape[1] - 1)])
-
-    def of(self, changed: FrozenModel) -> Seen:
-        """Return the same with the states of another changed model."""
-        return replace(self, changed=changed.residuals(self.tokens, [EMBED, *range(changed.n_layers)]))
 
     def kl(self, model: FrozenModel, start: int, states: Sequence[Tensor]) -> Float[Tensor, " n"]:
         """Return KL(base ‖ model) of each token, for a model that has these states before block `start`."""

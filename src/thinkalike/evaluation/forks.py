@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy, deepcopy
+from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.arguments import seeded
+from thinkalike.measures.changes import beyond_null
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import common_weights
+from thinkalike.models.parts import Part, common_weights
 from thinkalike.models.surgery import first_tensor
 
 BATCH_TOKENS = 2048  # of a step
 RATE = 3e-4  # of the first try
+COMPARED = 2**16  # weights of a tensor, at most, by which changes are compared
 
 
 def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
@@ -31,6 +34,44 @@ def norm_of_change(base: FrozenModel, changed: FrozenModel) -> float:
     """Return ‖changed - base‖ over all weights that both have as numbers of one shape."""
     pairs = common_weights(base.module, changed.module)
     return sum(float((other.to(weight) - weight).double().square().sum()) for weight, other in pairs) ** 0.5
+
+
+class Move(NamedTuple):
+    """How one part of a model was changed."""
+
+    weights: Float[Tensor, " n"]  # changed - base, of each tensor at most `COMPARED`
+    largest: float  # mean over its matrices of the log of the largest singular value of changed - base
+
+
+def moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> list[Move]:
+    """Return how each part was changed."""
+    found = []
+    for part in parts:
+        sides = [[model.module.get_submodule(path) for model in (base, changed)] for path in part.paths]
+        changes = [(b.to(a) - a).float() for side in sides for a, b in common_weights(*side)]
+        matrices = [each.flatten(1) for each in changes if each.dim() > 1] or [each[None] for each in changes]
+        wide = [each if each.shape[0] <= each.shape[1] else each.T for each in matrices]
+        squares = [torch.linalg.eigvalsh((each @ each.T).double())[-1].clamp(min=1e-30) for each in wide]
+        weights = torch.cat([each.flatten()[:: -(-each.numel() // COMPARED)] for each in changes])
+        found.append(Move(weights.cpu(), float(torch.stack(squares).log().mean()) / 2))
+    return found
+
+
+def beyond_forks(changed: Sequence[Move], forks: Sequence[Sequence[Move]]) -> tuple[Float[Tensor, " p"], float]:
+    """Return how far the change of each of p parts is beyond those of forks, and the p-value of the farthest.
+
+    Two numbers are compared by `beyond_null`, and the greater result is taken: the distance of the part's change from
+    the mean over all runs, which holds what forks share, and its largest singular values, which are large where
+    training had an aim.
+    """
+    columns = []
+    for part in zip(changed, *forks, strict=True):
+        runs = torch.stack([move.weights for move in part])
+        columns.append((runs - runs.mean(0)).double().norm(dim=1).clamp(min=1e-15).log())
+        columns.append(torch.tensor([move.largest for move in part], dtype=torch.float64))
+    values = torch.stack(columns, 1)
+    beyond, p = beyond_null(values[0], values[1:])
+    return beyond.view(-1, 2).amax(1), float(p)
 
 
 def fork(

@@ -18,14 +18,14 @@ from torch import Tensor
 
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import Change, PartChanges, Seen, by_part
+from thinkalike.evaluation.changes import Change, PartChanges, Seen
+from thinkalike.evaluation.forks import beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.diff.instrument import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     Verdict,
-    beyond_null,
     directions_of_change,
     equivalence,
     excess,
@@ -54,7 +54,7 @@ class Answers:
         first: the number of rows on which parts and null run, the first ones.
         contrasts: pairs of texts, if any.
         parts: what each part that differs does there.
-        null: what each random change or fork does: `kl` of tokens there, `effects` of pairs, and `shares` of parts.
+        null: what each random change or fork does: `kl` of tokens there, `effects` of pairs, and `moves` of parts.
     """
 
     base: FrozenModel
@@ -64,7 +64,7 @@ class Answers:
     margin: Mapping[str, float | None]
     contrasts: Contrasts | None = None
     parts: dict[Part, PartChanges] = field(default_factory=dict)
-    null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "shares": []})
+    null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "moves": []})
     changes: list[Change] = field(default_factory=list)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
@@ -74,8 +74,7 @@ class Answers:
         """Run `NULLS` models of the null, on the rows of the parts and on pairs.
 
         Args:
-            run: opens a model by its number, which is as the base before block `start`; -1: a fork, whose parts are
-                exchanged, too.
+            run: opens a model by its number, which is as the base before block `start`.
         """
         self.null = work.resume("null") or self.null
         for number in counted(range(len(self.null["kl"]), NULLS), "model of the null"):
@@ -84,8 +83,7 @@ class Answers:
                 self.null["kl"].append(kl)
                 self.null["effects"].append(self.effects(model))
                 if model is not self.base:
-                    found = by_part(self.base, model, list(self.parts), [own.of(model) for own in batches], len(kl))
-                    self.null["shares"].append([share_of(each, kl) for each in found.values()])
+                    self.null["moves"].append(moves(self.base, model, list(self.parts)))
             work.keep("null", self.null)
 
     def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
@@ -138,8 +136,8 @@ class Answers:
                       "null_p": float(rank_p(mine, theirs)), "null_p_less": float(rank_p(-mine, -theirs))}  # fmt: skip
         if len(words := groups["word"]):
             found |= {"contrast_base": words["before"].mean(), "contrast_change": words["change"].mean()}
-        if self.null["shares"]:
-            found["part_p"] = float(self._beyond_drift()[1])
+        if self.null["moves"]:
+            found["part_p"] = self._beyond_drift()[1]
         return found | self._verdicts(found, groups)
 
     def _verdicts(self, numbers: Mapping[str, float], groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
@@ -173,16 +171,13 @@ class Answers:
                 row |= _of_part(self.parts[part], whole, documents)
             rows.append(row)
         table = pd.DataFrame(rows)
-        if self.null["shares"]:
-            tried = [place for place, part in enumerate(every) if part in self.parts]
-            table.loc[tried, "drift"] = torch.tensor(self.null["shares"]).mean(0).numpy()
-            table.loc[tried, "beyond"] = self._beyond_drift()[0].numpy()
+        if self.null["moves"]:
+            differ = [place for place, part in enumerate(every) if part in self.parts]
+            table.loc[differ, "beyond"] = self._beyond_drift()[0].numpy()
         return table
 
-    def _beyond_drift(self) -> tuple[Tensor, Tensor]:
-        """Return how far the share of each part is beyond those in forks, and the p-value of the farthest."""
-        own = [share_of(each, self.kl()[: len(self.null["kl"][0])]) for each in self.parts.values()]
-        return beyond_null(*(torch.tensor(shares, dtype=torch.float64) for shares in (own, self.null["shares"])))
+    def _beyond_drift(self) -> tuple[Tensor, float]:
+        return beyond_forks(moves(self.base, self.changed, list(self.parts)), self.null["moves"])
 
     def _tokens(self) -> pd.DataFrame:
         """Return the tokens after which the prediction changed beyond the null's, the most certain first."""
@@ -310,10 +305,3 @@ def _of_part(found: PartChanges, whole: Float[Tensor, " n"], documents: Int[Tens
     share = interval_around((sums[0].sum() / sums[1].sum()), math.inf) if few else bootstrap_interval(sums[0], sums[1])
     shares = {"goes": float(1 - without.sum() / whole.sum()), "comes": float(alone.sum() / whole.sum())}
     return row | shares | ends_of("share", share)
-
-
-def share_of(found: PartChanges, whole: Float[Tensor, " n"]) -> float:
-    """Return the mean of the shares of KL that go and that come with a part; NaN if it was not tried."""
-    if found.without is None or found.alone is None:
-        return math.nan
-    return float((whole - found.without + found.alone).double().sum() / (2 * whole.double().sum()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,9 +35,9 @@ def lines(result: Result) -> Iterator[str]:
     yield from cells(result.table, screen_width())
 
 
-def _ends(numbers: dict[str, float], name: str, spec: str) -> str:
-    low, high = numbers.get(f"{name}_low"), numbers.get(f"{name}_high")
-    return f"{numbers[name]:{spec}}" if low is None else span(numbers[name], low, high, spec)
+def _ends(numbers: Any, name: str, spec: str) -> str:
+    low, high = (numbers.get(f"{name}_{end}", math.nan) for end in ("low", "high"))
+    return span(numbers[name], low, high, spec)
 
 
 def changed(numbers: dict[str, float]) -> str:
@@ -86,25 +87,20 @@ def where(table: pd.DataFrame, p: float | None = None) -> str:
     elif len(most):
         said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
     shares = differ["share"].dropna().sort_values(ascending=False, kind="stable")
-    parts = ", ".join(f"{named([row])} {_share(row)}" for _, row in differ.loc[shares.index[:SHARES]].iterrows())
+    parts = ", ".join(
+        f"{named([row])} {_ends(row, 'share', '.2f')}" for _, row in differ.loc[shares.index[:SHARES]].iterrows()
+    )
     if not parts:
         return f"{said}. No prediction differs."
     return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ, p)}"
 
 
 def _beyond_drift(differ: pd.DataFrame, p: float | None) -> str:
-    """Return the part whose share is the most surprising beside forks, if there are any."""
+    """Return the part whose change is the most surprising beside forks, if there are any."""
     if p is None:
         return ""
     most = differ.sort_values("beyond", ascending=False).iloc[0]
-    beside = f"{most['share']:.2f} beside {most['drift']:.2f} in forks, p = {p:.2g} over all parts"
-    return f" Most beyond drift: {named([most])}, {beside}."
-
-
-def _share(row: Any) -> str:
-    """Return a share with its interval, if it has ends."""
-    ends = row.get("share_low"), row.get("share_high")
-    return span(row["share"], *ends, ".2f") if all(map(pd.notna, ends)) else f"{row['share']:.2f}"
+    return f" Its weights moved most beyond those of forks in {named([most])}, p = {p:.2g} over all parts."
 
 
 def named(rows: Sequence[Any]) -> str:
