@@ -15,8 +15,8 @@ from thinkalike.measures import (
     jackknife,
     mutual_measure,
 )
-from thinkalike.measures.changes import LayerShifts
 from thinkalike.measures.contract import each_pair, rows_in_order
+from thinkalike.measures.shifts import LayerShifts
 
 
 def dots_measure(prepare=lambda rows, name: rows.double()):

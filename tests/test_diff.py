@@ -12,10 +12,10 @@ from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.changes import by_part, perturbed, seen
-from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, norm_of_change, rate_for
+from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, parts_of
+from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, norms, parts_of
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
 ROWS = TokenRows(TOKENS, torch.arange(8)[:, None].expand(8, 16))
@@ -262,7 +262,7 @@ def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
     base = tiny.frozen()
     before = base.fingerprint()
     whole = fork(base, TOKENS, 0.5, seed=0, steps=8)
-    assert norm_of_change(base, whole) == pytest.approx(0.5, rel=1e-4)
+    assert norms(base, whole)[0] == pytest.approx(0.5, rel=1e-4)
     losses = [torch.nn.functional.cross_entropy(model.full(TOKENS)[:, :-1].flatten(0, 1), TOKENS[:, 1:].flatten())
               for model in (base, whole)]  # fmt: skip
     assert losses[1] < losses[0]
@@ -272,7 +272,7 @@ def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
     assert base.fingerprint() == before
     assert fork(base, TOKENS, 0.5, seed=0, steps=8).fingerprint() == whole.fingerprint() != before
     rate = rate_for(base, TOKENS, 0.5, 8)
-    assert norm_of_change(base, fork(base, TOKENS, 0.5, 0, rate=rate, steps=8)) == pytest.approx(0.5, rel=1e-4)
+    assert norms(base, fork(base, TOKENS, 0.5, 0, rate=rate, steps=8))[0] == pytest.approx(0.5, rel=1e-4)
     assert 0.1 < rate / rate_for(base, TOKENS, 1.0, 8) < 0.9
 
 

@@ -30,12 +30,6 @@ def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> Froz
     return other
 
 
-def norm_of_change(base: FrozenModel, changed: FrozenModel) -> float:
-    """Return ‖changed - base‖ over all weights that both have as numbers of one shape."""
-    pairs = common_weights(base.module, changed.module)
-    return sum(float((other.to(weight) - weight).double().square().sum()) for weight, other in pairs) ** 0.5
-
-
 class Move(NamedTuple):
     """How one part of a model was changed."""
 
@@ -47,8 +41,7 @@ def moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> lis
     """Return how each part was changed."""
     found = []
     for part in parts:
-        sides = [[model.module.get_submodule(path) for model in (base, changed)] for path in part.paths]
-        changes = [(b.to(a) - a).float() for side in sides for a, b in common_weights(*side)]
+        changes = [(other - weight).float() for weight, other in common_weights(base, changed, part.paths)]
         matrices = [each.flatten(1) for each in changes if each.dim() > 1] or [each[None] for each in changes]
         wide = [each if each.shape[0] <= each.shape[1] else each.T for each in matrices]
         squares = [torch.linalg.eigvalsh((each @ each.T).double())[-1].clamp(min=1e-30) for each in wide]
@@ -77,14 +70,14 @@ def beyond_forks(changed: Sequence[Move], forks: Sequence[Sequence[Move]]) -> tu
 def fork(
     base: FrozenModel,
     rows: Int[Tensor, "rows t"],
-    norm: float,
+    norm: float | None,
     seed: int,
     *,
     rate: float = RATE,
     steps: int = 40,
     paths: Sequence[str] = ("",),
 ) -> FrozenModel:
-    """Return a copy of a model that was trained on, with the change of its weights scaled to a norm.
+    """Return a copy of a model that was trained on, with the change of its weights scaled to a norm, if one is given.
 
     AdamW without weight decay, at a rate that falls linearly to 0, on batches of rows at random.
 
@@ -97,7 +90,7 @@ def fork(
     moved = _train(base, module, weights, rows, seed, rate, steps)
     with torch.no_grad():
         for own, old in zip(weights, before, strict=True):
-            own.copy_(old + (own - old) * (norm / moved))
+            own.copy_(old + (own - old) * (norm / moved if norm else 1.0))
     return with_weights(base, module, f"fork {seed}")
 
 

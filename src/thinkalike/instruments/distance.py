@@ -55,7 +55,7 @@ class Distance(LayerPairs, kind="distance", version=2, reads=("model", "target",
         return own
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.changes import LayerShifts
+        from thinkalike.measures.shifts import LayerShifts
 
         return LayerShifts(source_layers, target_layers, given=measure.given)
 

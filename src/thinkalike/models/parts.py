@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +38,11 @@ class Part:
     component: str
     layer: int
     paths: tuple[str, ...]
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the names of its weights begin with."""
+        return tuple(f"{path}." for path in self.paths)
 
     def __str__(self) -> str:
         return self.component if self.component.endswith("embedding") else f"{self.component} {self.layer}"
@@ -95,25 +99,13 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     Raises:
         ModelError: one that differs is in no part.
     """
-    differ = _different(base.module, changed.module)
-    found = [part for part in parts_of(base) if any(_is_inside(name, part) for name in differ)]
-    if lost := [name for name in differ if not any(_is_inside(name, part) for part in found)]:
+    first, second = (dict(tensors_of(model.module)) for model in (base, changed))
+    same = {name for name in first.keys() & second.keys() if torch.equal(first[name], second[name].to(first[name]))}
+    differ = (first.keys() | second.keys()) - same
+    inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
+    if lost := sorted(differ.difference(*inside.values())):
         raise ModelError(f"{changed.name}: {lost[0]} differs, and belongs to none of the model's modules of weights")
-    return found
-
-
-def _is_inside(name: str, part: Part) -> bool:
-    return any(name.startswith(f"{path}.") for path in part.paths)
-
-
-def _different(base: Any, changed: Any) -> list[str]:
-    first = dict(tensors_of(base))
-    second = dict(tensors_of(changed))
-    return [
-        name
-        for name in sorted(first.keys() | second.keys())
-        if not (name in first and name in second and torch.equal(first[name], second[name].to(first[name])))
-    ]
+    return [part for part, names in inside.items() if names]
 
 
 def is_packed(model: FrozenModel) -> bool:
@@ -155,20 +147,19 @@ def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor],
             weight.data = data
 
 
-def common_weights(base: torch.nn.Module, changed: torch.nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the weights that two modules both have as numbers of one shape."""
-    theirs = dict(changed.named_parameters())
-    for name, weight in base.named_parameters():
-        other = theirs.get(name)
-        if other is not None and other.shape == weight.shape and other.is_floating_point():
-            yield weight, other
+def common_weights(base: FrozenModel, changed: FrozenModel, paths: Sequence[str]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the weights of some modules that both models have as numbers of one shape."""
+    for path in paths:
+        theirs = dict(changed.module.get_submodule(path).named_parameters())
+        for name, weight in base.module.get_submodule(path).named_parameters():
+            other = theirs.get(name)
+            if other is not None and other.shape == weight.shape and other.is_floating_point():
+                yield weight, other.to(weight)
 
 
-def relative_change(base: FrozenModel, changed: FrozenModel, part: Part) -> float:
-    """Return ‖changed - base‖ / ‖base‖ of the weights of a part, 0 where none of them can be compared."""
-    squares = torch.zeros(2, dtype=torch.float64)
-    for path in part.paths:
-        for weight, other in common_weights(*(model.module.get_submodule(path) for model in (base, changed))):
-            norms = ((other.to(weight) - weight).norm(), weight.norm())
-            squares += torch.stack([norm.double().cpu() ** 2 for norm in norms])
-    return float((squares[0] / squares[1].clamp(min=torch.finfo(torch.float64).tiny)).sqrt())
+def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",)) -> tuple[float, float]:
+    """Return ‖changed - base‖ and ‖base‖ over the `common_weights`."""
+    pairs = list(common_weights(base, changed, paths))
+    sides = [(other - weight for weight, other in pairs), (weight for weight, _ in pairs)]
+    change, whole = (sum(float(each.double().square().sum()) for each in side) ** 0.5 for side in sides)
+    return change, whole

@@ -34,7 +34,7 @@ from thinkalike.measures.changes import (
 )
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, interval_around
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import Part, parts_of, relative_change
+from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.progress import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
@@ -115,9 +115,8 @@ class Answers:
                   "words": words, "contexts": self._contexts(),
                   "directions": pd.DataFrame(self._directions)}  # fmt: skip
         tables = {name: table for name, table in tables.items() if len(table)}
-        return Outcome(
-            parts, self._scalars({"class": classes, "word": words}), tables=tables, blank=list(parts.columns)
-        )
+        numbers = self._scalars({"class": classes, "word": words})
+        return Outcome(parts, numbers, tables=tables, blank=list(parts.columns))
 
     def _scalars(self, groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         parts, documents = [each.tokens for each in self.changes], self.documents()
@@ -137,7 +136,7 @@ class Answers:
         if len(words := groups["word"]):
             found |= {"contrast_base": words["before"].mean(), "contrast_change": words["change"].mean()}
         if self.null["moves"]:
-            found["part_p"] = self._beyond_drift()[1]
+            found["part_p"] = self._beyond_drift[1]
         return found | self._verdicts(found, groups)
 
     def _verdicts(self, numbers: Mapping[str, float], groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
@@ -167,15 +166,15 @@ class Answers:
             row = {"component": part.component, "layer": part.layer, "weights": 0.0}
             row |= dict.fromkeys(("entering", "goes", "comes", "share"), math.nan if part in self.parts else 0.0)
             if part in self.parts:
-                row["weights"] = relative_change(self.base, self.changed, part)
-                row |= _of_part(self.parts[part], whole, documents)
+                change, before = norms(self.base, self.changed, part.paths)
+                row |= {"weights": change / (before or 1.0), **_of_part(self.parts[part], whole, documents)}
             rows.append(row)
         table = pd.DataFrame(rows)
         if self.null["moves"]:
-            differ = [place for place, part in enumerate(every) if part in self.parts]
-            table.loc[differ, "beyond"] = self._beyond_drift()[0].numpy()
+            table.loc[[part in self.parts for part in every], "beyond"] = self._beyond_drift[0].numpy()
         return table
 
+    @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
         return beyond_forks(moves(self.base, self.changed, list(self.parts)), self.null["moves"])
 

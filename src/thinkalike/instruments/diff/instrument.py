@@ -93,10 +93,10 @@ class Diff(Instrument, kind="diff", version=3, reads=("model", "target", "data",
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.evaluation import changes
-        from thinkalike.evaluation.forks import fork, norm_of_change, rate_for
+        from thinkalike.evaluation.forks import fork, rate_for
         from thinkalike.instruments.diff.answers import Answers
         from thinkalike.models.load import load_models
-        from thinkalike.models.parts import changed_parts, check_one_basis, is_packed
+        from thinkalike.models.parts import changed_parts, check_one_basis, is_packed, norms
         from thinkalike.models.tokenizers import same_vocabulary
 
         measure: Any = config.measure
@@ -130,7 +130,7 @@ class Diff(Instrument, kind="diff", version=3, reads=("model", "target", "data",
                 if measure.null == "perturbation":
                     answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
                 else:
-                    norm, steps = norm_of_change(base, changed), measure.steps
+                    norm, steps = norms(base, changed)[0], measure.steps
                     rate = measure.rate or rate_for(base, text, norm, steps)
                     forked = partial(fork, base, text, norm, rate=rate, steps=steps)
                     answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)

@@ -18,6 +18,13 @@ SHARES = 3  # of KL
 RUNS = 5  # of layers that follow each other, at most, that are named
 LISTED = 6  # tokens
 RATE = 0.05  # of false discoveries among them
+NULL = {  # in words, and what the changes of the null are
+    "drift": ("drift on its own text", "forks by further training on it, with changes of equal norm"),
+    "perturbation": (
+        "perturbation at random",
+        "random changes of the same weights, of equal norms and singular values",
+    ),
+}
 VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
 
 
@@ -58,19 +65,12 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
     """Return whether the change is more than that of the null, of its size."""
     if "null_p" not in numbers:
         return "There is nothing to compare."
-    kind = "drift on its own text" if null == "drift" else "perturbation at random"
-    same = (
-        f"{numbers['nulls']:.0f} forks by further training on it, with changes of equal norm"
-        if null == "drift"
-        else f"{numbers['nulls']:.0f} random changes of the same weights, of equal norms and singular values"
-    )
+    kind, same = NULL[null]
     value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
-    said = f"KL {value:.4g} beside {low:.4g} to {high:.4g} by {same}"
-    if value > high:
-        return f"More than by {kind}: {said}; p = {numbers['null_p']:.2g}."
-    if value < low:
-        return f"Less than by {kind}: {said}; p = {numbers['null_p_less']:.2g}."
-    return f"No more and no less than by {kind}: {said}; p = {numbers['null_p']:.2g}."
+    p = numbers["null_p_less" if value < low else "null_p"]
+    said = "More than" if value > high else "Less than" if value < low else "No more and no less than"
+    beside = f"{low:.4g} to {high:.4g} by {numbers['nulls']:.0f} {same}"
+    return f"{said} by {kind}: KL {value:.4g} beside {beside}; p = {p:.2g}."
 
 
 def where(table: pd.DataFrame, p: float | None = None) -> str:
@@ -90,17 +90,11 @@ def where(table: pd.DataFrame, p: float | None = None) -> str:
     parts = ", ".join(
         f"{named([row])} {_ends(row, 'share', '.2f')}" for _, row in differ.loc[shares.index[:SHARES]].iterrows()
     )
-    if not parts:
-        return f"{said}. No prediction differs."
-    return f"{said}. Shares of KL: {parts}.{_beyond_drift(differ, p)}"
-
-
-def _beyond_drift(differ: pd.DataFrame, p: float | None) -> str:
-    """Return the part whose change is the most surprising beside forks, if there are any."""
+    said = f"{said}. Shares of KL: {parts}." if parts else f"{said}. No prediction differs."
     if p is None:
-        return ""
-    most = differ.sort_values("beyond", ascending=False).iloc[0]
-    return f" Its weights moved most beyond those of forks in {named([most])}, p = {p:.2g} over all parts."
+        return said
+    farthest = named([differ.sort_values("beyond").iloc[-1]])
+    return f"{said} Weights moved most beyond those of forks in {farthest}, p = {p:.2g} over all parts."
 
 
 def named(rows: Sequence[Any]) -> str:
@@ -170,20 +164,17 @@ def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
 
 def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
     """Yield a line for each component, with a shaded cell for each layer: its share of KL."""
-    blocks = table[(table["layer"] >= 0) & ~table["component"].str.endswith("embedding")]
-    layers = int(blocks["layer"].max()) + 1
-    greatest = table["share"].max()
+    greatest, count = table["share"].max(), int(table["layer"].max())
     if not greatest > 0:
         return
-    step = -(-layers // max(width - 14, 1))
-    yield f"share of KL by layer, 0 to {layers - 1}; █ is {greatest:.2f}, ? is not tried"
+    step = -(-(count + 1) // max(width - 14, 1))
+    yield f"share of KL by layer, 0 to {count - 1}; █ is {greatest:.2f}, ? is not tried"
     for component, rows in table.groupby("component", sort=False):
         if str(component).endswith("embedding"):
             yield f"{component:<12}{_shade(rows['share'].iloc[0], greatest)}"
         elif rows["weights"].max() > 0:
-            by_layer = rows.groupby(rows["layer"] // step)["share"].max()
-            shades = (_shade(by_layer.get(at, 0.0), greatest) for at in range(-(-layers // step)))
-            yield f"{component:<12}{''.join(shades)}"
+            by_place = rows.groupby(rows["layer"] // step)["share"].max()
+            yield f"{component:<12}{''.join(_shade(share, greatest) for share in by_place)}"
 
 
 def _shade(share: float, greatest: float) -> str:
