@@ -80,10 +80,10 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     assert "their rules were not tried on" in little.stderr
     monkeypatch.setattr("thinkalike.evaluation.verdicts.TRIED", {})
     monkeypatch.setattr("thinkalike.measures.canonical.FEWEST_GROUPS", 2)  # the text has 7 documents
-    monkeypatch.setattr("thinkalike.evaluation.likeness.FEWEST_GROUPS", 2)
+    monkeypatch.setattr("thinkalike.evaluation.foreseen.FEWEST_GROUPS", 2)
     done = door("train.py", *small_stitching)
     table = done.result.table
-    for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "future"):
+    for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "foresight", "future"):
         assert (table[f"{name}_low"] <= table[name]).all()
         assert (table[name] <= table[f"{name}_high"]).all()
     assert set(table["verdict"]) <= set(VERDICTS)
