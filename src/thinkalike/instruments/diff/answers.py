@@ -19,7 +19,7 @@ from torch import Tensor
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen
-from thinkalike.evaluation.forks import beyond_forks, moves
+from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.diff.instrument import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
@@ -83,7 +83,7 @@ class Answers:
                 self.null["kl"].append(kl)
                 self.null["effects"].append(self.effects(model))
                 if model is not self.base:
-                    self.null["moves"].append(moves(self.base, model, list(self.parts)))
+                    self.null["moves"].append([tuple(each) for each in moves(self.base, model, list(self.parts))])
             work.keep("null", self.null)
 
     def effects(self, model: FrozenModel) -> Float[Tensor, " p"]:
@@ -176,7 +176,8 @@ class Answers:
 
     @cached_property
     def _beyond_drift(self) -> tuple[Tensor, float]:
-        return beyond_forks(moves(self.base, self.changed, list(self.parts)), self.null["moves"])
+        forks = [[Move(*each) for each in fork] for fork in self.null["moves"]]
+        return beyond_forks(moves(self.base, self.changed, list(self.parts)), forks)
 
     def _tokens(self) -> pd.DataFrame:
         """Return the tokens after which the prediction changed beyond the null's, the most certain first."""
