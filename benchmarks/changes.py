@@ -55,7 +55,7 @@ class Court:
         self.candidates = [part for part in self.parts if part.component in ("attention", "MLP")]
 
     def keys(self, part: Part) -> list[str]:
-        return [key for key in self.before if any(key.startswith(f"{path}.") for path in part.paths)]
+        return [key for key in self.before if key.startswith(part.prefixes)]
 
     def number(self, name: str, compute: Callable[[], Any]) -> Any:
         """Return what was computed under this name, or compute it."""
@@ -140,7 +140,7 @@ def _found(court: Court, own: Delta, added: Delta, norm: float, dose: float, mat
     norms = [
         [total({key: side[key] for key in court.keys(each)}) for each in court.parts] for side in (change, court.before)
     ]
-    relative = [own / whole for own, whole in zip(*norms, strict=True)]
+    relative = [moved / whole for moved, whole in zip(*norms, strict=True)]
     ways = {"beyond": beyond.tolist(), "weights": relative}
     if kind == "reversed" and not matched and dose in (1.0, 0.5):
         batches, changes = zip(*seen(court.base, changed, court.rows, court.first), strict=True)

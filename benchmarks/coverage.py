@@ -180,7 +180,7 @@ def over_models(draws: int) -> None:
     """
     print("| models | noise of a pair | within a group | between | difference | atlas |")
     print("|---|---|---|---|---|---|")
-    for n, apart in itertools.product((3, 5, 10), (0.3, 1.0, 3.0)):
+    for n, apart in itertools.product((3, 4, 5, 10), (0.0, 0.3, 1.0, 3.0)):
         chance, held = np.random.default_rng(n), []
         for _ in range(5 * draws):
             source, target, pair = (torch.from_numpy(chance.normal(size=size)) for size in (2 * n, 2 * n, (2 * n,) * 2))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinkalike.measures.canonical import LEFT, whitening
 from thinkalike.measures.closed_forms import Moments
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
 
 AHEAD = 2  # how many of the next tokens a source may know
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
@@ -29,15 +29,18 @@ class Foreseen:
 
     def __init__(self, states: Moments):
         self.states = states
-        sides = zip(*states.pairs, strict=True)
-        self._sides = [Moments([(layer, 0) for layer in sorted(set(layers))]) for layers in sides]
+        self._across: dict[tuple[int, int], Tensor] = {}  # Σ x s' by side and layer, of states x and surprises s
+        self._surprises = torch.zeros(())  # Σ s
         self._maps: list[tuple[Tensor, Tensor, Tensor]] = []
         self._sums = [torch.zeros(PARTS, AHEAD, 3, dtype=torch.float64) for _ in states.pairs]
 
     def fit(self, source: ByLayer, target: ByLayer, surprises: Float[Tensor, "n codes"]) -> None:
         """Add rows to fit on; for `surprises` see `TargetBatch`."""
-        for moments, states in zip(self._sides, (source, target), strict=True):
-            moments.update(states, {0: surprises})
+        surprised = surprises.double()
+        self._surprises = self._surprises + surprised.sum(0)
+        for side, states in enumerate((source, target)):
+            for layer, rows in states.items():
+                self._across[side, layer] = self._across.get((side, layer), 0) + rows.double().T @ surprised
 
     def judge(
         self,
@@ -51,18 +54,19 @@ class Foreseen:
         self._maps = self._maps or [self._fitted(place, *both) for place, both in enumerate(whitened)]
         belongs = torch.nn.functional.one_hot(parts, PARTS).double().T
         for pair, maps, sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
-            mine, own = (moments.of((layer, 0)) for moments, layer in zip(self._sides, pair, strict=True))
-            x, y = source[pair[0]].double() - mine.mean_x, target[pair[1]].double() - own.mean_x
+            both = self.states.of(pair)
+            x, y = source[pair[0]].double() - both.mean_x, target[pair[1]].double() - both.mean_y
             found = (x @ maps[0] - y @ maps[1]).unflatten(1, (AHEAD, -1))
-            actual = (surprises - own.mean_y - y @ maps[2]).unflatten(1, (AHEAD, -1))
+            actual = (surprises - self._surprises / both.n - y @ maps[2]).unflatten(1, (AHEAD, -1))
             each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
             sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
 
     def _fitted(self, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the maps by which both states predict beside the target's own, and that by which the latter does."""
         pair = self.states.pairs[place]
-        mine, own = (moments.of((layer, 0)).xy for moments, layer in zip(self._sides, pair, strict=True))
         both = self.states.of(pair)
+        means = enumerate((both.mean_x, both.mean_y))
+        mine, own = (self._across[side, pair[side]] - torch.outer(mean, self._surprises) for side, mean in means)
         across, by_source, by_target = (each / (both.n - 1) for each in (x.T @ both.xy @ y, x.T @ mine, y.T @ own))
         left = whitening(torch.eye(len(across)).to(across) - across @ across.T, LEFT)
         more = left @ (left.T @ (by_source - across @ by_target))
@@ -77,9 +81,8 @@ class Foreseen:
         for sums in self._sums:
             there = sums[sums[:, 0, 2] > 0]
             value = _correlation(there.sum(0))
-            few = documents < FEWEST_GROUPS
-            ends = interval_around(value, torch.inf) if few else jackknife(value, _correlation(there.sum(0) - there))
-            found.append(ends[int(value.argmax())])
+            left = (there.sum(0) - there)[: len(there) if documents >= FEWEST_GROUPS else 0]
+            found.append(jackknife(value, _correlation(left))[int(value.argmax())])
         return found
 
 

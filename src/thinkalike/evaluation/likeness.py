@@ -36,10 +36,7 @@ GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; th
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
-SOURCE_BYTES, TARGET_BYTES = (
-    28,
-    24,
-)  # of each number of a state: as it is, beyond the tokens, and in float64 for moments
+SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
 LAGS, DECAYS = (
     (1, 2, 3, 4, 5, 6),
     (0.5, 0.7, 0.85, 0.95),

@@ -62,8 +62,8 @@ def grouped(
     The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models and var / n over examples add up, and t is
     Student's with one degree of freedom less than models in the smallest group. A group of two models has one pair and
     no spread: `directed` that compares with it has the interval (-∞, ∞). Within groups of fewer than `FEWEST` models
-    intervals cover too little, and are (-∞, ∞). `difference`
-    averages both directions, in which signed values may cancel, and `directed` keeps them apart.
+    intervals cover too little, and are (-∞, ∞). `difference` averages both directions, in which signed values may
+    cancel, and `directed` keeps them apart.
 
     Args:
         groups: The group of each model.

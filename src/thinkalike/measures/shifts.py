@@ -17,8 +17,6 @@ from thinkalike.measures.contract import Pair
 from thinkalike.measures.estimates import PARTS, jackknife, without_parts
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
-TERMS = ("distance", "cosine", "norm_source", "norm_target", "tokens")
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ShiftEstimate(LayerPairEstimate):

@@ -111,7 +111,7 @@ class FrozenModel:
 
     @property
     def predicts(self) -> Predicts:
-        """What the model outputs: logits of the "next" token, "hidden" tokens or the "class" of a text, or "states"."""
+        """The model outputs logits of the "next" token, of "hidden" tokens or of the "class" of a text, or "states"."""
         return self.family.predicts
 
     @property

@@ -41,7 +41,7 @@ class Part:
 
     @property
     def prefixes(self) -> tuple[str, ...]:
-        """What the names of its weights begin with."""
+        """The names of its weights begin with one of these."""
         return tuple(f"{path}." for path in self.paths)
 
     def __str__(self) -> str:
