@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
+from thinkalike.evaluation.foreseen import AHEAD, Foreseen
 from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.accumulators import Accumulator
 from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening
-from thinkalike.measures.closed_forms import PairMoments
+from thinkalike.measures.closed_forms import Moments, PairMoments
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.prediction import LayerPredictions
 
@@ -32,13 +33,14 @@ DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSum
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
     **{kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
-    **dict.fromkeys(("r2", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
+    **dict.fromkeys(("r2", "future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),
 }
 ROWS, COMMON = 64, 0.5  # of a batch, and the share of the variance that both models have in common
 FITTED = 1024  # rows that the maps of R² are fitted on, the same in all data sets
 VOCABULARY = 8
+CODES, KNOWN = 4, 0.3  # of a token ahead, and what a surprise has of the source's state
 CHUNK = 20  # data sets that are kept together
 
 
@@ -61,6 +63,8 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         sums = DirectionSums(canonical_directions(known, *whitened), torch.eye(len(known.yy))[:, :1].double())
         sums.judge(found.source[0], found.target[0], found.documents % PARTS)
         return sums.compute(len(found.documents.unique()))[name]
+    if name == "future":
+        return future(drawn(FITTED, FITTED, 0.0, 1), drawn(rows, documents, share, seed), share, seed)
     if name == "r2":
         means, fitted = LayerPredictions(1, 1, fit_batches=1), drawn(FITTED, FITTED, 0.0, 1)
         means.update(fitted.source, fitted.target, documents=fitted.documents)
@@ -69,6 +73,28 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
         groups = {"groups": found.tokens[part]} if vocabulary else {}
         means.update([found.source[0][part]], [found.target[0][part]], documents=found.documents[part], **groups)
     return means.compute()
+
+
+def future(fitted: Scattered, judged: Scattered, share: float, seed: int) -> Estimate:
+    """Return what the source foresees of surprises that are its own states and noise."""
+    moments = Moments([(0, 0)])
+    moments.update(fitted.source, fitted.target)
+    known, sums = moments.of((0, 0)), Foreseen(moments)
+    whitened = tuple(whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
+    states = [({0: side.source[0]}, {0: side.target[0]}) for side in (fitted, judged)]
+    sums.fit(*states[0], surprises(fitted, 0.0, 1))
+    sums.judge(*states[1], surprises(judged, share, seed), judged.documents % PARTS, [whitened])
+    return sums.result(len(judged.documents.unique()))[0]
+
+
+def surprises(side: Scattered, share: float, seed: int) -> torch.Tensor:
+    """Return surprises, (n, `AHEAD` x `CODES`)."""
+    chance, owners = torch.Generator().manual_seed(seed + 2), side.documents.unique(return_inverse=True)[1]
+    own, of_documents = (
+        torch.randn(n, AHEAD * CODES, generator=chance).double() for n in (len(owners), int(owners.max()) + 1)
+    )
+    noise = math.sqrt(1 - share) * own + math.sqrt(share) * of_documents[owners]
+    return KNOWN * side.source[0][:, : AHEAD * CODES] + noise
 
 
 def show(options: Any) -> None:
