@@ -56,7 +56,9 @@ def scattered(
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
         return torch.randn(*shape, generator=of, dtype=torch.float64)
 
-    weights = torch.ones(documents) if lengths == "equal" else torch.rand(documents, generator=chance).clamp(min=1e-9).log().neg()
+    weights = torch.ones(documents)
+    if lengths == "geometric":
+        weights = -torch.rand(documents, generator=chance).clamp(1e-9).log()
     owners = weights.multinomial(rows, replacement=True, generator=chance)
     tokens = torch.randint(max(vocabulary, 1), (rows,), generator=chance)
 
