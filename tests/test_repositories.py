@@ -194,7 +194,7 @@ def test_repositories_are_measured_and_the_table_shows_them(door, root, text_fil
         swept = door("analyze.py", "-m", *small, *data, "model=someone/m,other/m", endpoint=endpoint)
     assert list(dict.fromkeys(result.table["source"])) == ["m[hub_id=someone/m]", "m[hub_id=other/m]"]
     assert swept.status == 0, swept.stderr
-    assert swept.stdout.count("CKA of m and m") == 2
+    assert swept.stdout.count("CKA of the layers of m,") == 2
 
 
 def test_a_folder_of_the_same_name_is_not_taken_for_the_repository(served, monkeypatch, tmp_path):

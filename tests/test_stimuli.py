@@ -199,7 +199,8 @@ def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
 
 @pytest.mark.slow
 def test_the_same_seed_draws_the_same_in_another_process():
-    code = "from thinkalike.data.stimuli import *\nprint(controlled_stimuli(300, 7).sample(100, 7).fingerprint())"
+    drawn = "controlled_stimuli(300, 7).sample(100, 7, 'PoS').fingerprint()"
+    code = f"from thinkalike.data.stimuli import *\nprint({drawn})"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "77"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     here = controlled_stimuli(300, 7).sample(100, 7, "PoS")

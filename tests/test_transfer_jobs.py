@@ -19,6 +19,7 @@ SMALL = ["stimuli.sentences=40", "measure.folds=2", "measure.inner_folds=2", "me
 PROBES = [*SMALL, "measure.draws=2", "stimuli.features=[Question,PoS]", "layers=[[1,1]]"]
 STEERING = ["measure.folds=2", "measure.draws=2", "measure.strengths=[1.0]", "layers=[[1,2]]"]
 WIDTH = 80
+WORDS = ("ab", "cd", "ef", "gh", "ba", "dc", "fe", "hg")  # as many as an interval needs
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def words(checkpoints, tmp_path_factory, text_files, tmp_path):
 def pairs(tmp_path):
     """Pairs of texts of letters that the tiny tokenizer knows."""
     path = tmp_path / "pairs.csv"
-    rows = [f"{word} c,{word}e c,{word},{word}e, a, b" for word in ("ab", "cd", "ef", "gh")]
+    rows = [f"{word} c,{word}e c,{word},{word}e, a, b" for word in WORDS]
     path.write_text("\n".join(["text,counterpart,word,counterpart_word,up,down", *rows]) + "\n")
     return path
 
@@ -130,7 +131,7 @@ def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     assert list(table["condition"]) == conditions * 2
     assert list(dict.fromkeys(table["position"])) == ["word", "later"]
     assert table["effect"].between(table["effect_low"], table["effect_high"]).all()
-    assert done.result.arrays["effects"].shape == (10, 4)
+    assert done.result.arrays["effects"].shape == (10, len(WORDS))
     assert {path.stem for path in done.result.figures} == {"steering"}
     assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
     assert "already done" in door("analyze.py", *own, *words, *STEERING).stderr
