@@ -58,6 +58,25 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
         assert written == pytest.approx((row.value, row.low, row.high), rel=1e-5)
 
 
+def test_the_steps_of_a_training_are_columns_and_its_layers_or_the_features_of_a_layer_rows():
+    table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
+    (grid,) = grids_of(table, run="m")
+    assert (grid["role"], grid["models"], grid["rows"], grid["columns"]) == (
+        "steps",
+        ["m"],
+        ["layer 0", "layer 1"],
+        [0, 8],
+    )
+    assert grid["numbers"][0]["v"] == [0.1, 1.0, 0.2, 1.0]
+    features = table.assign(feature="tense").rename(columns={"to_last": "accuracy"})
+    assert [(grid["variant"], grid["rows"]) for grid in grids_of(features)] == [
+        ("layer 0", ["tense"]),
+        ("layer 1", ["tense"]),
+    ]
+    assert grids_of(table[["step", "to_last"]])[0]["rows"] == [""]
+    assert grids_of(table.assign(other=0)) == [], "likeness of every two steps"
+
+
 def test_what_is_not_finite_is_none_and_cells_may_be_missing():
     table = layer_pairs("a", "b", 2, 2).astype({"low": float})
     table.loc[0, "value"], table.loc[1, "low"] = np.nan, -np.inf

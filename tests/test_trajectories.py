@@ -6,11 +6,11 @@ import json
 import math
 import re
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 import torch
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
@@ -18,12 +18,12 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import hub
 import tiny
-from conftest import composed
+from conftest import composed, kill_and_resume
 from thinkalike import Result
 from thinkalike.config import ModelConfig, PretrainConfig
 from thinkalike.config.overrides import quoted
-from thinkalike.errors import ConfigError, DataError, ModelError
-from thinkalike.instruments.trajectory.instrument import Reading, training
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments.trajectory.instrument import training
 from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
 from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
 from thinkalike.measures.trajectories import balanced, curve_of, held_out_right, onset, permuted_labels
@@ -122,6 +122,40 @@ def test_a_revision_that_a_folder_lacks_is_one_line_that_names_those_that_are_th
     tiny.write_checkpoint("gpt2", tmp_path / "checkpoint-500")
     with pytest.raises(ConfigError, match=r"model\.revision=step5 is not in .*, whose revisions are: checkpoint-500$"):
         load_model(tmp_path, revision="step5")
+
+
+class Trained(pl.LightningModule):
+    """A model inside a module of Lightning, as users write them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+
+def test_checkpoints_of_lightning_are_the_models_that_they_hold(tmp_path):
+    """The files are Lightning's own; configuration and tokenizer stand beside them."""
+    for step in (1000, 500):
+        whole = tiny.write_checkpoint("gpt2", tmp_path / f"whole{step}", seed=step)
+        model = load_model(whole).module
+        trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+        trainer.strategy.connect(Trained(model))
+        trainer.save_checkpoint(tmp_path / "run" / f"epoch=0-step={step}.ckpt")
+    config = ModelConfig(name="local", path=str(tmp_path / "run"))
+    assert steps_of(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
+    first, last = (replace(config, revision=name) for name in steps_of(config).values())
+    with pytest.raises(ModelError, match=r"run has no config\.json; save_pretrained writes one$"):
+        load_model(first)
+    for path in whole.glob("*.json"):
+        (tmp_path / "run" / path.name).write_bytes(path.read_bytes())
+    tokens = torch.arange(5)[None]
+    states = [load_model(each).residuals(tokens, [tiny.LAYERS - 1])[0] for each in (first, last, whole)]
+    assert torch.equal(states[0], states[2])
+    assert not torch.allclose(states[1], states[2]), "control"
+    before = checkpoint_fingerprint(first)
+    assert before != checkpoint_fingerprint(last)
+    shape = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**shape, "layer_norm_epsilon": 0.1}))
+    assert checkpoint_fingerprint(first) != before, "the configuration is part of it"
 
 
 def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
@@ -327,25 +361,27 @@ def test_the_importance_of_features_is_that_of_mlem(door, text, run_of_a_trainer
     assert np.allclose(found["importance_x"], found["importance_y"])
 
 
-def test_a_run_that_broke_off_goes_on_from_its_last_checkpoint(door, text, run_of_a_trainer, loads, tmp_path):
-    words = ["analyze.py", *ASKED, f"model={run_of_a_trainer}", *text[:-1]]
-    whole = door(*words, text[-1]).result
-    loads.clear()
-    with mock.patch.object(Reading, "of", broken_at("checkpoint-100", Reading.of)):
-        assert "broken off" in door(*words, f"store={tmp_path}/store").error
-    resumed = door(*words, f"store={tmp_path}/store").result
-    assert loads == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
+def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_bits(door, text, run_of_a_trainer, loads):
+    words = [*ASKED, f"model={run_of_a_trainer}", *text[:-1]]
+    resumed, whole = kill_and_resume(door, "analyze.py", *words, state="step0")
+    assert "checkpoint-0" not in loads[:-3], "the whole run is the second one"
+    assert loads[-3:] == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
     for path in whole.folder.glob("*.csv"):
         assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
 
 
-def broken_at(revision, own):
-    def of(self, checkpoint, work):
-        if checkpoint.revision == revision:
-            raise DataError("broken off")
-        return own(self, checkpoint, work)
-
-    return of
+def test_a_run_whose_second_half_is_its_first_half_again_is_seen_to_be_so(door, text, run_of_a_trainer, tmp_path):
+    for step, copied in {0: 0, 10: 10, 20: 0, 30: 10}.items():
+        (tmp_path / f"checkpoint-{step}").symlink_to(run_of_a_trainer / f"checkpoint-{copied}")
+    result = door("analyze.py", *ASKED, f"model={tmp_path}", *text).result
+    cells = result.tables["likeness"].pivot(index=["layer", "step"], columns="other", values="value")
+    first, second = cells.xs(0, level="step"), cells.xs(10, level="step")
+    assert np.allclose(first[20], 1)
+    assert np.allclose(second[30], 1)
+    assert first[[10, 30]].max(axis=None) < 0.9, "control"
+    assert np.allclose(result.table.query("step == 10")["to_last"], 1)
+    features = result.tables["features"].set_index(["layer", "feature", "step"])["accuracy"].unstack("step")
+    assert np.allclose(features[[0, 10]], features[[20, 30]])
 
 
 @pytest.mark.parametrize(

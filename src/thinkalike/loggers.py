@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import urllib.error
@@ -73,6 +74,21 @@ def pictures_of(result: Result) -> dict[str, Path]:
     return {path.stem: path for path in result.figures if path.suffix == ".png"}
 
 
+def curves_of(result: Result) -> dict[int, dict[str, float]]:
+    """Return the numbers that tables have for each step of a training, in the order of the steps.
+
+    A number is called by its column and its place, such as "accuracy/layer 2, feature Tense".
+    """
+    found: dict[int, dict[str, float]] = {}
+    for table in (each for each in result.tables.values() if "step" in each and "other" not in each):
+        numbers = [str(name) for name in table.select_dtypes("float") if not str(name).endswith(("_low", "_high"))]
+        for row in table.to_dict("records"):
+            place = ", ".join(f"{name} {row[name]}" for name in ("layer", "feature") if name in row)
+            own = {f"{name}/{place}".removesuffix("/"): row[name] for name in numbers if math.isfinite(row[name])}
+            found.setdefault(row["step"], {}).update(own)
+    return dict(sorted(found.items()))
+
+
 class TensorBoardTracker(Tracker):
     """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
 
@@ -93,6 +109,9 @@ class TensorBoardTracker(Tracker):
         with SummaryWriter(str(self.folder)) as writer:
             for name, value in summary_of(result).items():
                 writer.add_scalar(f"result/{name}", value)
+            for step, numbers in curves_of(result).items():
+                for name, value in numbers.items():
+                    writer.add_scalar(name, value, step)
             for name, path in pictures_of(result).items():
                 with Image.open(path) as picture:
                     writer.add_image(f"figures/{name}", np.asarray(picture.convert("RGB")), dataformats="HWC")
@@ -124,6 +143,8 @@ class WandbTracker(Tracker):
 
         tables = {"table" if name == "table" else f"tables/{name}": each for name, each in result.tables.items()}
         pictures = {f"figures/{name}": wandb.Image(str(path)) for name, path in pictures_of(result).items()}
+        for step, numbers in curves_of(result).items():
+            self.run.log(numbers, step=step)
         self.run.log({**{name: _as_table(each) for name, each in tables.items()}, **pictures})
         self.run.summary.update(summary_of(result))
         paths = [path for pattern in ("*", "figures/*") for path in sorted(result.folder.glob(pattern))]

@@ -133,8 +133,3 @@ def curve_of(
 def onset(above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
     """Return the place of the first step from which on all are above; the number of steps if the last one is not."""
     return above.shape[-1] - above.flip(-1).long().cumprod(-1).sum(-1)
-
-
-def share_before(first: Int[Tensor, " r"], second: Int[Tensor, " r"]) -> float:
-    """Return the share of resamples in which the first onset is before the second one; ties are not."""
-    return float((first < second).double().mean())

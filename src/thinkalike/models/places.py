@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +32,14 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
 STATED = ("config.json", "adapter_config.json")  # files of which every checkpoint has one
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
+LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
 def named_folder(config: ModelConfig) -> Path | None:
     """Return the folder or file that a configuration names, whatever it holds, or None if the model is on the hub.
 
-    A revision of a folder is a folder in it, such as a run's step64 or checkpoint-500.
+    A revision of a folder is a folder in it, such as a run's step64 or checkpoint-500, or a file of Lightning.
     """
     folder = Path(config.path) if config.path else ASSETS / config.name if config.mini else None
     return folder / config.revision if folder and config.revision else folder
@@ -59,13 +61,13 @@ def steps_of(config: ModelConfig) -> dict[int, str]:
 
 
 def _revisions_in(folder: Path) -> list[Path]:
-    """Return the folders in a folder that hold checkpoints."""
+    """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
     inside = sorted(folder.iterdir(), key=lambda path: natural_order(path.name)) if folder.is_dir() else []
-    return [path for path in inside if any((path / name).is_file() for name in STATED)]
+    return [path for path in inside if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)]
 
 
 def folder_of(config: ModelConfig) -> Path | None:
-    """Return the folder of a checkpoint, or its GGUF file, or None if it is on the hub.
+    """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
     Raises:
         ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
@@ -74,17 +76,18 @@ def folder_of(config: ModelConfig) -> Path | None:
     folder = named_folder(config)
     if folder is None:
         return None
-    if config.revision and not folder.is_dir():
+    if config.revision and not folder.exists():
         there = listed([path.name for path in _revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
         return gguf
-    files = os.listdir(folder) if folder.is_dir() else []
+    inside = _around(folder)
+    files = os.listdir(inside) if inside.is_dir() else []
     if not {*STATED} & {*files}:
         remedy = (
             f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
         )
-        cause = "it has no config.json" if folder.exists() or config.mini else "it does not exist"
+        cause = f"{inside} has no config.json" if folder.exists() or config.mini else "it does not exist"
         raise ModelError(f"model={config.called}: {folder} holds no checkpoint, because {cause}; {remedy}")
     if not is_adapter(folder):
         _check_no_adapter(config, str(folder), files)
@@ -130,7 +133,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
     others = [path for path in _revisions_in(folder) if STEP.search(path.name)]
     inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
-    for path in inside if folder.is_dir() else [folder]:
+    for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
         digest.update(path.name.encode())
         digest.update(bytes.fromhex(remembered_digest(path)))
     if base := base_of(config):
@@ -146,10 +149,37 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
         ConfigError, ModelError: see `folder_of` and `hub`.
     """
     if folder := folder_of(config):
-        yield str(folder.resolve()), "embedded" if config.mini else "local"
+        with _unpacked(folder.resolve()) as place:
+            yield str(place), "embedded" if config.mini else "local"
     else:
         with hub(config) as commit:
             yield str(config.hub_id), commit
+
+
+@contextlib.contextmanager
+def _unpacked(folder: Path) -> Iterator[Path]:
+    """Yield the folder or GGUF file of a checkpoint; one of Lightning as `save_pretrained` would have written it."""
+    if folder.suffix != LIGHTNING:
+        yield folder
+        return
+    import torch
+
+    with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as place:
+        for path in _beside(folder):
+            (Path(place) / path.name).symlink_to(path)
+        weights = torch.load(folder, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        torch.save(weights, Path(place) / "pytorch_model.bin")
+        yield Path(place)
+
+
+def _around(place: Path) -> Path:
+    return place.parent if place.suffix == LIGHTNING else place
+
+
+def _beside(file: Path) -> list[Path]:
+    """Return the configuration and the tokenizer of a checkpoint of Lightning; a GGUF file has its own."""
+    around = sorted(file.parent.iterdir()) if file.suffix == LIGHTNING else []
+    return [path for path in around if path.suffix in (".json", ".txt", ".model") and "index" not in path.name]
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
@@ -174,7 +204,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
 
 def stated_in(place: Path) -> Path:
     """Return the file that states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
-    return gguf_in(place) or place / "config.json"
+    return gguf_in(place) or _around(place) / "config.json"
 
 
 def known_shape(path: Path) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -30,8 +29,8 @@ def _parts(case: Case) -> list[Part]:
     measure: Any = case.config.measure
     if case.scale == "paper":
         return [Part(model.name, model.words) for model in case.models]
-    parts = []
-    for model, seed in itertools.product(case.models, range(SEEDS)):
+    (model,), parts = case.models, []
+    for seed in range(SEEDS):
         train = [*(measure.train or TRAINED), f"model.seed={seed}"]
         own = replace(measure, importance=False, tokens=2048, train=train)
         parts.append(Part(f"{model.name}, seed {seed}", model.words, changes={"measure": own}))
@@ -44,18 +43,15 @@ def _conclude(case: Case) -> Conclusion:
     table = pd.concat([_settled(result).assign(run=run) for run, result in results.items()], ignore_index=True)
     onsets = pd.concat([result.tables["onsets"].assign(run=run) for run, result in results.items()], ignore_index=True)
     units = f"{len(results)} seeds"
-    by_run = {run: rows.set_index("what")["doublings"] for run, rows in table.groupby("run", sort=False)}
-    layers = [name for name in table["what"].unique() if name.startswith("layer ")]
-    first = _over([rows["likeness"] - rows["loss"] for rows in by_run.values()])
-    low = _over([rows[layers[-1]] - rows[layers[0]] for rows in by_run.values()])
+    settled = table.pivot(index="run", columns="what", values="doublings")
+    loss, likeness, low, *_, high = table["what"].unique()
     claims = [
-        _claim("the loss settles before likeness to the end does", "above", first, units),
-        _claim(f"{layers[0]} settles before {layers[-1]}", "above", low, units),
+        _before("the loss settles before likeness to the end does", settled[likeness] - settled[loss], units),
+        _before(f"{low} settles before {high}", settled[high] - settled[low], units),
         _aligned(results, units),
         *(_there(onsets, feature, units) for feature in dict.fromkeys(onsets["feature"])),
     ]
-    curves = {run: result.table for run, result in results.items()}
-    draw = partial(figures.settling, curves, onsets)
+    draw = partial(figures.settling, {run: result.table for run, result in results.items()}, onsets)
     return Conclusion(table, claims, draw, {"onsets": onsets}, blank=["onset", "earliest", "latest"])
 
 
@@ -69,33 +65,29 @@ def _over(values: Any) -> Estimate:
     return random_effects(torch.tensor([float(each) for each in values], dtype=torch.float64))
 
 
-def _claim(claim: str, kind: Any, found: Estimate, units: str) -> Claim:
-    return judged(claim, [(Bound(kind), found)], f"doublings of the step between them {found:+.2f}", units)
+def _before(claim: str, gap: Any, units: str) -> Claim:
+    return judged(claim, [(Bound("above"), _over(gap))], f"doublings of the step between them {_over(gap):+.2f}", units)
 
 
 def _aligned(results: Mapping[str, Result], units: str) -> Claim:
     """Return whether likeness to the end differs less between seeds at the same loss than at the same step."""
-    curves = [
-        result.table.pivot(index="step", columns="layer", values="to_last").to_numpy() for result in results.values()
+    runs = [
+        result.tables["losses"].merge(result.table.pivot(index="step", columns="layer", values="to_last"), on="step")
+        for result in results.values()
     ]
-    losses = [result.tables["losses"]["loss"].to_numpy() for result in results.values()]
-    found = []
-    for own, (curve, loss) in enumerate(zip(curves, losses, strict=True)):
-        others = [n for n in range(len(curves)) if n != own]
-        at_step = np.mean([np.abs(curves[n] - curve).mean() for n in others])
-        at_loss = np.mean([_apart(curve, loss, curves[n], losses[n]) for n in others])
-        found.append(at_step - at_loss)
-    claim = "seeds are nearer to each other at the same loss than at the same step"
+    found = [
+        np.mean([_apart(own, other, "step") - _apart(own, other, "loss") for other in runs if other is not own])
+        for own in runs
+    ]
     less = _over(found)
+    claim = "seeds are nearer to each other at the same loss than at the same step"
     return judged(claim, [(Bound("above"), less)], f"difference of CKA less by {less:+.4f}", units)
 
 
-def _apart(curve: Any, loss: Any, other: Any, its_loss: Any) -> float:
-    """Return the mean distance of two runs' curves by layer, (s, l), at the losses of the first."""
-    order = its_loss.argsort()
-    columns = range(curve.shape[1])
-    there = [np.interp(loss, its_loss[order], other[order, column]) for column in columns]
-    return float(np.abs(curve - np.stack(there, 1)).mean())
+def _apart(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
+    """Return the mean distance of two runs' curves by layer, at the steps or the losses of the first."""
+    there, layers = other.sort_values(at), [name for name in run if not isinstance(name, str)]
+    return float(np.mean([np.abs(run[layer] - np.interp(run[at], there[at], there[layer])) for layer in layers]))
 
 
 def _there(onsets: pd.DataFrame, feature: str, units: str) -> Claim:

@@ -74,7 +74,8 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
     if {"claim", "verdict"} <= set(table):
         report["claims"] += [{"result": number, **dict(zip(columns, rounded(row), strict=True))} for row in rows]
         return
-    grids = grids_of(table, entry["is_distance"])
+    run = str(entry["models"][-1]).partition("@")[0] if entry["models"] else ""
+    grids = grids_of(table, entry["is_distance"], run)
     for grid in grids:
         # an experiment repeats tables of its jobs, also without a column
         parts = [grid[part] for part in ("role", "models", "rows", "columns", "cells")]
@@ -101,9 +102,10 @@ def _name(kind: str) -> str:
 #
 # A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
 # of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
+# A *steps* grid has features or layers as rows and the steps of a training as columns.
 
 PAIR = ["source", "target", "source_layer", "target_layer"]
-PLACES = [*PAIR, "model", "layer", "feature"]
+PLACES = [*PAIR, "model", "layer", "step", "feature"]
 COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
 LOW_IS_ALIKE = (
@@ -116,23 +118,26 @@ MOST_MODELS = 12  # in a table of one layer per row: those of populations have m
 Grid = dict[str, Any]
 
 
-def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
+def grids_of(table: pd.DataFrame, is_distance: bool = False, run: str = "") -> list[Grid]:
     """Return the grids of a table, or none if its columns are not those of one, or it sets two measures side by side.
 
-    Each grid has `role` (pair, profile or layers), `models` (source and target, or one), `variant` (what tells it from
-    other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns + column of
-    each number, or None where all are there in order), `main` (which of the numbers is shown first) and `numbers`.
+    Each grid has `role` (pair, profile, layers or steps), `models` (source and target, or one), `variant` (what tells
+    it from other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns +
+    column of each number, or None where all are there in order), `main` (which number is shown first) and `numbers`.
     Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
     `high`; what is not finite is None.
 
     Args:
         is_distance: whether less is closer in the column `value`.
+        run: the model whose training has the steps of a table with these.
     """
     table, grids = _with_layer_pairs(table), []
     if set(PAIR) <= set(table) and not set(COMPARED) <= set(table):
         grids = list(_pair_grids(table))
     elif {"model", "layer"} <= set(table) and _numbers(table) and not set(COMPARED) <= set(table):
         grids = list(_layer_grids(table))
+    elif "step" in table and "other" not in table:
+        grids = list(_step_grids(table, run))
     for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
         number["colours"] = "falling" if is_distance else number["colours"]
     return grids
@@ -193,6 +198,14 @@ def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:
         for variant, cells in _variants(keyed, ["feature", "layer"]):
             role = "profile" if labels else "layers"
             yield _grid(role, [str(model)], variant, cells, (cells["feature"], cells["layer"]))
+
+
+def _step_grids(table: pd.DataFrame, run: str) -> Iterator[Grid]:
+    of_layers = "feature" in table  # then each layer has a grid
+    layer = "layer " + table["layer"].astype(str) if "layer" in table else pd.Series("", index=table.index)
+    for variant, cells in table.groupby(layer) if of_layers else [("", table)]:
+        rows = cells["feature"] if of_layers else layer
+        yield _grid("steps", [run], str(variant), cells, (rows, cells["step"]))
 
 
 def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:

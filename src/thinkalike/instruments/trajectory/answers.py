@@ -18,19 +18,21 @@ from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.trajectory.instrument import Reading
+from thinkalike.instruments.transfer.probing import Task
 from thinkalike.job import Outcome
 from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
 from thinkalike.measures.rows import RowGroups
-from thinkalike.measures.trajectories import Curve, band, curve_of, share_before
+from thinkalike.measures.trajectories import Curve, band, curve_of
 from thinkalike.states.batches import massive
 
 log = logging.getLogger(__name__)
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
+Curves = Sequence[tuple[Task, int, Curve]]  # of each task in each layer
 
 
 def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
@@ -47,8 +49,8 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
         "losses": losses,
         "likeness": joint[["layer", "step", "other", "value"]],
         "features": _features(steps, kept, reading, curves),
-        "onsets": _onsets(steps, reading, curves),
-        "order": _order(reading, curves),
+        "onsets": _onsets(steps, curves),
+        "order": _order(curves),
     }
     settled = settling(table, losses)
     scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
@@ -130,30 +132,25 @@ def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFram
     return pd.DataFrame(columns)
 
 
-def _curves(kept: Kept, reading: Reading) -> list[list[Curve]]:
-    """Return the curve of each task and layer."""
+def _curves(kept: Kept, reading: Reading) -> Curves:
+    """Return the curve of each layer and task."""
+
+    def by_step(part: str, number: int, layer: int) -> Tensor:
+        return torch.stack([each[part][number][layer] for each in kept])
+
     return [
-        [
-            curve_of(
-                torch.stack([each["right"][number][layer] for each in kept]),
-                task.labels,
-                task.groups,
-                torch.stack([each["null"][number][layer] for each in kept]),
-            )
-            for layer in range(len(kept[0]["states"]))
-        ]
-        for number, task in enumerate(reading.tasks)
+        (task, layer, curve_of(by_step("right", n, layer), task.labels, task.groups, by_step("null", n, layer)))
+        for layer, (n, task) in itertools.product(range(len(kept[0]["states"])), enumerate(reading.tasks))
     ]
 
 
-def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves) -> pd.DataFrame:
     """Return accuracy, its null and importance by step, layer and feature."""
     parts = []
-    for task, layers in zip(reading.tasks, curves, strict=True):
-        for layer, curve in enumerate(layers):
-            columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
-            columns |= ends_of("accuracy", curve.accuracy)
-            parts.append(pd.DataFrame({**columns, "null": curve.threshold, "chance": 1 / len(task.levels)}))
+    for task, layer, curve in curves:
+        columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
+        columns |= ends_of("accuracy", curve.accuracy)
+        parts.append(pd.DataFrame({**columns, "null": curve.threshold, "chance": 1 / len(task.levels)}))
     table = pd.concat(parts, ignore_index=True)
     if "importance" not in kept[0]:
         return table
@@ -165,27 +162,28 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: list[l
     return table.merge(cells, how="outer", on=["step", "layer", "feature"], sort=False)
 
 
-def _onsets(steps: Sequence[int], reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+def _onsets(steps: Sequence[int], curves: Curves) -> pd.DataFrame:
     """Return the step of onset by layer and feature with its interval; a blank is after the last checkpoint."""
     after = [*map(float, steps), math.nan]
     rows = []
-    for task, layers in zip(reading.tasks, curves, strict=True):
-        for layer, curve in enumerate(layers):
-            found = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
-            ends = {name: after[int(place)] for name, place in zip(("onset", "earliest", "latest"), found, strict=True)}
-            rows.append({"layer": layer, "feature": task.feature, **ends})
+    for task, layer, curve in curves:
+        onset, earliest, latest = (
+            after[int(place)] for place in percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        )
+        row = {"layer": layer, "feature": task.feature, "onset": onset, "earliest": earliest, "latest": latest}
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _order(reading: Reading, curves: list[list[Curve]]) -> pd.DataFrame:
+def _order(curves: Curves) -> pd.DataFrame:
     """Return for every two features of a layer how often one is there first, and whether that is certain.
 
     Certain is what holds in all resamples but 5 % over all pairs of the layer (Bonferroni).
     """
-    rows, pairs = [], list(itertools.permutations(range(len(reading.tasks)), 2))
-    for layer in range(len(curves[0])):
-        for a, b in pairs:
-            share = share_before(curves[a][layer].draws, curves[b][layer].draws)
-            names = {"layer": layer, "first": reading.tasks[a].feature, "second": reading.tasks[b].feature}
-            rows.append({**names, "share": share, "certain": share >= 1 - 0.05 / len(pairs)})
-    return pd.DataFrame(rows)
+    rows = []
+    for (first, layer, one), (second, its, other) in itertools.permutations(curves, 2):
+        if layer == its:
+            share = float((one.draws < other.draws).double().mean())  # ties are not before
+            rows.append({"layer": layer, "first": first.feature, "second": second.feature, "share": share})
+    table = pd.DataFrame(rows, columns=["layer", "first", "second", "share"])
+    return table.assign(certain=table["share"] >= 1 - 0.05 / table.groupby("layer")["share"].transform("size"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -41,7 +42,7 @@ class TrajectoryConfig(MeasureConfig):
     permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
-class Trajectory(Instrument, kind="trajectory", version=2, reads=("model", "data", "measure", "stimuli", "seed")):
+class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
     """Compares the checkpoints of a run with each other, and finds when each feature is there.
 
     Leaves likeness and speed by step and layer in table.csv, and losses.csv, likeness.csv (step x step), features.csv,
@@ -56,9 +57,8 @@ class Trajectory(Instrument, kind="trajectory", version=2, reads=("model", "data
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
         measure: Any = config.measure
-        if measure.train:
-            return {"model": config.model}
-        return {"model": list(checkpoints_of(config.model, measure.steps).values())[-1]}
+        known = {} if measure.train else checkpoints_of(config.model, measure.steps)
+        return {"model": [config.model, *known.values()][-1]}
 
     def prepared(self, config: AnalyzeConfig) -> Sequence[Any]:
         return [training(config)] if config.measure.train else []  # type: ignore[attr-defined]
@@ -74,25 +74,20 @@ class Trajectory(Instrument, kind="trajectory", version=2, reads=("model", "data
         from thinkalike.data.documents import text_fingerprint
         from thinkalike.data.from_config import read_stimuli
 
-        steps = Checkpoints(checkpoints_of(trained(config), config.measure.steps))  # type: ignore[attr-defined]
         stimuli = read_stimuli(config.stimuli)
-        tasks_of_features(config, stimuli)  # so that errors come before anything is loaded
-        labels = {"labels": config.model.called}
-        return {"steps": steps, "stimuli": stimuli, "data": text_fingerprint(config.data), **labels}
+        tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained
+        found = {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
+        return {**found, "steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.instruments.trajectory.answers import outcome
         from thinkalike.progress import counted
 
-        steps: Mapping[int, ModelConfig] = work.inputs["steps"].by_step
-        reading = Reading(config, work.inputs["stimuli"])
-        kept = []
+        steps: Checkpoints = work.inputs["steps"]
+        reading, kept = Reading(config, work), []
         for step in counted(list(steps), "checkpoint"):
-            found = work.resume(f"step{step}")
-            if found is None:
-                found = reading.of(steps[step], work)
-                work.keep(f"step{step}", found)
-            reading.text = found["text"]
+            if (found := work.resume(f"step{step}")) is None:
+                work.keep(f"step{step}", found := reading.of(steps[step]))
             kept.append(found)
         return outcome(list(steps), kept, reading)
 
@@ -112,17 +107,14 @@ class Trajectory(Instrument, kind="trajectory", version=2, reads=("model", "data
         show(result)
 
 
-@dataclass(frozen=True)
-class Checkpoints:
+class Checkpoints(dict[int, ModelConfig]):
     """The checkpoints of a run by their steps."""
-
-    by_step: Mapping[int, ModelConfig]
 
     def fingerprint(self) -> str:
         """Return the step and the content of each."""
         from thinkalike.models.places import checkpoint_fingerprint
 
-        return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.by_step.items())
+        return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.items())
 
 
 def training(config: AnalyzeConfig) -> Any:
@@ -141,11 +133,11 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
     if not config.measure.train:  # type: ignore[attr-defined]
         return config.model
     job = training(config)
-    result = run_job(job, shown=False)
-    return replace(config.model, path=str(result.folder / config.model.name), seed=job.model.seed)
+    folder = run_job(job, shown=False).folder / config.model.name
+    return replace(config.model, path=str(folder), seed=job.model.seed)
 
 
-def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> dict[int, ModelConfig]:
+def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
     """Return the checkpoints of a run at these steps, in their order.
 
     Raises:
@@ -163,7 +155,7 @@ def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) ->
             f"{model.called} has {len(there)} checkpoints in folders or revisions with a step in their names, such as "
             "step64 or checkpoint-500, and a trajectory needs two; task=pretrain pretrain.keep=log2 keeps them"
         )
-    return {step: replace(model, revision=there[step]) for step in wanted}
+    return Checkpoints({step: replace(model, revision=there[step]) for step in wanted})
 
 
 def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
@@ -184,16 +176,17 @@ def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 class Reading:
     """Reads checkpoints, each once: all of the same text and the same stimuli."""
 
-    def __init__(self, config: AnalyzeConfig, stimuli: Stimuli):
+    def __init__(self, config: AnalyzeConfig, work: Work):
         from thinkalike.measures.trajectories import permuted_labels
 
-        self.config, self.stimuli, self.measure = config, stimuli, config.measure
-        self.text: dict[str, Any] = {}  # what the first checkpoint read
-        self.tasks = tasks_of_features(config, stimuli)
-        count = self.measure.permutations  # type: ignore[attr-defined]
-        self.labels = [permuted_labels(task.labels, task.groups, count, config.seed) for task in self.tasks]
+        measure: Any = config.measure
+        self.config, self.measure, self.work, self.stimuli = config, measure, work, work.inputs["stimuli"]
+        self.text = work.resume("text") or {}  # what the first checkpoint read
+        self.tasks = tasks_of_features(config, self.stimuli)
+        permuted = partial(permuted_labels, permutations=measure.permutations, seed=config.seed)
+        self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
 
-    def of(self, checkpoint: ModelConfig, work: Work) -> dict[str, Any]:
+    def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
         """Return what one checkpoint gives: states and losses of the text, and of stimuli accuracies and importances.
 
         Raises:
@@ -204,22 +197,22 @@ class Reading:
         from thinkalike.states.stimuli import stimulus_states
         from thinkalike.tokenizers import tokenizer_fingerprint
 
-        with work.phase("loading"):
+        with self.work.phase("loading"):
             model = load_model(checkpoint)
             cut = tokenizer_fingerprint(model.tokenizer)
             if not self.text:
                 rows, _, facts = read_rows(self.config, model)
                 self.text = {"tokens": rows.tokens, "documents": rows.documents, "facts": facts, "tokenizer": cut}
+                self.work.keep("text", self.text)
         if cut != self.text["tokenizer"]:
             raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
-        with work.phase("text"):
+        with self.work.phase("text"):
             states, losses = _of_text(model, self.text["tokens"].long())
-        with work.phase("stimuli"):
+        with self.work.phase("stimuli"):
             words = stimulus_states(model, self.stimuli)
-            found = {"text": self.text, "states": states, "losses": losses, "model": model.describe()}
-            found |= self._accuracies(words)
-        if self.measure.importance:  # type: ignore[attr-defined]
-            with work.phase("importance"):
+            found = {"states": states, "losses": losses, "model": model.describe(), **self._accuracies(words)}
+        if self.measure.importance:
+            with self.work.phase("importance"):
                 found["importance"] = self._importance(model, words)
         return found
 
@@ -242,7 +235,7 @@ class Reading:
         from thinkalike.states.stimuli import StimulusStates
 
         side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
-        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))  # type: ignore[attr-defined]
+        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
         return fit_profiles(config, self.stimuli, [side])[1].by_fold()
 
 

@@ -8,21 +8,17 @@ from thinkalike.screen import Table, number_column, number_of_documents, show_ta
 from thinkalike.store import Result
 
 ROWS = 14  # checkpoints of the table, at most
-LAYERS = 3  # the first, the middle and the last one
 
 
 def show(result: Result) -> None:
     """Print the loss and likeness by step, and the onset of each feature."""
     losses, table, scalars = result.tables["losses"], result.table, result.scalars
-    layers = sorted(table["layer"].unique())
-    shown = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-    every = -(-len(losses) // ROWS)
-    chosen = losses.iloc[sorted({*range(0, len(losses), every), len(losses) - 1})]
-    columns = [number_column("step", chosen["step"]), number_column("loss", chosen["loss"], ".3f")]
-    for layer in shown:
-        cells = table[table["layer"] == layer].set_index("step")["to_last"].loc[chosen["step"]]
-        columns.append(number_column(f"layer {layer}", cells, ".3f"))
-    speed = table.groupby("step")["speed"].mean().loc[chosen["step"]]
+    places = sorted({*range(0, len(losses), -(-len(losses) // ROWS)), len(losses) - 1})
+    columns = [number_column("step", losses["step"][places]), number_column("loss", losses["loss"][places], ".3f")]
+    alike = table.pivot(index="step", columns="layer", values="to_last").iloc[places]
+    for layer in sorted({alike.columns[place] for place in (0, len(alike.columns) // 2, -1)}):
+        columns.append(number_column(f"layer {layer}", alike[layer], ".3f"))
+    speed = table.groupby("step")["speed"].mean().iloc[places]
     columns.append(number_column("speed", ["" if pd.isna(each) else f"{each:.2f}" for each in speed]))
     last = result.provenance["models"][-1]["name"]
     show_table(Table(f"loss, CKA with {last} by layer, and radians of change per doubling of the step", columns))

@@ -1,16 +1,16 @@
 // Lines by layer with their intervals, and bars with intervals in the cells of a table.
 
 /**
- * Draw lines over layers. `series`: {name, points: [[layer, value, low, high]]}; `label` says what the drawing is.
- * `range` sets the vertical axis, for charts that stand side by side.
+ * Draw lines over layers, or over what else `along` names. `series`: {name, points: [[layer, value, low, high]]}; `label`
+ * says what the drawing is. `range` sets the vertical axis, for charts that stand side by side.
  */
-function lines(label, unit, series, range, legend = true) {
+function lines(label, unit, series, range, legend = true, along = "layer") {
   const layers = [...new Set(series.flatMap((each) => each.points.map(([layer]) => layer)))].sort((p, q) => p - q);
   const [low, high] = range ?? spanOf(series);
   const [left, top, width, height] = [44, 22, 250, 130];
   const x = (layer) => left + (layers.length > 1 ? (layers.indexOf(layer) / (layers.length - 1)) * width : width / 2);
   const y = (value) => top + height - ((value - low) / (high - low || 1)) * height;
-  const drawing = svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 34}`, role: "img", "aria-label": told(label, series), style: "max-width:440px" });
+  const drawing = svg("svg", { viewBox: `0 0 ${left + width + 12} ${top + height + 34}`, role: "img", "aria-label": told(label, series, along), style: "max-width:440px" });
   for (const tick of ticksOf(low, high)) {
     drawing.append(svg("line", { class: "grid", x1: left, x2: left + width, y1: y(tick), y2: y(tick) }),
       svg("text", { class: "axis", x: left - 5, y: y(tick) + 4, "text-anchor": "end" }, short(tick)));
@@ -20,12 +20,12 @@ function lines(label, unit, series, range, legend = true) {
     if (i % every === 0) drawing.append(svg("text", { class: "axis", x: x(layer), y: top + height + 14, "text-anchor": "middle" }, layerName(layer)));
   });
   drawing.append(svg("text", { class: "axis", x: 0, y: 11 }, unit),
-    svg("text", { class: "axis", x: left + width / 2, y: top + height + 29, "text-anchor": "middle" }, "layer"));
-  series.forEach((each, i) => drawing.append(...lineOf(each, i, x, y)));
+    svg("text", { class: "axis", x: left + width / 2, y: top + height + 29, "text-anchor": "middle" }, along));
+  series.forEach((each, i) => drawing.append(...lineOf(each, i, x, y, along)));
   return [drawing, legend ? legendOfSeries(series) : null];
 }
 
-function lineOf(each, number, x, y) {
+function lineOf(each, number, x, y, along) {
   const colour = SERIES[number % SERIES.length];
   const points = each.points.filter(([, value]) => typeof value === "number");
   const ended = points.filter(([, , low, high]) => typeof low === "number" && typeof high === "number");
@@ -36,7 +36,7 @@ function lineOf(each, number, x, y) {
     ...points.map(([layer, value, low, high]) => svg("g", {},
       typeof low === "number" && typeof high === "number" ? svg("line", { x1: x(layer), x2: x(layer), y1: y(low), y2: y(high), stroke: colour, "stroke-width": 1.3 }) : null,
       svg("circle", { cx: x(layer), cy: y(value), r: 3.2, fill: colour }),
-      svg("title", {}, `${each.name}, layer ${layerName(layer)}: ${short(value)} ${interval(low, high)}`))),
+      svg("title", {}, `${each.name}, ${along} ${layerName(layer)}: ${short(value)} ${interval(low, high)}`))),
   ];
 }
 
@@ -71,8 +71,8 @@ function ticksOf(low, high) {
   return ticks;
 }
 
-const told = (label, series) =>
-  `${label}. ${series.map((each) => `${each.name}: ${each.points.map(([layer, value]) => `layer ${layerName(layer)} ${short(value)}`).join(", ")}`).join(". ")}`;
+const told = (label, series, along) =>
+  `${label}. ${series.map((each) => `${each.name}: ${each.points.map(([layer, value]) => `${along} ${layerName(layer)} ${short(value)}`).join(", ")}`).join(". ")}`;
 
 /** A bar from 0 with its interval, between the ends of a range that includes 0. */
 function bar(value, low, high, [least, most], number) {

@@ -48,7 +48,13 @@ function placeOf(grid, row, column) {
   return grid.places.get(JSON.stringify([row, column]));
 }
 
-/** The same for a layer of the first model of a pair and one of the second. */
+/** The points of a line: a number of a grid in one of its rows, with its interval, from column to column. */
+const pointsOf = (grid, row, number) => grid.columns.map((column) => {
+  const at = placeOf(grid, row, column);
+  return at === undefined ? [column, null] : [column, number.v[at], number.low?.[at], number.high?.[at]];
+});
+
+/** The place of a cell for a layer of the first model of a pair and one of the second. */
 const placeIn = (pair, grid, a, b) => (isTurned(pair, grid) ? placeOf(grid, b, a) : placeOf(grid, a, b));
 
 /** What can be searched of a result. */

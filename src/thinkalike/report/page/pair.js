@@ -147,10 +147,7 @@ function profilesOf(report, pair) {
   return groups.flatMap(({ name, grids }) => {
     grids.sort((p, q) => models.indexOf(p.models[0]) - models.indexOf(q.models[0]));
     const features = [...new Set(grids.flatMap((grid) => grid.rows))];
-    const series = (feature) => grids.map((grid) => ({ name: grid.models[0], points: grid.columns.map((layer) => {
-      const [at, number] = [placeOf(grid, feature, layer), grid.numbers[grid.main]];
-      return at === undefined ? [layer, null] : [layer, number.v[at], number.low?.[at], number.high?.[at]];
-    }) }));
+    const series = (feature) => grids.map((grid) => ({ name: grid.models[0], points: pointsOf(grid, feature, grid.numbers[grid.main]) }));
     const range = spanOf(features.flatMap(series));
     const unit = plain(grids[0].numbers[grids[0].main].name);
     const charts = features.map((feature) => el("figure", {}, el("strong", {}, feature), lines(`${feature}: ${unit} by layer`, unit, series(feature), range, false)));
