@@ -23,6 +23,7 @@ from thinkalike import Result
 from thinkalike.config import ModelConfig, PretrainConfig
 from thinkalike.config.overrides import quoted
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments.trajectory import answers
 from thinkalike.instruments.trajectory.instrument import training
 from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
 from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
@@ -320,10 +321,8 @@ def run_of_a_trainer(tmp_path_factory):
 @pytest.fixture
 def loads(monkeypatch):
     """The names of the models that are loaded."""
-    from thinkalike.models import load
-
-    names, own = [], load.load_model
-    monkeypatch.setattr(load, "load_model", lambda model, *rest: names.append(model.revision) or own(model, *rest))
+    names, own = [], answers.load_model
+    monkeypatch.setattr(answers, "load_model", lambda model: names.append(model.revision) or own(model))
     return names
 
 

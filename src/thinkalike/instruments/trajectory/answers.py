@@ -1,11 +1,15 @@
-"""The numbers of a trajectory: tables by step, layer and feature, with bands that hold for all steps together."""
+"""The numbers of a trajectory: what each checkpoint gives, and tables by step, layer and feature.
+
+Bands hold for all steps together.
+"""
 
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,25 +18,110 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
+from thinkalike.evaluation.language import (
+    BATCH_TOKENS,
+    document_numbers,
+    ends_of,
+    mean_over_documents,
+    next_token_losses,
+)
+from thinkalike.instruments.diff.instrument import read_rows
+from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
-from thinkalike.instruments.trajectory.instrument import Reading
-from thinkalike.instruments.transfer.probing import Task
-from thinkalike.job import Outcome
+from thinkalike.instruments.transfer.probing import SPLITS, Task, tasks_of
+from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
 from thinkalike.measures.rows import RowGroups
-from thinkalike.measures.trajectories import Curve, band, curve_of
+from thinkalike.measures.trajectories import Curve, balanced, band, curve_of, held_out_right, permuted_labels
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
 from thinkalike.states.batches import massive
-
-log = logging.getLogger(__name__)
+from thinkalike.states.stimuli import StimulusStates, stimulus_states
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
 Curves = Sequence[tuple[Task, int, Curve]]  # of each task in each layer
+
+
+def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return the task of each feature: words are held out where each word has one level, and else sentences."""
+    measure: Any = config.measure
+    found: dict[str, Task] = {}
+    for task in tasks_of(stimuli, SPLITS, measure.folds, measure.least, config.seed):
+        labelled = pd.DataFrame({"word": [stimuli.words[row] for row in task.rows.tolist()], "level": task.labels})
+        if task.split == "sentence" or labelled.groupby("word")["level"].nunique().max() == 1:
+            found[task.feature] = task  # that of words comes last
+    return list(found.values())
+
+
+class Reading:
+    """Reads checkpoints, each once: all of the same text and the same stimuli."""
+
+    def __init__(self, config: AnalyzeConfig, work: Work):
+        measure: Any = config.measure
+        self.config, self.measure, self.work, self.stimuli = config, measure, work, work.inputs["stimuli"]
+        self.text = work.resume("text") or {}  # what the first checkpoint read
+        self.tasks = tasks_of_features(config, self.stimuli)
+        permuted = partial(permuted_labels, permutations=measure.permutations, seed=config.seed)
+        self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
+
+    def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
+        """Return what one checkpoint gives: states and losses of the text, and of stimuli accuracies and importances.
+
+        Raises:
+            DataError: its tokenizer cuts the text otherwise than that of the first checkpoint.
+        """
+        with self.work.phase("loading"):
+            model = load_model(checkpoint)
+            cut = tokenizer_fingerprint(model.tokenizer)
+            if not self.text:
+                rows, _, facts = read_rows(self.config, model)
+                self.text = {"tokens": rows.tokens, "documents": rows.documents, "facts": facts, "tokenizer": cut}
+                self.work.keep("text", self.text)
+        if cut != self.text["tokenizer"]:
+            raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
+        with self.work.phase("text"):
+            states, losses = _of_text(model, self.text["tokens"].long())
+        with self.work.phase("stimuli"):
+            words = stimulus_states(model, self.stimuli)
+            found = {"states": states, "losses": losses, "model": model.describe(), **self._accuracies(words)}
+        if self.measure.importance:
+            with self.work.phase("importance"):
+                found["importance"] = self._importance(model, words)
+        return found
+
+    def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
+        """Return for each task which stimuli each layer gets right, (l, n), and the accuracies of its null, (l, p)."""
+        right, null = [], []
+        for task, labels in zip(self.tasks, self.labels, strict=True):
+            found = [held_out_right(layer[task.rows], labels, len(task.levels), task.fold_of) for layer in words]
+            right.append(torch.stack([each[0] for each in found]))
+            null.append(torch.stack([balanced(each[1:], labels[1:], len(task.levels)) for each in found]))
+        return {"right": right, "null": null}
+
+    def _importance(self, model: FrozenModel, words: Sequence[Tensor]) -> Tensor:
+        """Return the importance of each feature in each layer on each fold, (l, f, k)."""
+        side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
+        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
+        return fit_profiles(config, self.stimuli, [side])[1].by_fold()
+
+
+def _of_text(model: FrozenModel, rows: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return the states of all tokens by layer, (n, d), and the loss of each token but the first of a row."""
+    parts, losses = [], []
+    with torch.no_grad():
+        for tokens in rows.split(max(BATCH_TOKENS // rows.shape[1], 1)):
+            states = model.residuals(tokens, list(range(model.n_layers)))
+            losses.append(next_token_losses(model, states[-1:], tokens)[0].float().cpu())
+            parts.append([layer.flatten(0, 1).float().cpu() for layer in states])
+    return [torch.cat(each) for each in zip(*parts, strict=True)], torch.cat(losses)
 
 
 def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
