@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from unittest import mock
 
 from thinkalike.config import compose_job, options
 from thinkalike.forecast import GPUS, SHARE, Forecast, forecast
@@ -16,6 +17,7 @@ from thinkalike.models.shapes import PEAKS, PRECISIONS
 
 HERE = Path(__file__).parent / "reference"
 PYTHIAS = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
+STEPS = [0, *(2**n for n in range(10)), *range(1000, 144_000, 1000)]  # of every Pythia's checkpoints on the hub
 FASTER = ("model.dtype=bfloat16",)
 
 PAGE = """# What a run takes
@@ -31,7 +33,7 @@ sizes are those of their published `config.json`.
 pass, attention 4 · width · tokens of the row; frozen weights get no gradient, so a backward pass costs as much as a
 forward one. Comparisons count the products of the algorithm; sorting, norms, activations and scans are left out. Runs
 that several jobs of one pass share are counted once. **Bytes** are the weights in the dtype of the job, and states of a
-batch, or maps with gradients and momenta.
+batch, or maps with gradients and momenta; on a CPU the process and its tokenizers add to them.
 **Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Training is in the
 precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. A
 result has the achieved `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
@@ -43,8 +45,9 @@ models, whose kernels are short, reach less than {share}.
 |---|---|---|---|---|{dashes}|
 {experiments}
 
-An experiment without jobs concerns stimuli alone. Populations have pairs of about 40 tokens. For the court, the test of
-all measures on sources of known similarity, only the target's passes are counted.
+An experiment without jobs concerns stimuli alone. A trajectory reads the {checkpoints} checkpoints of each Pythia.
+Populations have pairs of about 40 tokens. For the court, the test of all measures on sources of known similarity, only
+the target's passes are counted.
 
 ## All pairs of eight Pythias
 
@@ -55,21 +58,26 @@ CKA of {pairs} pairs of models and of each with itself, 1000 batches of 1024 tok
 {pythias}
 
 Pair by pair every model runs once for each of its pairs; in one pass it runs once. In float32 all models together need
-more than 80 GB, and run pair by pair; in bfloat16 they fit.
+more than 80 GB, and so do the two largest alone; in bfloat16 all fit.
 """
 
 
 def page() -> str:
     """Return the text of docs/reference/scale.md."""
     asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
-    rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
-    plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
+    with (
+        mock.patch("thinkalike.models.places.revisions", return_value=[f"step{step}" for step in STEPS]),
+        mock.patch("thinkalike.forecast.pick_device", return_value="cuda"),  # whatever machine makes the page
+    ):
+        rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
+        plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
     return PAGE.format(
         share=f"{SHARE:.0%}",
         peaks="; ".join(_peaks(gpu) for gpu in GPUS),
         gpus=" | ".join(f"hours, {gpu} 80 GB" for gpu in GPUS),
         dashes="|".join(["---"] * len(GPUS)),
         experiments="\n".join(rows),
+        checkpoints=len(STEPS),
         pairs=len(PYTHIAS) * (len(PYTHIAS) - 1) // 2,
         pythias="\n".join(line for dtype, plan in plans.items() for line in _both_ways(dtype, *plan)),
     )

@@ -179,13 +179,14 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
 
 @cache
 def _published(name: str) -> dict[str, Any] | None:
-    """Return the sizes of a published model; those that were tuned have the sizes of their base."""
+    """Return the sizes of a published model; tuned ones and other seeds have those of their base."""
     known = yaml.safe_load(PUBLISHED.read_text())
     if said := re.fullmatch(r"NeelNanda/(?:GELU|SoLU)_(\d+)L(\d+)W_C4_Code", name):
         layers, width = map(int, said.groups())
         sizes = {"n_layers": layers, "d_model": width, "n_heads": width // 64, "d_mlp": 4 * width}
         return {"architecture": known["legacy"] | sizes}
     base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
+    base = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", base)
     return known["models"].get(base)  # type: ignore[no-any-return]
 
 
