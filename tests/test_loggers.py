@@ -182,5 +182,6 @@ def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_r
     there = EventAccumulator(str(folder)).Reload()
     (point,) = there.Scalars("result/mean")
     assert point.value == pytest.approx(result.scalars["mean"])
+    assert [(each.step, each.value) for each in there.Scalars("loss/layer 1")] == [(0, 2.0), (8, 0.5)]
     assert there.Tags()["images"] == ["figures/toy"]
     assert {"settings/text_summary", "table/text_summary"} <= set(there.Tags()["tensors"])
