@@ -123,6 +123,16 @@ def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
     assert [text.startswith("not computed") for text in readouts(page)] == [False, True]
 
 
+def test_the_curves_of_a_training_are_drawn_by_step(seen, tmp_path):
+    table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0], "speed": 0.5})
+    table = table.assign(to_last_low=0.0, to_last_high=1.0)
+    finish(tmp_path, "trajectory", "t", {"table": table}, models=("run@step0", "run@step8"))
+    page = seen(address=write_page(tmp_path / "page.html", page_of(report_of(gather([tmp_path])), "run")).as_uri())
+    (chart,) = page.locator("#profiles svg[role=img]").all()  # of what has an interval
+    drawn = "run: to last by step. layer 0: step 0 0.1, step 8 1. layer 1: step 0 0.2, step 8 1"
+    assert chart.get_attribute("aria-label") == drawn
+
+
 def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
     page, chosen = seen(), "Layer 2 of a-mini and layer 1 of b-mini"
     cell(page, 0, 0, 0).focus()
