@@ -70,14 +70,14 @@ def beyond_forks(changed: Sequence[Move], forks: Sequence[Sequence[Move]]) -> tu
 def fork(
     base: FrozenModel,
     rows: Int[Tensor, "rows t"],
-    norm: float,
+    norm: float | None,
     seed: int,
     *,
     rate: float = RATE,
     steps: int = 40,
     paths: Sequence[str] = ("",),
 ) -> FrozenModel:
-    """Return a copy of a model that was trained on, with the change of its weights scaled to a norm.
+    """Return a copy of a model that was trained on, with the change of its weights scaled to a norm, if one is given.
 
     AdamW without weight decay, at a rate that falls linearly to 0, on batches of rows at random.
 
@@ -90,7 +90,7 @@ def fork(
     moved = _train(base, module, weights, rows, seed, rate, steps)
     with torch.no_grad():
         for own, old in zip(weights, before, strict=True):
-            own.copy_(old + (own - old) * (norm / moved))
+            own.copy_(old + (own - old) * (norm / moved if norm else 1.0))
     return with_weights(base, module, f"fork {seed}")
 
 
