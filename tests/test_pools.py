@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +21,8 @@ from thinkalike.models.load import load_model
 from thinkalike.states import batches as module
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
+
+LETTER = "h"  # one of 32 words is that letter
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +162,24 @@ def test_words_are_drawn_from_pieces_of_all_documents(config, models):
     assert {len(layer) for batch in found for side in batch.states for layer in side} <= set(range(118, 129))
     documents = set(torch.cat([batch.groups for batch in found]).tolist())
     assert all(len(batch.groups.unique()) > 0.6 * len(documents) for batch in found)
+
+
+def test_words_that_are_left_out_have_their_own_names(config, models, monkeypatch, caplog):
+    """Of a pool that does not begin where the text does."""
+
+    def states(model, part, at):
+        words = [text[start:stop] for text, spans in zip(part.texts, part.words, strict=True) for start, stop in spans]
+        chance = torch.Generator().manual_seed(0)
+        sizes = torch.tensor([[50.0 if word == LETTER else 1.0] for word in words])
+        return [sizes * torch.randn(len(words), 8, generator=chance) for _ in at]
+
+    monkeypatch.setattr(module, "word_states", states)
+    monkeypatch.setattr(module, "POOL_TOKENS", 256)
+    monkeypatch.setattr(module, "POOL_BATCHES", 1)
+    with caplog.at_level("WARNING"):
+        read(config("measure.level=word"), models)
+    said = caplog.messages[-1]
+    assert re.search(rf"decide some layer: '{LETTER}' \d+ times;", said), said
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ class _Text(NamedTuple):
     at_once: int  # how many a model reads in one pass
     read: Callable[[Int[Tensor, " u"]], _Labels]
     run: Callable[[FrozenModel, Sequence[Layer], Int[Tensor, " u"]], list[Tensor]]  # states of what `read` labels
-    named: Callable[[Int[Tensor, " n"]], list[str]]  # tokens or words in writing
+    named: Callable[[Int[Tensor, " u"], Int[Tensor, " n"]], list[str]]  # tokens or words that `read` labels, in writing
 
     def states(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
         """Return the states of a pool by layer, of which no more than one is in memory twice."""
@@ -160,7 +160,7 @@ def _by_token(
         states, places = token_states(model, rows[units], at), places_of(kept[units]).to(model.device)
         return states if is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
-    def named(tokens: Int[Tensor, " n"]) -> list[str]:
+    def named(_: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         return [repr(first.tokenizer.decode([token])) for token in tokens.tolist()]
 
     per_batch = at_once * context if is_whole else asked_for
@@ -188,9 +188,10 @@ def _by_word(
     def run(model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
         return word_states(model, text.chosen(units), at)
 
-    def named(forms: Int[Tensor, " n"]) -> list[str]:
-        first = {number: place for place, number in reversed([*enumerate(text.forms.tolist())])}
-        words = [part[start:stop] for part, spans in zip(text.texts, text.words, strict=True) for start, stop in spans]
+    def named(units: Int[Tensor, " u"], forms: Int[Tensor, " n"]) -> list[str]:
+        own = text.chosen(units)
+        first = {number: place for place, number in reversed([*enumerate(own.forms.tolist())])}
+        words = [part[start:stop] for part, spans in zip(own.texts, own.words, strict=True) for start, stop in spans]
         return [repr(words[first[form]]) for form in forms.tolist()]
 
     total = min(measure.batches, max(text.count // measure.tokens_per_batch, 1))
@@ -221,7 +222,7 @@ def _drawn(
         }
         outliers = massive([layer for own in pool.values() for layer in own]) if leaves_out else None
         if outliers is not None and number == 0 and next(is_new, False):
-            _say_massive(outliers, text.named(labels.tokens[outliers]), text.level)
+            _say_massive(outliers, text.named(units, labels.tokens[outliers]), text.level)
         if measure.given == "token_position" and labels.positions is not None:
             try:
                 within = RowGroups.of(labels.tokens, FEWEST)
