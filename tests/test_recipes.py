@@ -15,6 +15,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.evaluation.stitches import Reader, document_sums, states_onwards
 from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
+from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import peak_rate
 from thinkalike.training.stitching import EPSILON, Fit, StitchTraining, _inverse_moments, _whiten
@@ -101,6 +102,21 @@ def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_s
             each = torch.stack([weights[number] for weights in seen[steps]])
             torch.testing.assert_close(mean, each.mean(0), atol=1e-6, rtol=0)
             assert (mean - each[-1]).abs().max() > 1e-4, "control: the last step is another"
+
+
+def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, models, tmp_path):
+    model = models[0]
+    config = replace(CONFIG, loss="kl", schedule="average", lr=1e3)
+    module = StitchTraining(model, model, [(1, 1)], rows, config, 0, beside=[Fit(model, 1, 1, 1e-4)])
+    start = AffineMap(torch.eye(32) + 0.05 * torch.randn(32, 32), torch.zeros(32))
+    module.start_from([(0, start), (1, start)])
+    fit(module, Run(tmp_path, torch.device("cpu"), TrainerConfig()))
+    worse, better = module.curve.T
+    assert worse[1:].min() > worse[0]
+    assert torch.equal(module.stitches[0].map.weight, module.began[0].map.weight)
+    assert torch.equal(module.halfway[0].map.weight, module.began[0].map.weight)
+    assert better[-1] < better[0]
+    assert not torch.equal(module.stitches[1].map.weight, module.began[1].map.weight)
 
 
 @pytest.mark.parametrize("kind", ["linear", "affine"])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate, scheduled
 
+log = logging.getLogger(__name__)
+
 SMALLEST = 1e-4  # of the largest second moment: directions of less get steps as if they had that much
 
 
@@ -47,6 +50,8 @@ class StitchTraining(SteppedModule):
     """Trains one φ per layer pair from a source to a frozen model; its state holds the φs and never the models.
 
     `stitch.loss` names one of `STITCH_LOSSES`.
+
+    With schedule=average, φ is the mean over the second half of the steps, or the start where that has the lower loss.
 
     `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `halfway` are
     the φs of the layer pairs after half of the steps, each the mean over the quarter of the steps before. `part` is how
@@ -149,6 +154,30 @@ class StitchTraining(SteppedModule):
             self.halfway.load_state_dict(self.means[: len(self.layer_pairs)].state_dict())
         if done == self.steps and self.config.schedule == "average":
             self.stitches.load_state_dict(self.means.state_dict())
+
+    def on_train_end(self) -> None:
+        super().on_train_end()
+        if self.began is not None and self.config.schedule == "average" and self.global_step == self.steps:
+            self._return_to_better_starts(self.began)
+
+    @torch.no_grad()
+    def _return_to_better_starts(self, began: nn.ModuleList) -> None:
+        """Undo the training of each φ whose loss on the rows of the first step is higher than when it began.
+
+        At a constant rate a φ that begins at its solution may leave it: steps are too long for the curvature of some
+        batches, and rounding grows into a loss.
+        """
+        assert self.part
+        rows, weights = self.batches()[0].to(self.device), [list(phi.parameters()) for phi in self.stitches]
+        with self.trainer.precision_plugin.train_step_context():
+            ended = self.over_processes(mean_losses(self.losses, weights, rows, self.part))
+        worse = (ended > self.curve[0]).nonzero().flatten().tolist()
+        for number in worse:
+            for phis in (self.stitches, self.halfway):
+                if number < len(phis):
+                    phis[number].load_state_dict(began[number].state_dict())
+        if worse:
+            log.info("%d of %d stitches ended worse than at the start, which is kept", len(worse), len(self.fits))
 
     def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
         """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=9,
+    version=10,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
