@@ -207,7 +207,7 @@ def alarms(court: Court) -> None:
                 null.append(torch.cat([own.kl(model, -1, own.base) for own in batches]).mean())
         return float(rank_p(torch.cat([each.tokens.kl for each in changes]).mean(), torch.stack(null)))
 
-    p = [court.number(f"p beside perturbations {seed}", partial(perturbation, seed)) for seed in FURTHER]
+    p = [court.number(f"p beside perturbations {seed}", partial(perturbation, seed)) for seed in POOL]
     print(f"alarms beside perturbations: {sum(each <= FALSE for each in p)} of {len(p)}")
     named = [court.number(f"fork {seed}", lambda s=seed: court.diff((1, court.fork(s)))) for seed in FURTHER]
     for kind in ("words", "tokens"):
