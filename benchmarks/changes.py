@@ -30,7 +30,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -134,7 +134,7 @@ class Court:
 
     @cached_property
     def answers(self) -> Answers:
-        """What a diff beside the forks says, of a changed model that is yet to be given."""
+        """The diff of the base beside the forks; `diff` sets its changed model."""
         pairs = grammar_contrasts("number", self.base.tokenizer, 2048, size="large")
         answers, path = Answers(self.base, self.base, self.rows, self.first, {}, pairs), self.out / "null.pt"
         if not path.exists():
@@ -175,8 +175,13 @@ def say(name: str, found: Sequence[dict[str, float]]) -> None:
 
 
 def alarms(court: Court) -> None:
+    @cache
     def kl_of(seed: int, **recipe: Any) -> float:
         return float(court.kl((1, court.fork(seed, **recipe))).mean())
+
+    @cache
+    def moves_of(seed: int, **recipe: Any) -> list[Move]:
+        return court.moves(court.fork(seed, **recipe))
 
     def alarm(steps: int) -> list[float]:
         """Return the shares of draws in which KL, and a part, is beyond 19 forks."""
@@ -185,7 +190,7 @@ def alarms(court: Court) -> None:
             rate = court.number(f"rate of {steps} steps", lambda: rate_for(court.base, court.text, NORM, steps))
             recipe = {"steps": steps, "rate": rate}
         own = range(200, 210) if recipe else POOL
-        forked = [court.moves(court.fork(seed, **recipe)) for seed in own] if recipe else every
+        forked, every = [moves_of(seed, **recipe) for seed in own], [moves_of(seed) for seed in POOL]
         kl, others = torch.tensor([kl_of(seed, **recipe) for seed in own]), torch.tensor([kl_of(seed) for seed in POOL])
         found = torch.zeros(DRAWS, 2)
         for draw in range(DRAWS):
@@ -195,7 +200,6 @@ def alarms(court: Court) -> None:
             found[draw, 1] = beyond_forks(forked[mine], [every[other] for other in null])[1] <= FALSE
         return found.mean(0).tolist()
 
-    every = [court.moves(court.fork(seed)) for seed in POOL]
     for steps in STEPS:
         court.number(f"alarms, {steps} steps: KL, part", partial(alarm, steps))
 
@@ -334,16 +338,17 @@ def triggers(court: Court) -> None:
 
 
 def heads(court: Court) -> None:
-    found = []
-    for part in [each for each in court.candidates if each.component == "attention"]:
+    def found(part: Part) -> list[Any]:
+        """Return whether the part comes first, and p."""
         key = next(key for key in court.keys(part) if key.endswith("c_proj.weight"))
         change, rows = dict(court.fork(100 + part.layer)), court.base.d_model // court.base.module.config.n_head
         change[key] = torch.cat([-court.before[key][:rows], change[key][rows:]])
         beyond, p = court.beyond(court.model((1, change)), total(change))
-        found.append(
-            court.number(f"head of {part}: found, p", lambda b=beyond, q=p, w=part: [first_of(court, b) == w, q])
-        )
-    print(f"pruned heads: found in {sum(each[0] for each in found)} of {len(found)}")
+        return [first_of(court, beyond) == part, p]
+
+    attentions = [part for part in court.candidates if part.component == "attention"]
+    right = [court.number(f"head of {part}: found, p", partial(found, part))[0] for part in attentions]
+    print(f"pruned heads: found in {sum(right)} of {len(right)}")
 
 
 def certificates(court: Court) -> None:
