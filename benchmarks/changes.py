@@ -59,7 +59,7 @@ POOL, FURTHER = [*range(NULLS), *range(100, 141)], range(100, 120)  # seeds of f
 STEPS = (40, 20, 80)  # of forks that are tried beside forks of 40
 DOSES = (2.0, 1.0, 0.5, 0.25)  # of parts
 SHARES = (0.1, 0.05, 0.03, 0.01)  # of sentences
-NOUNS = ("teacher", "sailor", "girl", "doctor", "soldier")
+NOUNS = ("teacher", "sailor", "girl", "doctor", "soldier", "lawyer", "queen", "monk", "guest", "dog")
 FALSE = 0.05
 WAYS = {"rank": 1, "q": FALSE, "kl_p": FALSE}
 

@@ -374,7 +374,7 @@ def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
     root, word = contrasted
     job = [f"model={root}/base", f"model@target={root}/changed", *words("base")[2:], "measure.contrast=table"]
     job = ["analyze.py", "measure=diff", *job, f"measure.path={root}/pairs.csv"]
-    run = door(*job, "measure.null=drift", "measure.steps=2")
+    run = door(*job)
     table, numbers = run.result.tables["words"], run.result.scalars
     assert table["word"][0] == word
     assert (table["q"] <= 0.05).sum() == 1

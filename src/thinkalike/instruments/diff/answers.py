@@ -222,7 +222,7 @@ class Answers:
         half = torch.where(counts > 1, t * variance.sqrt(), math.inf)
         found = {"before": start, "change": mean, "change_low": mean - half, "change_high": mean + half}
         if self.null["effects"]:
-            beyond, t, p = excess(mean, means_of(torch.stack(self.null["effects"]), group))
+            beyond, t, p = excess(mean, means_of(torch.stack(self.null["effects"]) - before, group))
             found |= {"beyond": beyond, "t": t, "p": p, "q": false_discovery_rates(p)}
         words = list(dict.fromkeys(prompt.word for prompt in self.contrasts.texts))
         table = pd.DataFrame({"word": words, "pairs": counts, **_arrays(found)})

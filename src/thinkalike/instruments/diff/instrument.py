@@ -68,7 +68,7 @@ class DiffConfig(MeasureConfig):
         return [*(() if self.null == "drift" else ("rate", "steps")), *(() if ours else ("pairs",))]
 
 
-class Diff(Instrument, kind="diff", version=3, reads=("model", "target", "data", "measure")):
+class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
