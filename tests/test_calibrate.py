@@ -57,6 +57,14 @@ def test_groups_keep_the_level_of_rows_that_depend_on_each_other():
     assert covered < 0.85, "control"
 
 
+def test_of_values_that_tie_with_chance_as_many_as_are_drawn_count():
+    """Half of the permutations have the sign of the value, so that p would never be below .2 if all of them counted."""
+    groups, features = torch.arange(16), torch.randn(30, 2, 16, 1)
+    p = [thinkalike.calibrate(lambda x, y: (x * y).sum() > 0, *each, groups, 19).p for each in features]
+    assert min(p) < 0.15
+    assert max(p) > 0.85
+
+
 def test_few_groups_have_no_interval_and_no_p():
     x = torch.randn(30, 2)
     for count in (7, 8, 14, 15):

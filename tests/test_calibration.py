@@ -10,8 +10,9 @@ import torch
 from scipy.stats import kstest, permutation_test
 
 from thinkalike.measures import LayerMeans, cka_measure, distance_correlation, mutual_measure, permuted_rows
-from thinkalike.measures.chance import balanced_rows, signed_similarities
+from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
 from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION
+from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.neighbours import jaccard_measure
 from thinkalike.measures.shape import PROCRUSTES, svcca_measure
 
@@ -100,6 +101,25 @@ def test_the_largest_of_many_layers_has_a_null_of_its_own():
     assert (chance.p_of_largest >= chance.p).all()
     assert float(chance.p_of_largest.min()) > float(chance.p.min()), "control: the search is paid for"
     assert chance.largest < float(chance.calibrated.value.max())
+
+
+def test_p_is_exact_where_values_tie():
+    """Of measures of four values p is uniform on 1/20, ..., 1 by chance; with every tie counted it is never .05."""
+
+    def found(tested):
+        return chance_of(Estimate(*tested[:1].expand(3, -1, -1)), tested.mean(0), tested, 8)
+
+    tested = torch.randint(4, (20, 2000, 6)).double()
+    p = found(tested).p
+    assert 0.04 < (p <= 0.05).double().mean() < 0.06
+    spread = p.flatten() - np.random.default_rng(0).uniform(0, 0.05, p.numel())
+    assert kstest(spread, "uniform").pvalue > 0.01
+    assert ((tested >= tested[0]).double().mean(0) <= 0.05).double().mean() < 0.005, "control: every tie counts"
+    assert torch.equal(found(tested[:, :3, 1:4]).p, p[:3, 1:4]), "the same with other layers"
+    largest = torch.stack([found(each).p_of_largest[0] for each in tested.split(1, 1)])
+    assert (largest >= p).all()
+    assert (largest <= 0.05).any(1).double().mean() < 0.06
+    assert (found(torch.full((20, 1, 2), 0.5)).p == 1).all(), "nothing is found where all tie"
 
 
 def test_a_model_with_itself_has_the_null_of_a_copy_and_the_first_batch_that_of_all():

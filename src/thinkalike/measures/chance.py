@@ -43,7 +43,7 @@ class Chance:
         null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
             was; the others would show part of the likeness itself.
         calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of all permutations, with the value itself, whose value is at least as close, (l, m).
+        p: The share of all permutations, with the value itself, that are at least as close, (l, m); ties by chance.
         p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993), for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
@@ -112,20 +112,28 @@ def chance_of(
     tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
     value, others = tested[0], tested[1:]
     closest = others.flatten(1).amax(1)
-    level = float(closest.mean())
+    level, p = float(closest.mean()), _share(others, value)
     return Chance(
         null,
         Estimate(ends[0], ends.amin(0), ends.amax(0)),
-        _share(others, value),
-        _share(closest[:, None, None], value),
+        p,
+        _share(closest[:, None, None], value).maximum(p),  # draws of ties differ
         (float(value.max()) - level) / (sign * best - level),
         documents,
     )
 
 
-def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
-    """Return (1 + #{chance ≥ value}) / (1 + p), NaN of a value that is not a number."""
-    return ((1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))).where(value.isfinite(), torch.nan)
+def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
+    """Return (1 + #{chance > value} + u) / (1 + p), u drawn from 0 to #{chance = value}; NaN of what is not a number.
+
+    So it is exact where values tie. The draw is a code of the chance values, the same for the same ones.
+    """
+    tie = TIE * chance.abs().amax(0).clamp(min=torch.finfo(chance.dtype).tiny)
+    above, ties = (chance > value + tie).sum(0), ((chance - value).abs() <= tie).sum(0)
+    order = torch.arange(len(chance), device=chance.device).view(-1, *[1] * (chance.ndim - 1))
+    drawn = mixed(mixed((chance / tie).round().long() + order * STEP).sum(0)) % (1 + ties)
+    drawn = drawn.where(ties < len(chance), ties)  # where all tie, nothing is found
+    return ((1 + above + drawn).double() / (1 + len(chance))).where((value + tie).isfinite(), torch.nan)
 
 
 # ---- documents change places: all rows of a document together, and the same documents in every part of the rows
@@ -248,7 +256,7 @@ class Calibrated(NamedTuple):
 
     Attributes:
         null: The mean value where whole groups of Y changed places.
-        p: The share of permutations of groups, with the value itself, whose value is at least as large.
+        p: The share of permutations of groups, with the value itself, whose value is at least as large; ties by chance.
         groups: How many different groups there are.
     """
 
@@ -302,6 +310,6 @@ def calibrate(
     p, rows = float("nan"), chosen.flatten()
     if len(chosen) >= FEWEST_GROUPS:
         own, x, y = numbers[rows], X[rows], Y[rows]
-        tested = float(function(x, y))
-        p = (1 + sum(float(function(x, y[permuted_rows(own, each)])) >= tested for each in seeds)) / (1 + permutations)
+        tested = [float(function(x, y)), *(float(function(x, y[permuted_rows(own, each)])) for each in seeds)]
+        p = float(_share(*torch.tensor(tested, dtype=torch.float64).tensor_split([1])[::-1]))
     return Calibrated(float(value), float(found.low), float(found.high), sum(null) / len(null), p, len(counts))

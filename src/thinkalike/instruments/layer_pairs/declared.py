@@ -124,12 +124,14 @@ OUTPUTS = {
     "jsd": Declared(
         "Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
     ),
-    "disagreement": Declared("disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS),
+    "disagreement": Declared(
+        "disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS
+    )._replace(version=7),
 }
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithNeighbours, bases=(OfNeighbours,),
+        settings=WithNeighbours, bases=(OfNeighbours,), version=7,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
@@ -138,7 +140,7 @@ DECLARED = {
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
         "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours,
+        settings=WithNeighbours, version=7,
     ),
     "second_order_cosine": Declared(
         "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
