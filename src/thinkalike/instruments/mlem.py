@@ -69,7 +69,7 @@ class MLEMConfig(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=6, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=7, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
@@ -98,9 +98,9 @@ class FeatureProfiles(
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
-        stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
-            models = sides = states_of_sides(config, stimuli)
+            stimuli, models = states_of_sides(config, work.inputs["stimuli"])
+            sides = models
             if measure.change:
                 sides = [change_of(models)]
         model, importance = fit_profiles(config, stimuli, sides)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import pandas as pd
-import torch
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
+from thinkalike.config.schema import CONTEXT
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -23,13 +22,10 @@ from thinkalike.instruments.operations import WORDS
 from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.models.labels import names_of
-from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 
-log = logging.getLogger(__name__)
-
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
-LONG = 10  # times the median norm of a layer
 
 
 class OfStimuli(Instrument):
@@ -84,12 +80,15 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
     return without
 
 
+# ruff: noqa: UP045
 @dataclass
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
     distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
     embed: bool = False  # also the site before block 0
+    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # words of every text; null: the stimuli
+    # whose long states decide some layer are left out, and the first of a text is often one; 0: none is
 
     distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
 
@@ -140,8 +139,10 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
     return found
 
 
-def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusStates]:
-    """Return the states on each side; subjects come first, and are different recordings with the same layers.
+def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Stimuli, list[StimulusStates]]:
+    """Return the stimuli that are compared, and their states on each side, see `without_massive`.
+
+    Subjects come first, and are different recordings with the same layers.
 
     Raises:
         ConfigError: `layers=` names a layer that is not there.
@@ -156,24 +157,7 @@ def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusSta
         if content in contents:
             raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
         contents[content] = each.name
-    chosen = _with_layers(config, sides)
-    for each, model in zip(chosen, config.sides, strict=True):
-        if not isinstance(model, str):
-            _warn_of_long_states(each, stimuli, "" if model.bos else "; model.bos=true puts a token before each text")
-    return chosen
-
-
-def _warn_of_long_states(side: StimulusStates, stimuli: Stimuli, remedy: str) -> None:
-    """Warn of stimuli that are so much farther from all others in some layer that they decide its distances."""
-    norms = (torch.linalg.vector_norm(layer, dim=1) for layer in side.states)
-    long = torch.stack([each > LONG * each.median() for each in norms]).any(0).nonzero()[:, 0].tolist()
-    if long:
-        first = sum(stimuli.span[row][0] == 0 for row in long)
-        log.warning(
-            f"warning: {len(long)} of {len(stimuli)} stimuli have a state of more than {LONG} times the median norm in "
-            f"some layer of {side.name}, whose distances they decide; {first} of them begin their text"
-            f"{remedy if 2 * first > len(long) else ''}"
-        )
+    return without_massive(config, stimuli, _with_layers(config, sides))
 
 
 def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:

@@ -78,7 +78,7 @@ class RSAConfig(DistanceConfig):
         return () if self.distance == "crossnobis" else {"noise"}
 
 
-class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=4, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
 
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
@@ -103,7 +103,7 @@ class RSA(OfStimuli, kind="rsa", version=3, reads=("model", "target", "layers", 
         if config.subjects:
             return subjects.run(config, stimuli)
         with work.phase("states"):
-            sides = states_of_sides(config, stimuli)
+            stimuli, sides = states_of_sides(config, stimuli)
         try:
             layers = [layer for side in sides for layer in layer_distances(side, measure)]
             groups = sentence_groups(stimuli)

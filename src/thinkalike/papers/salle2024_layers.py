@@ -61,7 +61,8 @@ class Layers:
 def _with_distances(case: Case) -> list[Part]:
     """Return the jobs of the profiles, and of the distances of every two models."""
     own = case.config.measure
-    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed)  # type: ignore[attr-defined]
+    read = {key: getattr(own, key) for key in ("distance", "embed", "skip_first_tokens")}
+    measure = rsa.RSAConfig(**read)
     compared = [
         Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)

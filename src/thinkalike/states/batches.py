@@ -38,6 +38,7 @@ from thinkalike.tokenizers import tokenizer_fingerprint
 log = logging.getLogger(__name__)
 MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
 DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
+ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, rows are shorter, so that there are documents
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
@@ -222,7 +223,7 @@ def _drawn(
         }
         outliers = massive([layer for own in pool.values() for layer in own]) if leaves_out else None
         if outliers is not None and number == 0 and next(is_new, False):
-            _say_massive(outliers, text.named(units, labels.tokens[outliers]), text.level)
+            say_massive(outliers, text.named(units, labels.tokens[outliers]), f"{text.level}s")
         if measure.given == "token_position" and labels.positions is not None:
             try:
                 within = RowGroups.of(labels.tokens, FEWEST)
@@ -270,31 +271,42 @@ def _pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[T
 Pool = dict[FrozenModel, list[Tensor]]
 
 
-def massive(layers: Sequence[Float[Tensor, "n _"]]) -> Bool[Tensor, " n"] | None:
+def massive(
+    layers: Sequence[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
+) -> Bool[Tensor, " n"] | None:
     """Return which rows are among the few that decide what is found of some layer; None: no row is.
 
     These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
     `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
+
+    Args:
+        begins: which rows begin their text, each of which attention may rest on. They are judged by themselves, and
+            are left out where they carry more than `ALONE` of the variance, although they may be many.
     """
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:
         norms = torch.linalg.vector_norm(layer, dim=1)
-        outliers = norms > MASSIVE * norms.median()
-        share = float(outliers.float().mean())
-        if 0 < share < 1 / TIMES:
-            apart = (layer.float() - layer[~outliers].float().mean(0)).square().sum(1)
-            if apart[outliers].sum() > max(DECIDES, TIMES * share) * apart.sum():
+        long = norms > MASSIVE * norms.median()
+        if not long.any():
+            continue
+        first = torch.zeros_like(long) if begins is None else long & begins.to(long.device)
+        apart = (layer.float() - layer[~long].float().mean(0)).square().sum(1)
+        for outliers, enough in ((first, ALONE), (long & ~first, 1.0)):
+            chosen = outliers | ~long
+            share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
+            if carried > min(max(DECIDES, TIMES * float(share)), enough):
                 found |= outliers.cpu()
     return found if found.any() else None
 
 
-def _say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], level: str) -> None:
-    """Name the most frequent ones of the tokens or words that are left out."""
+def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = "") -> None:
+    """Name the most frequent ones of the tokens, words or stimuli that are left out."""
     count, share = len(names), 100 * len(names) / len(outliers)
     often = ", ".join(f"{name} {times} times" for name, times in Counter(names).most_common(3))
     log.warning(
-        f"warning: {count} of {len(outliers)} {level}s ({share:.1g} %) are left out, as their states, more than "
-        f"{MASSIVE} times as long as the median, decide some layer: {often}; measure.skip_first_tokens=0 keeps them"
+        f"warning: {count} of {len(outliers)} {units} ({share:{'.1g' if share < 9.5 else '.0f'}} %) are left out, as "
+        f"their states, more than {MASSIVE} times as long as the median, decide some layer: {often}; "
+        f"measure.skip_first_tokens=0 keeps them{remedy}"
     )
 
 

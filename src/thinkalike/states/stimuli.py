@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
@@ -26,6 +26,7 @@ from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
+from thinkalike.states.batches import massive, say_massive
 from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
 
 TEXTS_AT_ONCE = 64
@@ -120,6 +121,35 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
         parts.append([layer.cpu() for layer in states])
     back = torch.from_numpy(np.argsort(order, kind="stable"))
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
+
+
+def without_massive(
+    config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
+) -> tuple[Stimuli, list[StimulusStates]]:
+    """Return the stimuli and their states without those stimuli whose states decide a layer of some model.
+
+    All sides keep the same ones. With measure.skip_first_tokens=N it is the first N words of each text that are left
+    out, and nothing else.
+    """
+    skip = config.measure.skip_first_tokens  # type: ignore[attr-defined]
+    places = zip(stimuli.sentence, stimuli.span, strict=True)
+    before = torch.tensor([len(stimuli.texts[number][:start].split()) for number, (start, _) in places])
+    layers = [layer for side in sides if isinstance(side.layers[0], int) for layer in side.states]
+    outliers = before < skip if skip is not None else massive(layers, before == 0) if layers else None
+    if outliers is None or not outliers.any():
+        return stimuli, list(sides)
+    if skip is None:
+        bare = any(not isinstance(side, str) and not side.bos for side in config.sides)
+        at_start = 2 * int((before[outliers] == 0).sum()) > int(outliers.sum())
+        remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
+        names = [repr(stimuli.words[row]) for row in outliers.nonzero()[:, 0]]
+        say_massive(outliers, names, "stimuli", remedy)
+    return stimuli.take((~outliers).numpy()), [_of_rows(side, ~outliers) for side in sides]
+
+
+def _of_rows(side: StimulusStates, rows: Bool[Tensor, " n"]) -> StimulusStates:
+    runs = [each[:, rows] for each in side.runs]
+    return side._replace(states=[layer[rows] for layer in side.states], runs=runs)
 
 
 def numbered(sides: Sequence[StimulusStates]) -> str:

@@ -88,7 +88,7 @@ class LayerPairs(Instrument):
     in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
     of_text: ClassVar[Mapping[str, Any]] = {  # settings that are of text alone, and their values for stimuli
-        "level": "auto", "skip_first_tokens": None, "skip_special_tokens": False, "stop_at_width": None, "given": "none"
+        "level": "auto", "skip_special_tokens": False, "stop_at_width": None, "given": "none"
     }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ from thinkalike.models.load import load_groups
 from thinkalike.processes import ProcessGroup
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, array_batches
-from thinkalike.states.stimuli import stimulus_states_of
+from thinkalike.states.stimuli import stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[
 def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
     measure: Any = replace(config.measure, **kind.of_text)  # type: ignore[arg-type]
     stimuli: Stimuli = work.inputs["stimuli"]
-    found = stimulus_states_of(config, stimuli, measure.embed)
+    stimuli, found = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
     sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
     limits = {"rows_per_batch": measure.tokens_per_batch, "fewest": kind.fewest(measure)}
     batches = array_batches([found[0].states, found[-1].states], stimuli.groups, **limits)
