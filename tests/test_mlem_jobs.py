@@ -29,7 +29,7 @@ from thinkalike.papers import salle2024_profiles
 from thinkalike.papers import salle2024_profiles as profiles
 from thinkalike.papers.claims import over_models
 from thinkalike.papers.experiment import Case, Model
-from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive
 from thinkalike.store import Job
 
 SENTENCES = 24
@@ -343,25 +343,65 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
     assert not results_in(tmp_path / "results")
 
 
-def test_stimuli_whose_long_states_decide_distances_are_warned_of(caplog):
-    stimuli, remedy = controlled_stimuli(30), "; model.bos=true"
+@pytest.mark.parametrize("kind", ["mlem", "rsa"])
+def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_path, monkeypatch):
+    """A quarter of the stimuli decide a planted model: the result is that without them, or with them if asked."""
+    seen = {}
+
+    def planted(config, stimuli, embed):
+        first = torch.tensor([start == 0 for start, _ in stimuli.span])
+        few = ~first & (torch.arange(len(stimuli)) % 29 == 1)
+        draw = torch.Generator().manual_seed(0)
+        states = torch.nn.functional.normalize(torch.randn(len(stimuli), 8, generator=draw))
+        long = torch.where((first | few)[:, None], 40.0, 1.0) * (states + (first | few)[:, None] * 3)
+        seen.update(kept=~(first | few), count=len(stimuli))
+        return [
+            StimulusStates(name, [0, 1], [states, last], {"name": name}) for name, last in seen["sides"](states, long)
+        ]
+
+    few = ["measure.permutations=1"] + QUICK[1:] * (kind == "mlem")
+    asked = [*words, f"measure={kind}", "model=gpt2-mini", "model@target=gpt2-mini-s1", "stimuli.sentences=60", *few]
+    monkeypatch.setattr(of_stimuli, "stimulus_states_of", planted)
+    seen["sides"] = lambda states, long: [("a", long), ("b", states)]
+    done = door("analyze.py", *asked)
+    kept, count = seen["kept"], seen["count"]
+    assert f"{int((~kept).sum())} of {count} stimuli" in done.stderr
+    assert "measure.skip_first_tokens=0 keeps them, and model.bos=true puts" in done.stderr
+    every = door("analyze.py", *asked, "measure.skip_first_tokens=0")
+    assert "are left out" not in every.stderr
+    assert every.result.scalars["stimuli"] == count
+
+    chosen = of_stimuli.stimuli_inputs
+
+    def inputs(config):
+        found = chosen(config)
+        return {**found, "stimuli": found["stimuli"].take(kept.numpy())}
+
+    def without(config, stimuli, embed):
+        whole = planted(config, read_stimuli(config.stimuli), embed)
+        return [side._replace(states=[layer[kept] for layer in side.states]) for side in whole]
+
+    monkeypatch.setattr(of_stimuli, "stimuli_inputs", inputs)
+    monkeypatch.setattr(of_stimuli, "stimulus_states_of", without)
+    alone = door("analyze.py", *asked, f"store={tmp_path}/alone")
+    assert "are left out" not in alone.stderr
+    pd.testing.assert_frame_equal(done.result.table, alone.result.table)
+    assert not done.result.table.equals(every.result.table)
+    assert done.result.provenance["stimuli"] == alone.result.provenance["stimuli"]
+
+
+def test_first_words_that_are_not_massive_stay_unless_they_are_named():
+    stimuli = controlled_stimuli(30)
     first = torch.tensor([start == 0 for start, _ in stimuli.span])
-
-    def warned(long):
-        caplog.clear()
-        states = torch.where(long[:, None], 50.0, 1.0) * torch.nn.functional.normalize(torch.randn(len(stimuli), 8))
-        side = StimulusStates("planted", [0, 1], [torch.randn(len(stimuli), 8), states], {})
-        of_stimuli._warn_of_long_states(side, stimuli, remedy)
-        return caplog.text
-
-    count = int(first.sum())
-    said = warned(first)
-    assert f"{count} of {len(stimuli)} stimuli" in said
-    assert f"{count} of them begin their text{remedy}" in said
-    others = warned(~first & (torch.rand(len(stimuli)) < 0.1))
-    assert " 0 of them begin their text" in others
-    assert remedy not in others
-    assert not warned(torch.zeros(len(stimuli), dtype=torch.bool))
+    side = StimulusStates("planted", [0], [torch.where(first[:, None], 2.0, 1.0) * torch.randn(len(stimuli), 8)], {})
+    for skip, gone in ((None, 0), (0, 0), (1, int(first.sum())), (2, 60)):
+        config = composed(
+            "measure=rsa", "model=gpt2-mini", f"measure.skip_first_tokens={skip or 'null'}", door="analyze"
+        )
+        if skip == 0:
+            config.measure.skip_first_tokens = 0
+        left, (kept,) = without_massive(config, stimuli, [side])
+        assert len(left) == len(kept.states[0]) == len(stimuli) - gone
 
 
 def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):

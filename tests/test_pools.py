@@ -142,6 +142,15 @@ def test_the_few_rows_that_carry_much_of_a_layer_are_massive_and_others_are_not(
     assert module.massive([plain]) is None
 
 
+@pytest.mark.parametrize(("times", "found"), [(12, True), (3.5, False)])
+def test_rows_that_begin_their_text_may_be_many(times, found):
+    plain, first = torch.randn(2000, 16) + 1, torch.arange(2000) % 4 == 0
+    planted = torch.where(first[:, None], times * plain, plain)
+    assert module.massive([planted]) is None
+    outliers = module.massive([planted], first)
+    assert torch.equal(outliers & first, outliers) and outliers.sum() > 400 if found else outliers is None
+
+
 def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
     pools = read(config("measure.flatten=mean", "measure.skip_first_tokens=3"), models[:1])
     assert [len(pool) for pool in pools] == [1] * 20
