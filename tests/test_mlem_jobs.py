@@ -103,7 +103,7 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
 
 def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
-    more = ["measure.permutations=9", "measure.distance=cosine"]
+    more = ["measure.permutations=9", "measure.distance=cosine", "measure.skip_first_tokens=0"]
     done = door("analyze.py", "measure=rsa", *both, *words, *more)
     assert "Least alike" in done.stdout
     table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
@@ -361,6 +361,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_p
 
     few = ["measure.permutations=1"] + QUICK[1:] * (kind == "mlem")
     asked = [*words, f"measure={kind}", "model=gpt2-mini", "model@target=gpt2-mini-s1", "stimuli.sentences=60", *few]
+    asked.append("model.bos=false")
     monkeypatch.setattr(of_stimuli, "stimulus_states_of", planted)
     seen["sides"] = lambda states, long: [("a", long), ("b", states)]
     done = door("analyze.py", *asked)
@@ -394,12 +395,10 @@ def test_first_words_that_are_not_massive_stay_unless_they_are_named():
     stimuli = controlled_stimuli(30)
     first = torch.tensor([start == 0 for start, _ in stimuli.span])
     side = StimulusStates("planted", [0], [torch.where(first[:, None], 2.0, 1.0) * torch.randn(len(stimuli), 8)], {})
-    for skip, gone in ((None, 0), (0, 0), (1, int(first.sum())), (2, 60)):
-        config = composed(
-            "measure=rsa", "model=gpt2-mini", f"measure.skip_first_tokens={skip or 'null'}", door="analyze"
-        )
-        if skip == 0:
-            config.measure.skip_first_tokens = 0
+    position = stimuli.features["Word position"].astype(int)
+    for skip, gone in ((None, 0), (0, 0), (1, int(first.sum())), (2, int((position < position.min() + 2).sum()))):
+        chosen = f"measure.skip_first_tokens={'null' if skip is None else skip}"
+        config = composed("measure=rsa", "model=gpt2-mini", chosen, door="analyze")
         left, (kept,) = without_massive(config, stimuli, [side])
         assert len(left) == len(kept.states[0]) == len(stimuli) - gone
 
