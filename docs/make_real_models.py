@@ -221,11 +221,11 @@ LIMITS = """
   91 %. With those of SmolLM2 kept up to ten times the median norm, its layers 2 to 8 had a CKA of at most .09 to .20
   with any layer of Gemma, and layer 5 of .19 with layer 10 of SmolLM2 itself; without them it is .58 to .62 and .91,
   and that of layers 10 to 29 stays as it was up to .02.
-- **MLEM of SmolLM2 leaves out 413 of 1,431 stimuli**, nearly all of them first words of sentences, whose states carry 93
-  to 100 % of the variance in layers 2 to 8 and 11 to 29. Without them gender leads up to layer 8 and the part of speech
-  from layer 11 on, in the layers shown; with them (`measure.skip_first_tokens=0`) word position leads from layer 3 on.
-  With `model.bos=true` 139 are left out ("did", "do", "does"), and gender leads up to layer 16. The stimuli that Gemma
-  reads, which puts a BOS before each text, have none.
+- **MLEM of SmolLM2 leaves out 413 of 1,431 stimuli**, nearly all of them first words of sentences, whose states carry
+  93 to 100 % of the variance in layers 2 to 8 and 11 to 29. Without them gender leads up to layer 8 and the part of
+  speech from layer 11 on, in the layers shown; with them (`measure.skip_first_tokens=0`) word position leads from layer
+  3 on. With `model.bos=true` 139 are left out ("did", "do", "does"), and gender leads up to layer 16. The stimuli that
+  Gemma reads, which puts a BOS before each text, have none.
 - `dry_run` says 4.9 GB of the stitches, which take 5.1.
 - 2,048 and 8,192 tokens of a report are 9 and 37 documents of this text, so that intervals are wide and all verdicts
   undecided.
