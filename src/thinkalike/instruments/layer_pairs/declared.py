@@ -131,7 +131,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithNeighbours, bases=(OfNeighbours,), version=7,
+        settings=WithNeighbours, bases=(OfNeighbours,),
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
@@ -140,7 +140,7 @@ DECLARED = {
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
         "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours, version=7,
+        settings=WithNeighbours,
     ),
     "second_order_cosine": Declared(
         "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
