@@ -131,6 +131,7 @@ def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
     )
     read = batch * (measure.batches + getattr(measure, "fit_batches", 0))
     pool = min(max(most, batch), read) if config.data else 0
+    pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
     return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in widths))
 
 
