@@ -72,7 +72,7 @@ def blocks(model):
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "mamba"))])
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
-    command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]"]
+    command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.skip_first_tokens=0"]
     done = door(*command)
     result = done.result
     stimuli = controlled_stimuli(SENTENCES)
