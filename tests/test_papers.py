@@ -185,7 +185,7 @@ def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2"),
         (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"], "gpt2-mini"),
         (["experiment=brown2023/figure1", "measure=cka"], "measure="),
-        (["experiment=salle2024/figure3", "measure=rsa"], "is about measure=mlem"),
+        (["experiment=salle2024/figure3", "measure=loss"], "is about measure=mlem"),
     ],
 )
 def test_what_an_experiment_cannot_take_is_refused(words, message):

@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -60,9 +61,8 @@ class Layers:
 
 def _with_distances(case: Case) -> list[Part]:
     """Return the jobs of the profiles, and of the distances of every two models."""
-    own = case.config.measure
-    read = {key: getattr(own, key) for key in ("distance", "embed", "skip_first_tokens")}
-    measure = rsa.RSAConfig(**read)
+    own: Any = case.config.measure
+    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, skip_first_tokens=own.skip_first_tokens or 0)
     compared = [
         Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)

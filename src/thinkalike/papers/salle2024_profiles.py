@@ -8,7 +8,7 @@ the last third of the layers; Mamba's change is looked for at 0.4 of its depth, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import resources
 from typing import Any
@@ -103,8 +103,10 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 
 
 def parts(case: Case) -> list[Part]:
-    """Return the jobs that give the profiles of each model."""
-    return [Part(model.name, (*model.words, *model.as_target())) for model in case.models]
+    """Return the jobs that give the profiles of each model; the paper leaves out no word."""
+    own: Any = case.config.measure
+    changes = {"measure": replace(own, skip_first_tokens=own.skip_first_tokens or 0)}
+    return [Part(model.name, (*model.words, *model.as_target()), changes=changes) for model in case.models]
 
 
 def all_profiles(case: Case) -> list[Profiles]:

@@ -124,9 +124,7 @@ OUTPUTS = {
     "jsd": Declared(
         "Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
     ),
-    "disagreement": Declared(
-        "disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS
-    )._replace(version=7),
+    "disagreement": Declared("disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS),
 }
 DECLARED = {
     "mutual_knn": Declared(
