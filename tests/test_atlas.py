@@ -86,7 +86,7 @@ def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_d
 
 @pytest.mark.slow
 def test_interrupted_between_pools_it_goes_on_to_the_same_bits(door, words, six, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.states.batches.POOL_ROWS", 8)  # of one batch
+    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of one batch
     words = [*words, "measure.measures=[cka,svcca]", list_of(six, SIX[:3])]
     (whole,) = results(door("analyze.py", *words, f"store={tmp_path}/whole"))
     with interrupted_at(2):

@@ -267,7 +267,8 @@ def test_every_option_changes_the_numbers(door, words, pair):
     assert len(seen) == 1 + len(OPTIONS)
 
 
-def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files):
+def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files, monkeypatch):
+    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 2048)  # of 16 batches
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
     done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")

@@ -150,9 +150,8 @@ def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):
     from thinkalike.instruments.layer_pairs import gathering
-    from thinkalike.states import batches
 
-    monkeypatch.setattr(batches, "POOL_ROWS", 8)  # of two batches
+    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
     whole = results(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
     monkeypatch.setattr(gathering, "KEPT_EVERY", 2)
@@ -196,7 +195,7 @@ def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, word
 
 @pytest.mark.slow
 def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.states.batches.POOL_ROWS", 20)  # of ten batches
+    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 640)  # of ten batches
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
     wide = results(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))

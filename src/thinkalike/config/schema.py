@@ -30,12 +30,24 @@ COUNTS = 10**12  # the largest count of tokens: a product of two counts that are
 STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
-POOL_ROWS, POOL_TOKENS = 64, 2**14  # of text over which models run before its tokens are drawn into batches
-POOL_BYTES, POOL_BATCHES = 3 * 2**28, 4  # of the states of a pool in float32, at most, unless it is of so few batches
+POOL_TOKENS, POOL_BYTES, POOL_BATCHES = 2**16, 3 * 2**28, 4  # of a pool; see `pool_tokens`
 THREADS = 1024
 
 Number = int | float
 Schema = TypeVar("Schema")
+
+
+def pool_tokens(batch: int, floats: int, parameters: int) -> int:
+    """Return how many tokens models run over, at most, before these are drawn into batches.
+
+    Args:
+        batch: the tokens of a batch.
+        floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
+            weights take.
+        parameters: of the models.
+    """
+    held = max(POOL_BYTES, parameters) // (4 * batch * floats)
+    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES)), 1)
 
 
 def _on_this_machine(path: str) -> str:

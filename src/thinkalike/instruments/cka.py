@@ -45,7 +45,7 @@ class CKAConfig(WithNull):
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=7, reads=("model", "target", "layers", "data", "measure", "stimuli")):
+class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "layers", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.config.schema import POOL_BATCHES, POOL_BYTES, POOL_ROWS, POOL_TOKENS
+from thinkalike.config.schema import pool_tokens
 from thinkalike.job.operations import Phase, Shapes, forward_passes
 
 if TYPE_CHECKING:
@@ -125,12 +125,8 @@ def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
     counts = zip(both_of(shapes), chosen_layers(config, shapes), strict=True)
     different = {shape.name: (shape, count) for shape, count in counts}.values()
     widths = [((count + measure.embed) * each.width, each.bytes / each.parameters) for each, count in different]
-    held = 4 * batch * sum(width for width, _ in widths)
-    most = min(
-        max(POOL_ROWS * row_of(config, shapes), batch), POOL_TOKENS, batch * max(POOL_BYTES // held, POOL_BATCHES)
-    )
-    read = batch * (measure.batches + getattr(measure, "fit_batches", 0))
-    pool = min(max(most, batch), read) if config.data else 0
+    most = pool_tokens(batch, sum(width for width, _ in widths), sum(each.parameters for each, _ in different))
+    pool = min(most, batch * (measure.batches + getattr(measure, "fit_batches", 0))) if config.data else 0
     pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
     return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in widths))
 

@@ -34,7 +34,7 @@ class R2Config(LayerPairsConfig):
     ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
 
 
-class LayerR2(LayerPairs, kind="r2", version=6, reads=("model", "target", "layers", "data", "measure")):
+class LayerR2(LayerPairs, kind="r2", version=7, reads=("model", "target", "layers", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"

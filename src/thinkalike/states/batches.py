@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, pairwise, starmap
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
-from thinkalike.config.schema import POOL_BATCHES, POOL_BYTES, POOL_ROWS, POOL_TOKENS
+from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.pairs import EncodedPairs, PairBatch
 from thinkalike.data.split import held_out_texts
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
 DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
 ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
-FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, rows are shorter, so that there are documents
+FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
@@ -134,9 +134,11 @@ def _by_token(
     first, asked_for = models[0], measure.tokens_per_batch
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
-    context = data.context or min(
-        *(model.context for model in models), max(measure.batches * asked_for // FEWEST_ROWS, SHORTEST)
-    )
+    is_whole = getattr(measure, "flatten", "token") != "token"
+    tokens = measure.batches * asked_for
+    if not is_whole:
+        tokens = min(tokens, _pool_tokens(measure, {model: model.n_layers for model in models}))
+    context = data.context or min(*(model.context for model in models), max(tokens // FEWEST_ROWS, SHORTEST))
     wanted = -(-measure.batches * asked_for // context)
     data = replace(data, report_tokens=SPREAD * wanted * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
@@ -148,7 +150,6 @@ def _by_token(
     groups = numbered_by_part(documents.flatten().long()).view(-1, context)
     special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
     kept, at_once = counted(rows, measure.skip_first_tokens or 0, special), max(asked_for // context, 1)
-    is_whole = getattr(measure, "flatten", "token") != "token"
 
     def read(units: Int[Tensor, " u"]) -> _Labels:
         part, mask = rows[units], kept[units]
@@ -166,9 +167,8 @@ def _by_token(
 
     per_batch = at_once * context if is_whole else asked_for
     total = min(measure.batches, max(rows.numel() // per_batch, 1))
-    most = 1 if is_whole else max(min(POOL_ROWS * context, POOL_TOKENS) // asked_for, 1)
     text = _Text("token", {"name": data.name, **corpus.facts()}, total, len(rows), at_once, read, run, named)
-    return _drawn(text, models, at, measure, runs, most)
+    return _drawn(text, models, at, measure, runs)
 
 
 def _by_word(
@@ -196,20 +196,25 @@ def _by_word(
         return [repr(words[first[form]]) for form in forms.tolist()]
 
     total = min(measure.batches, max(text.count // measure.tokens_per_batch, 1))
-    most = max(min(POOL_ROWS * WORDS_AT_ONCE, POOL_TOKENS) // measure.tokens_per_batch, 1)
     units = _Text("word", {"name": data.name, "level": "word"}, total, len(text.texts), at_once, read, run, named)
-    return _drawn(units, models, at, measure, runs, most)
+    return _drawn(units, models, at, measure, runs)
+
+
+def _pool_tokens(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
+    floats = sum(count * model.d_model for model, count in layers.items())
+    return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters()[0] for model in layers))
 
 
 def _drawn(
-    text: _Text, models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], measure: Any, runs: ModelRuns, most: int
+    text: _Text, models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], measure: Any, runs: ModelRuns
 ) -> StateBatches:
-    """Return batches of text, in pools of at most so many; those of a pool have equally many rows."""
+    """Return batches of text, in pools; those of a pool have equally many rows. A batch of whole rows is a pool."""
     layers = dict(zip(models, map(tuple, at), strict=True))
-    held = 4 * measure.tokens_per_batch * sum(len(own) * model.d_model for model, own in layers.items())
-    most = min(most, max(POOL_BYTES // held, POOL_BATCHES))
+    is_whole = getattr(measure, "flatten", "token") != "token"
+    tokens = _pool_tokens(measure, {model: len(own) for model, own in layers.items()})
+    most = 1 if is_whole else tokens // measure.tokens_per_batch
     beside = 0 if hasattr(measure, "fit_batches") else BESIDE  # maps are fitted once
-    leaves_out = measure.skip_first_tokens is None and getattr(measure, "flatten", "token") == "token"
+    leaves_out = measure.skip_first_tokens is None and not is_whole
     pools = _pools(text.units, text.batches, min(getattr(measure, "fit_batches", 0), text.batches), most)
     is_new = iter([True])  # what is left out is said once, however often the pools are read
 

@@ -116,7 +116,7 @@ class Declared(NamedTuple):
     settings: type[WithNull] = WithNull
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "layers", "data", "measure", "stimuli")
-    version: int = 7
+    version: int = 8
 
 
 OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))

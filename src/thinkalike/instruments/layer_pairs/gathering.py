@@ -33,7 +33,7 @@ from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
-KEPT_EVERY = 4  # pools of batches
+KEPT_EVERY = 2  # pools of batches
 
 
 class Side(NamedTuple):
