@@ -6,7 +6,7 @@ import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Optional
@@ -69,7 +69,7 @@ class MLEMConfig(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=7, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=8, reads=("model", "target", "layers", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
@@ -99,10 +99,8 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("states"):
-            stimuli, models = states_of_sides(config, work.inputs["stimuli"])
-            sides = models
-            if measure.change:
-                sides = [change_of(models)]
+            (stimuli, models), every = states_of_sides(config, work.inputs["stimuli"])
+            sides = [change_of(models)] if measure.change else models
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
@@ -113,6 +111,11 @@ class FeatureProfiles(
             "levels": level_table(model, stimuli, rows),
         }
         profiles = _profiles(model, importance, stimuli, rows)
+        if every and not measure.change:
+            once = replace(config, measure=replace(measure, permutations=1, null=0, interactions=[]))
+            _, found = fit_profiles(once, *every)
+            profiles["with_massive"] = found.profile().value.flatten().numpy()
+            tables["scores"] = scores = scores.assign(with_massive=found.score().value.numpy())
         if config.subjects:
             tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
         arrays = {"weights": model.weights_, "correlation": model.correlation_}

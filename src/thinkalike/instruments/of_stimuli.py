@@ -22,7 +22,7 @@ from thinkalike.instruments.operations import WORDS
 from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.models.labels import names_of
-from thinkalike.states.stimuli import StimulusStates, stimulus_states_of, without_massive
+from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
@@ -139,8 +139,8 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
     return found
 
 
-def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Stimuli, list[StimulusStates]]:
-    """Return the stimuli that are compared, and their states on each side, see `without_massive`.
+def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:
+    """Return the stimuli that are compared, and their states on each side, and all of them, see `without_massive`.
 
     Subjects come first, and are different recordings with the same layers.
 

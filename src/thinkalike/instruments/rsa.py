@@ -31,10 +31,10 @@ from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
 from thinkalike.measures.distances.neural import NOISES, NeuralDistances
-from thinkalike.measures.distances.representational_similarity import mantel, rsa_estimate
+from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
 from thinkalike.measures.estimates import span
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import numbered
+from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
@@ -78,7 +78,7 @@ class RSAConfig(DistanceConfig):
         return () if self.distance == "crossnobis" else {"noise"}
 
 
-class RSA(OfStimuli, kind="rsa", version=4, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
 
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
@@ -103,14 +103,17 @@ class RSA(OfStimuli, kind="rsa", version=4, reads=("model", "target", "layers", 
         if config.subjects:
             return subjects.run(config, stimuli)
         with work.phase("states"):
-            stimuli, sides = states_of_sides(config, stimuli)
+            (stimuli, sides), every = states_of_sides(config, stimuli)
         try:
-            layers = [layer for side in sides for layer in layer_distances(side, measure)]
+            more = {}
+            if every:
+                more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
+            layers = _distances(sides, measure)
             groups = sentence_groups(stimuli)
             similarity = rsa_estimate(
                 layers, comparator=measure.comparator, groups=groups, folds=FOLDS, seed=config.seed
             )
-            more = {"low": similarity.low, "high": similarity.high}
+            more |= {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
                 more |= _p_values(layers, measure, config.seed, stimuli)
         except ValueError as error:
@@ -162,6 +165,10 @@ class RSA(OfStimuli, kind="rsa", version=4, reads=("model", "target", "layers", 
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}."
             )
+
+
+def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
+    return [layer for side in sides for layer in layer_distances(side, measure)]
 
 
 def _p_values(layers: Sequence[NeuralDistances], measure: Any, seed: int, stimuli: Stimuli) -> dict[str, Tensor]:

@@ -123,28 +123,37 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
 
 
+class Compared(NamedTuple):
+    """Stimuli, and their states on each side."""
+
+    stimuli: Stimuli
+    sides: list[StimulusStates]
+
+
 def without_massive(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
-) -> tuple[Stimuli, list[StimulusStates]]:
-    """Return the stimuli and their states without those stimuli whose states decide a layer of some model.
+) -> tuple[Compared, Compared | None]:
+    """Return the stimuli and their states without those stimuli whose states decide a layer of some model, and with.
 
     All sides keep the same ones. With measure.skip_first_tokens=N it is the first N words of each text that are left
-    out, and nothing else.
+    out, and nothing else. The second is None where no state decides a layer, and where N is given.
     """
     skip = config.measure.skip_first_tokens  # type: ignore[attr-defined]
     places = zip(stimuli.sentence, stimuli.span, strict=True)
     before = torch.tensor([len(stimuli.texts[number][:start].split()) for number, (start, _) in places])
     layers = [layer for side in sides if isinstance(side.layers[0], int) for layer in side.states]
     outliers = before < skip if skip is not None else massive(layers, before == 0) if layers else None
+    every = Compared(stimuli, list(sides))
     if outliers is None or not outliers.any():
-        return stimuli, list(sides)
+        return every, None
     if skip is None:
         bare = any(not isinstance(side, str) and not side.bos for side in config.sides)
         at_start = 2 * int((before[outliers] == 0).sum()) > int(outliers.sum())
         remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
         names = [repr(stimuli.words[row]) for row in outliers.nonzero()[:, 0]]
         say_massive(outliers, names, "stimuli", remedy)
-    return stimuli.take((~outliers).numpy()), [_of_rows(side, ~outliers) for side in sides]
+    left = Compared(stimuli.take((~outliers).numpy()), [_of_rows(side, ~outliers) for side in sides])
+    return left, every if skip is None else None
 
 
 def _of_rows(side: StimulusStates, rows: Bool[Tensor, " n"]) -> StimulusStates:

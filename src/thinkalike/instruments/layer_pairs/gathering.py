@@ -72,13 +72,23 @@ def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[
 def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
     measure: Any = replace(config.measure, **kind.of_text)  # type: ignore[arg-type]
     stimuli: Stimuli = work.inputs["stimuli"]
-    stimuli, found = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
+    (stimuli, found), every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
     sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
     limits = {"rows_per_batch": measure.tokens_per_batch, "fewest": kind.fewest(measure)}
     batches = array_batches([found[0].states, found[-1].states], stimuli.groups, **limits)
+    if every:
+        whole = array_batches([every.sides[0].states, every.sides[-1].states], every.stimuli.groups, **limits)
+        batches = replace(batches, pool=partial(_beside, batches.pool, whole.pool))
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
     measure = replace(measure, batches=batches.batches)
     return Given(measure, sides[0], sides[-1], batches)
+
+
+def _beside(
+    pool: Callable[[int], Iterator[StateBatch]], whole: Callable[[int], Iterator[StateBatch]], number: int
+) -> Iterator[StateBatch]:
+    """Return the batch of a pool with that of all stimuli beside it."""
+    return (batch._replace(with_massive=every) for batch, every in zip(pool(number), whole(number), strict=True))
 
 
 def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome | ThinkalikeError:

@@ -44,7 +44,7 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
     each subject.
     """
     measure: Any = config.measure
-    (stimuli, sides), count = states_of_sides(config, stimuli), len(config.subjects)
+    ((stimuli, sides), _), count = states_of_sides(config, stimuli), len(config.subjects)
     try:
         vectors = [_vectors(side, measure) for side in sides]
         tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
