@@ -116,17 +116,22 @@ def held(said: str) -> str:
     return "{} of {}".format(*HELD[said]) if said in HELD else "not tried"
 
 
-def untried(counts: Mapping[str, int], rows_used: float, width: int) -> str:
+def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chance: float) -> str:
     """Return in words why the rules say nothing of a result, as they were not tried on such; "" where they were.
 
     Args:
         counts: The tokens that were read, by the names of `TRIED`.
         rows_used: See `Likeness`.
         width: Of the wider model.
+        beyond_chance: The target's loss less that of a guess at random, in nats per token.
     """
     few = [f"{counts[name]:,} {name}" for name, least in TRIED.items() if counts[name] < least]
     if rows_used < FEWEST_ROWS:
         few.append(f"rows of which {rows_used:.0%} have a token that stands four times in their batch")
     if width > WIDEST:
         few.append(f"models of width {width:,}")
+    if beyond_chance > 0:
+        few.append(
+            f"text that the target predicts worse, by {beyond_chance:.1f} nats per token, than a guess at random"
+        )
     return " and ".join(few)

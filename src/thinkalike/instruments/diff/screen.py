@@ -147,8 +147,9 @@ def in_directions(table: pd.DataFrame | None) -> str:
     if table is None:
         return "There are no states that differ, or too few documents."
     first = table.iloc[0]
+    where = "the embedding" if first["layer"] < 0 else f"layer {first['layer']}"
     return (
-        f"After layer {first['layer']} one direction holds {first['share']:.0%} of the change (cosine between halves "
+        f"After {where} one direction holds {first['share']:.0%} of the change (cosine between halves "
         f"of documents {first['stability']:.2f}); it raises {first['raises']} and lowers {first['lowers']}."
     )
 

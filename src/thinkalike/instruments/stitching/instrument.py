@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Stitching(
     Instrument,
     kind="stitching",
-    version=10,
+    version=11,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -162,7 +163,8 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
     width = max(setting.source.d_model, setting.target.d_model)
-    if why := untried(setting.corpus.counts, alike.rows_used, width):
+    beyond_chance = float(table["target_loss"].max()) - math.log(setting.target.vocabulary)
+    if why := untried(setting.corpus.counts, alike.rows_used, width, beyond_chance):
         log.warning("warning: verdicts are undecided, as their rules were not tried on %s", why)
     table["verdict"] = [UNDECIDED if why else verdict(row) for row in table.to_dict("records")]
     table["verdict_held"] = table["verdict"].map(held)
