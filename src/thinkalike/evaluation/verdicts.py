@@ -131,7 +131,5 @@ def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chan
     if width > WIDEST:
         few.append(f"models of width {width:,}")
     if beyond_chance > 0:
-        few.append(
-            f"text that the target predicts worse, by {beyond_chance:.1f} nats per token, than a guess at random"
-        )
+        few.append("text that the target predicts worse than a guess at random")
     return " and ".join(few)
