@@ -30,7 +30,7 @@ COUNTS = 10**12  # the largest count of tokens: a product of two counts that are
 STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
-POOL_TOKENS, POOL_BYTES, POOL_BATCHES = 2**16, 3 * 2**28, 4  # of a pool; see `pool_tokens`
+POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 THREADS = 1024
 
 Number = int | float
@@ -38,7 +38,7 @@ Schema = TypeVar("Schema")
 
 
 def pool_tokens(batch: int, floats: int, parameters: int) -> int:
-    """Return how many tokens models run over, at most, before these are drawn into batches.
+    """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
 
     Args:
         batch: the tokens of a batch.
@@ -47,7 +47,7 @@ def pool_tokens(batch: int, floats: int, parameters: int) -> int:
         parameters: of the models.
     """
     held = max(POOL_BYTES, parameters) // (4 * batch * floats)
-    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES)), 1)
+    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)
 
 
 def _on_this_machine(path: str) -> str:
