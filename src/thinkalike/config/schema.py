@@ -43,7 +43,7 @@ def pool_tokens(batch: int, floats: int, parameters: int) -> int:
     Args:
         batch: the tokens of a batch.
         floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
-            weights take.
+            weights take, and more where that is below `POOL_BATCHES` batches.
         parameters: of the models.
     """
     held = max(POOL_BYTES, parameters) // (4 * batch * floats)

@@ -131,15 +131,13 @@ class _Text(NamedTuple):
 def _by_token(
     models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
 ) -> StateBatches:
-    first, asked_for = models[0], measure.tokens_per_batch
+    first, asked_for, tokens = models[0], measure.tokens_per_batch, measure.batches * measure.tokens_per_batch
     for model in models:
         same_vocabulary(first, model)  # the same rows must be the same text
     is_whole = getattr(measure, "flatten", "token") != "token"
-    tokens = measure.batches * asked_for
-    if not is_whole:
-        tokens = min(tokens, _pool_tokens(measure, {model: model.n_layers for model in models}))
-    context = data.context or min(*(model.context for model in models), max(tokens // FEWEST_ROWS, SHORTEST))
-    wanted = -(-measure.batches * asked_for // context)
+    held = tokens if is_whole else min(tokens, _pool_tokens(measure, {model: model.n_layers for model in models}))
+    context = data.context or min(*(model.context for model in models), max(held // FEWEST_ROWS, SHORTEST))
+    wanted = -(-tokens // context)
     data = replace(data, report_tokens=SPREAD * wanted * context)
     asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
     how = partial(read_corpus, bos=first.bos_each_row, fit_tokens=1, whole=True, quota="measure.batches")

@@ -28,7 +28,7 @@ from thinkalike.models.load import load_groups
 from thinkalike.processes import ProcessGroup
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, array_batches
-from thinkalike.states.stimuli import stimulus_states_of, without_massive
+from thinkalike.states.stimuli import Compared, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
@@ -72,14 +72,17 @@ def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[
 def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
     measure: Any = replace(config.measure, **kind.of_text)  # type: ignore[arg-type]
     stimuli: Stimuli = work.inputs["stimuli"]
-    (stimuli, found), every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
-    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
-    limits = {"rows_per_batch": measure.tokens_per_batch, "fewest": kind.fewest(measure)}
-    batches = array_batches([found[0].states, found[-1].states], stimuli.groups, **limits)
+    left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
+    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
+
+    def batches_of(compared: Compared) -> StateBatches:
+        states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
+        return array_batches(states, groups, rows_per_batch=measure.tokens_per_batch, fewest=kind.fewest(measure))
+
+    batches = batches_of(left)
     if every:
-        whole = array_batches([every.sides[0].states, every.sides[-1].states], every.stimuli.groups, **limits)
-        batches = replace(batches, pool=partial(_beside, batches.pool, whole.pool))
-    batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+        batches = replace(batches, pool=partial(_beside, batches.pool, batches_of(every).pool))
+    batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
     measure = replace(measure, batches=batches.batches)
     return Given(measure, sides[0], sides[-1], batches)
 
