@@ -14,14 +14,14 @@ from rich.table import Table as Plain
 
 from stores import layer_pairs, profile
 from thinkalike.config import KINDS
-from thinkalike.court.judges import JUDGES
+from thinkalike.contrib.court.judges import JUDGES
+from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.fitting import BESIDE
 from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.job import Estimate, Phase
 from thinkalike.models.shapes import Operations, Shape
-from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, few, number_column, screen_width, show_map, show_table, text_column
 from thinkalike.screen.tables import Column, stacked, widths, wrapped
 from thinkalike.store import Result

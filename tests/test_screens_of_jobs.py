@@ -14,7 +14,7 @@ import tiny
 from classifiers import THREE, loaded, relabelled, write_base, write_sibling
 from conftest import Door
 from thinkalike.config import KINDS
-from thinkalike.data.templates import nli_challenge, nli_training
+from thinkalike.contrib.populations.templates import nli_challenge, nli_training
 
 COLUMNS, WIDTH, LINES = 8, 80, 30
 FRAME = tuple("┏┃┡│└├╇┗")
