@@ -9,13 +9,24 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from thinkalike.config.overrides import REPOSITORY
-from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, TOKENS_AT_ONCE, Checked, FilePath, not_in_key, ranged
+from thinkalike.config.schema import (
+    CONTEXT,
+    COUNTS,
+    SEEDS,
+    TOKENS_AT_ONCE,
+    Checked,
+    FilePath,
+    Recipe,
+    left_open,
+    not_in_key,
+    ranged,
+)
 from thinkalike.errors import ConfigError
 
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # all of them
-MISSING = "???"  # a value that a file of conf/ gives
+PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories
+REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
@@ -27,15 +38,15 @@ Group = Annotated[list[Number | Folder], Field(min_length=2)]
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
 
-    name: str = MISSING  # what tables and figures call it
+    name: str = left_open(None)  # what tables and figures call it; null: no model is named
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
     path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
     base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
-    processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of weights and states
-    device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
+    processing: Literal["raw", "compat"] = left_open("raw")  # compat: LayerNorms folded, weights centred
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = left_open("float32")  # of weights and states
+    device: str = left_open("auto", in_key=False)  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
     device_map: DeviceMap | dict[str, Any] | None = not_in_key(None)  # weights over several devices, by accelerate
     quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
     side: Literal["encoder", "decoder"] | None = None  # of an encoder-decoder
@@ -56,6 +67,12 @@ class ModelConfig(Checked, part="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.name is not None:
+            self.processing, self.dtype, self.device = (
+                self.processing or "raw",
+                self.dtype or "float32",
+                self.device or "auto",
+            )
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
         if self.name == "hub" and not (self.hub_id or self.path):
@@ -79,7 +96,7 @@ class ModelConfig(Checked, part="model"):
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
-    name: str = MISSING  # what results call it
+    name: str = left_open(None)  # what results call it; null: the corpus of the model
     source: Literal["stdlib", "pydoc", "grammar", "text", "hub"] | None = None
     files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
@@ -93,9 +110,9 @@ class DataConfig(Checked, part="data"):
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
     fit_tokens: int | None = ranged(None, least=1, most=COUNTS)  # null: as many as training sees
-    report_tokens: int | None = ranged(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
+    report_tokens: int | None = left_open(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
     report_share: float | None = ranged(None, above=0, below=1)  # share of the documents that only the report sees
-    same_split: bool | None = None  # fit on the report's documents, too, as brown2023 did
+    same_split: bool | None = left_open(None)  # fit on the report's documents, too, as brown2023 did
     cache: FilePath | None = not_in_key(None)  # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
@@ -104,6 +121,11 @@ class DataConfig(Checked, part="data"):
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        if self.source in (None, "grammar"):
+            return {}
+        return {"report_tokens": 2**18 if recipe.is_mini else 2**20, "same_split": recipe.is_papers}
 
     @property
     def unused(self) -> Collection[str]:
@@ -172,7 +194,7 @@ class PairsConfig(Checked, part="pairs"):
 class PopulationConfig(Checked, part="population"):
     """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
 
-    name: str = "bert-mini"  # what results call it
+    name: str = left_open(None, usual="bert-mini")  # what results call it; null: planted
     base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: str | None = None  # or the model of which they are numbers; local: they are folders
     size: int | None = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents

@@ -7,33 +7,25 @@ subclass of `Instrument`; it imports at its top what is quick, and inside functi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import MISSING, is_dataclass
-from importlib import import_module
 from typing import Any
 
 from thinkalike.config import (
-    EXPERIMENTS,
     MEASURES,
-    PLUGGED,
-    PROCESSES,
     SUBJECTS,
     TASKS,
     AnalyzeConfig,
     TrainConfig,
+    check_read,
+    completed,
+    instrument,
+    instrument_of,
     jobs_of,
-    loaded,
     measure_module,
 )
 from thinkalike.errors import ConfigError, ResultError, nearest
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
-
-
-def instrument(value: str) -> Instrument:
-    """Return the instrument module:name, or that of a user's measure."""
-    module, _, name = value.partition(":")
-    return import_module(module).instrument_of(name) if module == PLUGGED else loaded(value)()  # type: ignore[no-any-return]
 
 
 def drawn_by(result: Result) -> Instrument:
@@ -94,72 +86,24 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     Raises:
         ConfigError: see `jobs_of`.
     """
-    if isinstance(config, TrainConfig) or config.models is None:
-        return [config]
-    stands_for = instrument(measure_module(config.measure.kind)).of_models
-    return [config] if stands_for == "all" else jobs_of(config, stands_for)
+    if isinstance(config, AnalyzeConfig) and config.models is not None:
+        stands_for = instrument(measure_module(config.measure.kind)).of_models
+        if stands_for != "all":
+            return jobs_of(config, stands_for)
+    return [completed(config)]
 
 
-def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
-    """Return the instrument of a job, after a check of what the command line gives it.
+def check_jobs_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Check that a job of those that a configuration stands for reads each setting of the overrides, see `check_read`.
 
-    Raises:
-        ConfigError: there is no such measure, it takes no several subjects, or does not read a setting.
-        TypeError: this is no configuration.
+    Models that a command line names for an experiment are checked by it.
     """
-    if not isinstance(config, TrainConfig | AnalyzeConfig):
-        raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
-    if isinstance(config, TrainConfig):
-        chosen = instrument(TASKS[config.task])
-    elif config.experiment and config.models is None and EXPERIMENTS:
-        return loaded(EXPERIMENTS)(config.experiment)  # type: ignore[no-any-return]  # whose jobs check what they read
-    elif config.subjects:
-        if (kind := config.measure.kind) not in SUBJECTS:
-            raise ConfigError(
-                f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
-                f"measure={' or '.join(SUBJECTS)}"
-            )
-        chosen = instrument(SUBJECTS[kind])
-    else:
-        chosen = instrument(measure_module(config.measure.kind))
-    check_read(config, [(chosen, config)])
-    return chosen
-
-
-EVERY_JOB = {  # settings that every job reads, or that decide which job it is
-    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "screen", "wait", "dry_run", "budget",
-}  # fmt: skip
-
-
-def check_read(config: TrainConfig | AnalyzeConfig, jobs: Sequence[tuple[Instrument, Any]]) -> None:
-    """Check that at least one of the jobs that a configuration stands for reads each setting of the command line.
-
-    Raises:
-        ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
-    """
-    read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
-    for key in config.chosen_keys:
-        if key not in EVERY_JOB and not any(_reads(*each, config, key) for each in read):
-            names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
-            parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
-            key = key if key != "target" else "model@target"
-            raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
-
-
-def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
-    """Return whether a job, given with the settings that it ignores reset, reads the value that `config` has."""
-    part, _, setting = key.partition(".")
-    if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
-        return True
-    if not {part, key} & {*kind.reads, *kind.inner_jobs_read, *(["activations"] if kind.takes_activations else [])}:
-        return False
-    own, given = getattr(read, part, None), getattr(config, part)
-    if not setting:
-        return own == given or is_dataclass(own)
-    name = setting.partition(".")[0]
-    value = getattr(given, name)
-    return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
+    if isinstance(config, TrainConfig) or config.experiment is None or config.models is not None:
+        return check_read(overrides, config, [(instrument_of(job), job) for job in asked_for(config)])
+    own = instrument_of(config)
+    jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]]
+    words = [word for word in overrides if not word.startswith(("model", "target"))]
+    return check_read(words, config, jobs or [(own, config)])
 
 
 def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, Recipe, left_open
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import AGAIN, Widths, of_grams
@@ -29,12 +29,15 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
+    batches: int = left_open(64, least=1, most=10**9)  # whose mean is the value
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
     kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
     flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        return {"batches": 64 if recipe.is_mini else 1000}
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config import AnalyzeConfig, ModelConfig, completed
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
 from thinkalike.job.phases import Phases
@@ -189,6 +189,10 @@ class Instrument(ABC):
     def prepared(self, config: Any) -> Sequence[Any]:
         """Return the configurations of the jobs that `inputs` would run, so that a forecast counts them."""
         return ()
+
+    def completed(self, config: Any) -> Any:
+        """Return the configuration with everything decided that this job reads and that was left open."""
+        return completed(config, self.reads)
 
     def with_unread_reset(self, config: Any) -> Any:
         """Return the configuration with every setting that this job ignores reset to its default, or to None."""

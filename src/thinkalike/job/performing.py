@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import resource
+import shlex
 import socket
 import subprocess
 import time
@@ -19,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, relevant
 from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ThinkalikeError
@@ -106,6 +107,7 @@ class _Planned:
     def __init__(self, instrument: Instrument, config: Any, shown: bool):
         if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
             raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+        config = instrument.completed(config)
         self.instrument, self.config = instrument, config
         self.is_shown = shown and not rank(config)
         self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
@@ -117,7 +119,7 @@ class _Planned:
             self.inputs = {**self.inputs, "plugins": " ".join(sorted(self.plugins.values()))}
         self.contents = contents_of(self.inputs)
         self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.contents))
-        self.name = run_name(self.job.kind, self.job.key, self.inputs, command_words())
+        self.name = run_name(self.job.kind, self.job.key, self.inputs, command_line())
 
     def is_done(self) -> bool:
         """Return whether the result is in the store, and remember it in `found`."""
@@ -229,7 +231,7 @@ def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
     with contextlib.ExitStack() as opened:
         processes = ProcessGroup()
         if instrument.is_shared:
-            processes = opened.enter_context(together(config.trainer, config.model.device))
+            processes = opened.enter_context(together(config.trainer, config.model.device or "auto"))
         if among > 1:  # the first process says which, as another one may finish a job meanwhile
             chosen = processes.everyone([each.job.key for each in jobs])[0]
             jobs = [each for each in jobs if each.job.key in chosen]
@@ -286,18 +288,18 @@ UNSAID = re.compile(  # words that the kind and the names of models say already,
 )
 
 
-def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str]) -> str:
+def run_name(kind: str, key: str, inputs: Mapping[str, Any], command: str) -> str:
     """Return the name of a run: kind, models, main settings, key, as "cka gpt2, bert measure.batches=4 9d95e636c1fb".
 
     Args:
         inputs: what the instrument read; of models it holds their labels.
-        words: those of the job's command line, as many of which are in the name as there is room for.
+        command: the command line of the job, of which as many words are in the name as there is room for.
     """
     labels = inputs.get("labels") or inputs.get("names") or ""
     models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
     name = f"{kind} {models}".strip()
-    for word in words:
-        if not UNSAID.match(word) and len(f"{name} {word} {key}") <= LONGEST:
+    for word in shlex.split(command):
+        if "=" in word and word[0] != "-" and not UNSAID.match(word) and len(f"{name} {word} {key}") <= LONGEST:
             name = f"{name} {word}"
     return f"{name[: LONGEST - len(key) - 1]} {key}"
 

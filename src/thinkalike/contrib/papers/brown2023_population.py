@@ -127,7 +127,7 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
     """
     config = case.config
     measure: Any = replace(config.measure, side=side)  # type: ignore[call-arg]
-    if config.scale == "mini" and not any(word.startswith("measure.tokens=") for word in config.chosen):
+    if config.scale == "mini" and measure.tokens is None:
         measure = replace(measure, tokens="cls")
     changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":

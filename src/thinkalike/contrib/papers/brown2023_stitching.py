@@ -64,7 +64,7 @@ def _parts(case: Case) -> list[Part]:
     recipe += ("stitch=affine",) if case.config.recipe == "paper" else ()
     recipe += MINI_RECIPE if case.scale == "mini" else ()
     return [
-        Part(each.label, (f"model={each.source}", f"model@target={each.target}", *recipe), "train")
+        Part(each.label, (each.source, each.target), recipe, "train")
         for each in DIRECTIONS[case.scale]
     ]
 

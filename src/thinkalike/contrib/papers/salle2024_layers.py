@@ -64,7 +64,7 @@ def _with_distances(case: Case) -> list[Part]:
     own: Any = case.config.measure
     measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, skip_first_tokens=own.skip_first_tokens or 0)
     compared = [
-        Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
+        Part(f"{a.name}, {b.name}", (a, b), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)
     ]
     return base.parts(case) + compared

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
+from thinkalike.config import AnalyzeConfig, ModelConfig, compose_job, model_named, options
 from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
 from thinkalike.contrib.populations.reading import read_pairs
-from thinkalike.errors import ConfigError, DataError
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
@@ -84,7 +84,7 @@ def members_in(config: AnalyzeConfig) -> int:
 def _published(name: str, number: Any) -> ModelConfig:
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
-    return _composed("population.members", name, f"model.index={number}")
+    return _composed("population.members", name, index=number)
 
 
 def _base(config: AnalyzeConfig) -> ModelConfig:
@@ -92,10 +92,9 @@ def _base(config: AnalyzeConfig) -> ModelConfig:
     return _composed("population.base", str(config.population.base))
 
 
-def _composed(setting: str, name: str, *words: str) -> ModelConfig:
-    check_option("model", setting, [name])
-    config: ModelConfig = compose_job("train", [f"model={name}", *words]).model
-    return config
+def _composed(setting: str, name: str, **settings: Any) -> ModelConfig:
+    one_of(setting, name, options("model"))
+    return model_named(name, settings)
 
 
 def _forked(config: AnalyzeConfig) -> list[Member]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
@@ -54,7 +54,7 @@ class PopulationMeasureConfig(MeasureConfig):
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
     site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
-    tokens: Literal["all", "cls"] = "all"  # that CKA compares; cls: of each pair the first, which the classifier reads
+    tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: of each pair the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
     padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
     # brown2023 512; null: those of the longest pair of `batch`
@@ -175,8 +175,8 @@ def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
 
     A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
     """
-    named = {word.lstrip("+").split("=")[0] for word in config.chosen}
-    return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})
+    given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
+    return replace(member, **given)
 
 
 def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:

@@ -49,7 +49,7 @@ def source_jobs(config: TrainConfig) -> list[TrainConfig]:
         return []
     none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
     plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], rates=[], **none)
-    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"), chosen=[])]
+    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))]
 
 
 def source_result(config: TrainConfig) -> Result:

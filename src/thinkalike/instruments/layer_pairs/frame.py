@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
+    batches: int = left_open(64, least=1, most=10**9)  # whose mean is the value
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
@@ -57,7 +57,7 @@ class LayerPairsConfig(MeasureConfig):
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
 
-    batches: int = ranged(16, least=1, most=10**9)  # whose mean is the value; each is compared 11 times for intervals
+    batches: int = left_open(16, least=1, most=10**9)  # whose mean is the value; each is compared 11 times for intervals
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
     permutations: int = ranged(99, least=1, most=10**6)  # of documents, in one batch; p is at least 1 / (this + 1)
 
