@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
+from thinkalike.config.overrides import at_home
 
 from conftest import ROOT
-from thinkalike.config.overrides import at_home
 
 PROGRAMS = ("python ", "thinkalike ", "make", "torchrun ", "srun ")
 FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)

@@ -12,13 +12,13 @@ from importlib import import_module
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from thinkalike.config.overrides import folders_named, parse_overrides
 
 import pages
 from conftest import ROOT, composed
 from thinkalike.cli import as_analysis
 from thinkalike.config import AnalyzeConfig, TrainConfig
 from thinkalike.config.compose import check_overrides
-from thinkalike.config.overrides import folders_named, parse_overrides
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 

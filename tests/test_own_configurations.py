@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from thinkalike.config.own_files import FOLDER, OWN, with_own
 
 from conftest import ROOT
 from thinkalike.config import TrainConfig, compose_job, entry_points, options
 from thinkalike.config.compose import check_overrides
-from thinkalike.config.own_files import FOLDER, OWN, with_own
 from thinkalike.errors import ConfigError
 
 FILES = {

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from thinkalike.config.overrides import folders_named
 
 import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, TrainConfig, options
 from thinkalike.config.compose import check_overrides
-from thinkalike.config.overrides import folders_named
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import head_dimensions, load_model

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-
 from thinkalike.config.overrides import at_home, parse_overrides, quoted, values_of
 
 

@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from thinkalike.config.overrides import quoted
 
 import hub
 import tiny
 from conftest import composed, kill_and_resume
 from thinkalike import Result
 from thinkalike.config import ModelConfig, PretrainConfig
-from thinkalike.config.overrides import quoted
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.trajectory import answers

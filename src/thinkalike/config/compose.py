@@ -10,12 +10,12 @@ import contextlib
 import dataclasses
 import itertools
 import re
-from dataclasses import MISSING
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_search_path import ConfigSearchPath
@@ -49,7 +49,6 @@ from thinkalike.plugins import is_plugin, named_in
 _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
-Job = TypeVar("Job", bound=JobConfig)
 SCHEMAS: dict[str, type[JobConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig}
 PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, PairsConfig, PopulationConfig)
 GROUPS: dict[str, type] = {schema.part: schema for schema in (*PARTS, TrainerConfig, LoggerConfig)}
@@ -94,7 +93,7 @@ def register() -> None:
     Plugins.instance().register(OptionsEverywhere)
 
 
-def _node(path: str) -> dict[str, Any] | None:
+def _node(path: Any) -> dict[str, Any] | None:
     """Return what `Options` answers to a path, group/name; None: nothing."""
     group, _, name = path.partition("/")
     if path.removesuffix("_schema") in SCHEMAS and path not in SCHEMAS:
@@ -102,7 +101,8 @@ def _node(path: str) -> dict[str, Any] | None:
     if name == "schema" and group in GROUPS:
         return _unset(GROUPS[group])
     if group == "measure" and (name in MEASURES or is_plugin(name)):
-        return _unset(measure_schema(name))
+        schema: Any = measure_schema(name)
+        return _unset(schema)
     if group == "model" and is_folder(name):
         return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
     if group in ("model", "data") and _is_repository(group, name):
@@ -111,7 +111,7 @@ def _node(path: str) -> dict[str, Any] | None:
     return None
 
 
-def _root_node(schema: type[JobConfig]) -> dict[str, Any]:
+def _root_node(schema: Any) -> dict[str, Any]:
     """Return all settings of an entry point; of models, data and a population, which may not be named, all are open."""
     node = _unset(schema)
     for name, part in node.items():
@@ -285,7 +285,7 @@ def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, An
     return OmegaConf.to_container(composed[group], resolve=False)  # type: ignore[return-value]
 
 
-def completed(config: Job, reads: Collection[str] | None = None) -> Job:
+def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     """Return a configuration in which everything that a job reads and that was left open is decided.
 
     Without a name, models are those of the main job, the data is what the models were trained on, and a population is
@@ -295,7 +295,7 @@ def completed(config: Job, reads: Collection[str] | None = None) -> Job:
         reads: the parts that the job reads; those of its instrument if not given.
     """
     if reads is None:
-        return instrument_of(config).completed(config)  # type: ignore[no-any-return]
+        return instrument_of(config).completed(config)
     found: dict[str, Any] = {}
     if {"model", "target"} & {*reads} and config.model.name is None and not getattr(config, "activations", None):
         given, other = _given(config.model), _given(config.target)
@@ -307,8 +307,8 @@ def completed(config: Job, reads: Collection[str] | None = None) -> Job:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
         config = dataclasses.replace(config, data=_named("data", corpus, _given(config.data)))
-    if "population" in reads and config.population.name is None:  # type: ignore[attr-defined]
-        config = dataclasses.replace(config, population=_named("population", POPULATION, _given(config.population)))  # type: ignore[attr-defined]
+    if "population" in reads and config.population.name is None:
+        config = dataclasses.replace(config, population=_named("population", POPULATION, _given(config.population)))
     recipe = config.recipe_of_job
     parts = {name: part.completed(recipe) for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     return dataclasses.replace(config, **parts).completed(recipe)
@@ -337,7 +337,9 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     Raises:
         ConfigError: the name or a setting is not known, or a value is not possible.
     """
-    return dataclasses.replace(model, **settings) if isinstance(model, ModelConfig) else _named("model", model, settings)
+    return (
+        dataclasses.replace(model, **settings) if isinstance(model, ModelConfig) else _named("model", model, settings)
+    )
 
 
 def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
@@ -355,11 +357,15 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
     if config.experiment or config.activations or config.model.name or config.target.name or _given(config.target):
         raise ConfigError("models= takes the place of model=, model@target=, activations= and experiment=")
     if unknown := runs.keys() - {*HOW_IT_RUNS}:
-        raise ConfigError(f"model.{min(unknown)} does not go with models=, whose settings are in {{model: NAME, key: value}}")
+        raise ConfigError(
+            f"model.{min(unknown)} does not go with models=, whose settings are in {{model: NAME, key: value}}"
+        )
     models = [_of_list(entry, runs) for entry in config.models or []]
     if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
-        raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes a list")
-    pairs = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
+        raise ConfigError(
+            f"models={config.models} must be two different models or more, for a measure that takes a list"
+        )
+    pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
     jobs = (dataclasses.replace(config, models=None, model=source, target=target) for source, target in pairs)
     return [completed(job) for job in jobs]
 
@@ -415,7 +421,8 @@ def explained(error: BaseException) -> str:
         group, _, name = str(error.missing_cfg_file).partition("/")
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}
         return f"{group}={short(name)} is not known; {nearest(name, error.options)}{hint.get(group, '')}"
-    if isinstance(cause := error.__cause__, ConfigAttributeError | ConfigKeyError) and cause.parent_node:
+    cause = error.__cause__
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
         known = {f"{part}.{key}".lstrip("."): None for key in _keys(cause.parent_node)}
         near = [key for key in known if key.endswith(f".{name}")]

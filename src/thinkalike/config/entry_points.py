@@ -112,7 +112,7 @@ def _done(job: Job, composed: DictConfig) -> list[Path]:
 
 
 def command_line() -> str:
-    """Return the command line of the job that a script does, one of a sweep or the only one, or that of this process."""
+    """Return the command line of the job that a script does, or that of this process."""
     if not HydraConfig.initialized() or PROGRAM not in os.environ:
         return shlex.join(sys.argv)
     hydra = HydraConfig.get()

@@ -51,7 +51,8 @@ class JobConfig(Checked):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
-    layers: Layers = left_open("same")  # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
+    # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
+    layers: Layers = left_open("same")
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
@@ -88,9 +89,9 @@ class TrainConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.task == "pretrain" and self.pretrain.tokens is not None:
-            if not (self.model.architecture and self.pretrain.tokens):
-                raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
+        tokens = self.pretrain.tokens  # null: left open
+        if self.task == "pretrain" and (tokens == 0 or (tokens and not self.model.architecture)):
+            raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
         if self.task == "sae" and self.trainer.strategy == "ddp":
             raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
 

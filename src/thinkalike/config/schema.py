@@ -181,7 +181,8 @@ class Checked:
 
     def completed(self: Schema, recipe: Recipe) -> Schema:
         """Return the settings, in which those that are left open have the values of the recipe, or their defaults."""
-        values = {item.name: default_of(item) for item in dataclasses.fields(self) if is_open(item)} | self.by_recipe(recipe)  # type: ignore[arg-type]
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(recipe)}
         values = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
 

@@ -92,7 +92,9 @@ class StitchConfig(Checked, part="stitch"):
             raise ConfigError("stitch.whiten=true is for sgd and for stitch=linear and affine without a LayerNorm")
         is_zero = self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
         if self.floor and is_zero:
-            raise ConfigError(f"stitch.floor=true is for stitch.loss=cross_entropy: by {self.loss} the identity is best")
+            raise ConfigError(
+                f"stitch.floor=true is for stitch.loss=cross_entropy: by {self.loss} the identity is best"
+            )
         self.floor = not is_zero if self.floor is None else self.floor
         if not self.trained:
             self.warmup = 0
@@ -285,7 +287,9 @@ class SAEConfig(Checked, part="sae"):
     source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
     source_layer: int | None = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer
     stitch: str | None = None  # transferred: a result of task=stitch in both directions; null: maps are fitted
-    map_tokens: int = left_open(4096, least=2, most=COUNTS)  # that maps and a decoder are fitted on, and states scaled by
+    map_tokens: int = left_open(
+        4096, least=2, most=COUNTS
+    )  # that maps and a decoder are fitted on, and states scaled by
     beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
     tokens: int = left_open(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
     tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
@@ -293,7 +297,9 @@ class SAEConfig(Checked, part="sae"):
     lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
     rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
-    dead_after: int = left_open(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: it does not
+    dead_after: int = left_open(
+        4096, least=0, most=COUNTS
+    )  # states; topk gives such latents a gradient; 0: it does not
     skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
     curve_tokens: int = left_open(8192, least=2, most=COUNTS)  # of the report that is looked at during training
 

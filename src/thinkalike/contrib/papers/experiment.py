@@ -153,10 +153,14 @@ class Experiment(
         return Case(config, [Model(each) for each in given])
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return completed(config, ("stimuli", "population"))  # what is left open of a measure may be a matter of its jobs
+        return completed(
+            config, ("stimuli", "population")
+        )  # what is left open of a measure may be a matter of its jobs
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read = copy(completed(config, self.reads))  # not `replace`, as a configuration that a user gives must have a population
+        read = copy(
+            completed(config, self.reads)
+        )  # not `replace`, as a configuration that a user gives must have a population
         read.population = None  # type: ignore[assignment]
         if not self.measures:
             read.measure = None  # type: ignore[assignment]
@@ -222,7 +226,9 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
     words = [*part.words, f"scale={Case(config, ()).scale}"]
-    runs = {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
+    runs = (
+        {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
+    )
     models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
     chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model}
     if part.entry_point == "train":

@@ -54,7 +54,9 @@ class PopulationMeasureConfig(MeasureConfig):
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
     site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
-    tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: of each pair the first, which the classifier reads
+    tokens: Literal["all", "cls"] = left_open(
+        "all"
+    )  # that CKA compares; cls: of each pair the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
     padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
     # brown2023 512; null: those of the longest pair of `batch`

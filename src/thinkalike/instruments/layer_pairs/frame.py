@@ -57,7 +57,9 @@ class LayerPairsConfig(MeasureConfig):
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
 
-    batches: int = left_open(16, least=1, most=10**9)  # whose mean is the value; each is compared 11 times for intervals
+    batches: int = left_open(
+        16, least=1, most=10**9
+    )  # whose mean is the value; each is compared 11 times for intervals
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
     permutations: int = ranged(99, least=1, most=10**6)  # of documents, in one batch; p is at least 1 / (this + 1)
 
