@@ -6,16 +6,15 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import LoggerConfig, Made
+from thinkalike.config import Made
 from thinkalike.errors import StoreError, listed
 from thinkalike.listing.found import Entry, Query, differing, moment, search, selected
-from thinkalike.loggers import About, publish_table
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Result
 
@@ -124,7 +123,7 @@ def _numbers(entry: Entry) -> dict[str, float]:
 
 
 def show_sweep(made: Sequence[Made]) -> None:
-    """Print one table of the results of a sweep; if one of its jobs was logged to W&B, it becomes a run there."""
+    """Print one table of the results of a sweep."""
     jobs = [(each, entry) for each in made if (entry := _read(each))]
     if not jobs:
         return
@@ -140,21 +139,6 @@ def show_sweep(made: Sequence[Made]) -> None:
         for entry, own in zip(entries, settings, strict=True)
     ]
     _print_rows(f"jobs of the sweep: {len(jobs)}", "swept", rows)
-    if logged := next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None):
-        store = entries[0].result.folder.parent.parent
-        about = About(f"sweep of {', '.join(swept) or 'one job'}", "sweep", store, store)
-        publish_table(LoggerConfig(**logged), about, joint_table(entries, settings))
-
-
-def joint_table(entries: Sequence[Entry], settings: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Return one row per job: kind, what was swept, models, headline numbers with their ends, seconds, folder."""
-    return pd.DataFrame(
-        [
-            {"kind": entry.kind, **own, "models": ", ".join(entry.models), **_numbers(entry)}
-            | {"seconds": entry.seconds, "folder": os.fspath(entry.result.folder)}
-            for entry, own in zip(entries, settings, strict=True)
-        ]
-    )
 
 
 def _read(made: Made) -> Entry | None:
