@@ -123,7 +123,8 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
 def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
-        asked = instrument_of(config).jobs(config)[1]
+        experiment: Any = instrument_of(config)
+        asked = experiment.jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
