@@ -17,7 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from thinkalike.errors import one_of
+from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
 
 GROUP = "thinkalike.instruments"
@@ -40,6 +40,10 @@ def _named(part: str) -> dict[str, str]:
 POINTS = _declared()
 TASKS, MEASURES, SUBJECTS = _named("task."), _named("measure."), _named("subjects.")
 EXPERIMENTS = POINTS.get("experiment")
+GONE = {  # measures of earlier versions, and what to run instead
+    "asymmetry": "run python train.py stitch.both=true, which reports both directions",
+    "transfer_maps": "run python train.py stitch=least_squares stitch.both=true, which fits the same maps",
+}
 PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
 
 
@@ -58,5 +62,12 @@ def measure_module(kind: str) -> str:
     """
     if is_plugin(kind):
         return f"{PLUGGED}:{kind}"
+    refuse_gone(kind)
     one_of("measure", kind, MEASURES)
     return MEASURES[kind]
+
+
+def refuse_gone(kind: str) -> None:
+    """Raise a ConfigError with what to run instead, if a measure was removed."""
+    if kind in GONE:
+        raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")
