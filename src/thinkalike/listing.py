@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Entry:
             StoreError: its record cannot be read.
         """
         try:
-            made, written = result.provenance, datetime.fromtimestamp(result.folder.stat().st_mtime, timezone.utc)
+            made, written = result.provenance, datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
             return cls(
                 result,
                 result.kind,
@@ -105,7 +105,7 @@ class Found:
 
 def utc(date: datetime) -> datetime:
     """Return a date with its time zone, which is UTC unless it says another."""
-    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def moment(text: str) -> datetime:
     """
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
-            return datetime.now(timezone.utc) - int(ago[1]) * UNITS[ago[2]]
+            return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
         return utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None
