@@ -175,9 +175,9 @@ def show(plan: Forecast, speed: float | None = None) -> None:
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        columns = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-        words = [text_column(name, next(columns)) for name in ("job", "phase", "tokens read")]
-        numbers = [number_column(name, next(columns)) for name in ("FLOPs", f"hours on one 80 GB {GPUS[0]}")]
+        cells = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        words = [text_column(name, next(cells)) for name in ("job", "phase", "tokens read")]
+        numbers = [number_column(name, next(cells)) for name in ("FLOPs", f"hours on one 80 GB {GPUS[0]}")]
         show_table(Table("jobs", [*words, *numbers], keys=2))
     for line in summary(plan, speed):
         show_text(line)
