@@ -134,6 +134,7 @@ def words(text_files, minis, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     judged, heard = [], job.verdicts
 

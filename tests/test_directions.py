@@ -73,6 +73,7 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, 
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching, monkeypatch):
     small_stitching += ["layers=[[0,0],[2,2]]"]
     little = door("train.py", *small_stitching, "seed=1")

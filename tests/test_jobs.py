@@ -61,6 +61,7 @@ def test_identity_and_other_layers(door, small_stitching):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
 def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitching, kind):
     more = ["stitch.controls=true", "stitch.rank=4", "layers=[[0,0],[2,3]]"]
@@ -86,6 +87,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitch
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_start_from_a_closed_form_is_where_training_begins(door, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
     tables = []
@@ -114,6 +116,7 @@ def test_bytes_are_those_of_the_text_of_each_document():
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_killed_run_goes_on_to_the_same_table(door, small_stitching):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state="training")
@@ -203,6 +206,7 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
 def test_doors_work_from_another_folder(door, script):
     shown = door.process(script, "--help")
@@ -247,6 +251,7 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, minis):
     there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
     store = next(word for word in small_stitching if word.startswith("store"))
@@ -305,6 +310,7 @@ def test_a_stored_result_never_makes_an_asymmetry_run_its_plugin(tmp_path, monke
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching, minis, tmp_path):
     """Folders have any name: without one, all of them have the same."""
     store = next(word for word in small_stitching if word.startswith("store"))
@@ -326,6 +332,7 @@ def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp_path):
     done = door.process("train.py", *small_stitching, "logger=wandb", env=wandb_runs.without_key(tmp_path))
     assert "stays offline" in done.stderr
@@ -351,6 +358,7 @@ def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
     """Two jobs of one sweep: a run each, and one of the sweep's table, all of one group."""
     text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]

@@ -86,6 +86,7 @@ def test_one_that_is_carried_into_its_own_model_is_the_native_one(door, small, m
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned(door, small, made, minis):
     words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]
     start = ["sae.start=transferred", f"sae.source={made.folder}", BESIDE, "sae.seeds=2"]

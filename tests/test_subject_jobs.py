@@ -195,6 +195,7 @@ def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tm
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
     comparator = "cosine_cov"
     done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")
