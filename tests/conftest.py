@@ -46,16 +46,6 @@ import tiny  # noqa: E402
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-def _save_empty(self, path, **options):
-    """Leave the file of a figure empty: most tests look whether it is there, and drawing takes longer than their job.
-
-    A figure is made all the same; tests that look at what it shows are marked `drawn`.
-    """
-    Path(path).write_bytes(b"")
-
-
-matplotlib.figure.Figure.savefig = _save_empty
-matplotlib.figure.Figure.draw_without_rendering = lambda self: None
 ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
 Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
 omegaconf.base.parse = cache(omegaconf.base.parse)  # of interpolations, whose trees nobody changes
@@ -73,6 +63,14 @@ def _composed(door: str, overrides: tuple[str, ...]):
     return compose_job(door, list(overrides))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Make figures in every test, but draw and save them only where the test is marked `drawn`: it takes a second."""
+    for name, method in DRAWN.items():
+        is_drawn = item.get_closest_marker("drawn")
+        setattr(matplotlib.figure.Figure, name, method if is_drawn else lambda *_, **__: None)
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
 
@@ -87,13 +85,6 @@ def _same_start():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def _drawn(request, monkeypatch):
-    if request.node.get_closest_marker("drawn"):
-        for name, method in DRAWN.items():
-            monkeypatch.setattr(matplotlib.figure.Figure, name, method)
 
 
 @pytest.fixture

@@ -148,6 +148,7 @@ def cka_by_hand(first, second, parts):
     return [[hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()]
 
 
+@pytest.mark.drawn
 def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
     first, second, activations = two
     result = measured(activations).result

@@ -200,6 +200,7 @@ CELLS = {"figure9": 6 * 16, "figure4": 3 * 9, "figure5": 3 * 16, "figure3": 7 * 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", CELLS)
+@pytest.mark.drawn
 def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, door, small):
     with hub.serve(repositories) as (endpoint, asked):
         result = door("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result

@@ -25,6 +25,7 @@ def penalty_of():
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, penalty_of):
     result = door("train.py", *small_stitching, *MORE).result
     table, arrays = result.table, result.arrays

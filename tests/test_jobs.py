@@ -19,6 +19,7 @@ from thinkalike.job import Work
 from thinkalike.store import Job, newest_state
 
 
+@pytest.mark.drawn
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
     small_stitching += ["layers=[[0,0],[3,3]]"]
     done = door("train.py", *small_stitching)

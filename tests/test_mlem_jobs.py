@@ -73,6 +73,7 @@ SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
 
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
+@pytest.mark.drawn
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
     command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.skip_first_tokens=0"]
@@ -233,6 +234,7 @@ def test_the_content_of_a_table_is_in_the_key(table):
     assert {name for name in before if before[name] != after[name]} == {"stimuli"}
 
 
+@pytest.mark.drawn
 def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]

@@ -43,6 +43,7 @@ def made(minis, text_files, tmp_path_factory):
     return Door(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
 
 
+@pytest.mark.drawn
 def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
     done = door("train.py", *small, "sae.seeds=2", "sae.rates=[0.5]", "sae.beside=[least_squares]")
     result = done.result

@@ -118,6 +118,7 @@ def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
         read_recording(tmp_path / "x.npz", stimuli)
 
 
+@pytest.mark.drawn
 def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
     result = done.result
