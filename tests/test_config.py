@@ -28,9 +28,9 @@ from thinkalike.config import compose as composing
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.entry_points import one_line_errors
 from thinkalike.config.roots import chosen_scale
+from thinkalike.contrib.papers import experiment_named
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
 from thinkalike.instruments import instrument_of
-from thinkalike.papers import experiment_named
 
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],

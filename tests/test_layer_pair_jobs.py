@@ -13,12 +13,11 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import ROOT, composed, kill_and_resume
-from thinkalike.config import MEASURES, ModelConfig
+from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
 from thinkalike.instruments.operations import bytes_of_prediction, readings_of
-from thinkalike.job import Instrument
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -383,12 +382,11 @@ def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
 
 
 def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():
-    names = {kind for kind, module in MEASURES.items() if ":" in module}
+    names = {kind for kind, place in MEASURES.items() if "declared:" in place}
     assert set(DECLARED) | set(OUTPUTS) == names
     assert all(instrument(MEASURES[kind]).kind == kind for kind in names)
     new = {"mine": Declared("my measure", lambda measure: DISTANCE_CORRELATION)}
-    (schema,) = declare(new, "somewhere").values()
-    made = Instrument.known.pop("somewhere:mine")()
+    made, schema = declare(new, "somewhere")["mine"](), MeasureConfig.schemas.pop("mine")
     metric = made.metric(schema(null=True, permutations=3), 1, 1)
     metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
     assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}

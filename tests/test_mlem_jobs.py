@@ -15,6 +15,11 @@ import tiny
 from conftest import composed, results_in
 from thinkalike import figures
 from thinkalike.config import ModelConfig
+from thinkalike.contrib.papers import salle2024_layers as layers
+from thinkalike.contrib.papers import salle2024_profiles
+from thinkalike.contrib.papers import salle2024_profiles as profiles
+from thinkalike.contrib.papers.claims import over_models
+from thinkalike.contrib.papers.experiment import Case, Model
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
@@ -24,11 +29,6 @@ from thinkalike.instruments.mlem import FeatureProfiles, level_planes
 from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
-from thinkalike.papers import salle2024_layers as layers
-from thinkalike.papers import salle2024_profiles
-from thinkalike.papers import salle2024_profiles as profiles
-from thinkalike.papers.claims import over_models
-from thinkalike.papers.experiment import Case, Model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive
 from thinkalike.store import Job
 

@@ -264,7 +264,7 @@ def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, c
 
 
 def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together(monkeypatch, caplog):
-    from thinkalike.papers import experiment
+    from thinkalike.contrib.papers import experiment
 
     asked = []
 
