@@ -12,7 +12,7 @@ import torch
 from classifiers import of_the_hub
 from thinkalike.config import PairsConfig
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, batches, encode, pairs_in
-from thinkalike.data.from_config import _fitted, read_pairs
+from thinkalike.contrib.populations.reading import _fitted, read_pairs
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label

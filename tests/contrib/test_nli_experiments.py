@@ -14,6 +14,7 @@ from thinkalike.contrib.papers.brown2023_population import Population, null_flip
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+from thinkalike.instruments import run_job
 from thinkalike.store import Job, Result
 
 BLOCKS, EACH, TEXTS = 6, 6, 1000
@@ -69,11 +70,12 @@ def verdicts(tmp_path):
     return run
 
 
+@pytest.mark.drawn
 def test_an_experiment_is_drawn_from_a_job_that_is_finished(monkeypatch, tmp_path):
     finished = planted(tmp_path)
     monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown: [finished] * len(jobs))
     words = ("experiment=brown2023/figure2", "scale=mini", "population=natural", f"store={tmp_path}/r")
-    result = papers.reproduce(composed(*words, door="analyze"))
+    result = run_job(composed(*words, door="analyze"))
     assert any(path.suffix == ".png" for path in result.figures)
     assert set(result.tables["claims"]["verdict"]) == {"holds"}
 
@@ -263,6 +265,7 @@ def published(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path):
     words = ["experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8", "population=feather-berts"]
     words += ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]

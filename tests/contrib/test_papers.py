@@ -12,11 +12,12 @@ from hydra.core.global_hydra import GlobalHydra
 from conftest import composed
 from thinkalike import Result
 from thinkalike.config import compose_job, options
-from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
+from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_named
 from thinkalike.contrib.papers.brown2023_stitching import Direction
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.population import as_chosen
 from thinkalike.errors import ConfigError, StoreError
+from thinkalike.instruments import run_job
 
 
 def stitched(folder, source, target, penalties, tokens=None):
@@ -129,6 +130,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):
@@ -190,7 +192,7 @@ def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
 )
 def test_what_an_experiment_cannot_take_is_refused(words, message):
     with pytest.raises(ConfigError, match=message):
-        reproduce(composed(*words, "scale=mini", door="analyze"))
+        run_job(composed(*words, "scale=mini", door="analyze"))
 
 
 def test_a_job_composed_inside_a_job_leaves_hydra_as_it_was():

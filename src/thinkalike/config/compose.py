@@ -39,7 +39,7 @@ from thinkalike.config.inputs import (
     PopulationConfig,
     StimuliConfig,
 )
-from thinkalike.config.registry import MEASURES, instrument_of, measure_schema
+from thinkalike.config.registry import GONE, MEASURES, instrument_of, measure_schema
 from thinkalike.config.roots import PROCESSES, AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
@@ -100,7 +100,7 @@ def _node(path: Any) -> dict[str, Any] | None:
         return _root_node(SCHEMAS[path.removesuffix("_schema")])
     if name == "schema" and group in GROUPS:
         return _unset(GROUPS[group])
-    if group == "measure" and (name in MEASURES or is_plugin(name)):
+    if group == "measure" and (name in {*MEASURES, *GONE} or is_plugin(name)):
         schema: Any = measure_schema(name)
         return _unset(schema)
     if group == "model" and is_folder(name):

@@ -41,6 +41,10 @@ def _named(part: str) -> dict[str, str]:
 POINTS = _declared()
 TASKS, MEASURES, SUBJECTS = _named("task."), _named("measure."), _named("subjects.")
 EXPERIMENTS = POINTS.get("experiment")
+GONE = {  # measures of earlier versions, and what to run instead
+    "asymmetry": "run python train.py stitch.both=true, which reports both directions",
+    "transfer_maps": "run python train.py stitch=least_squares stitch.both=true, which fits the same maps",
+}
 PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
 
 
@@ -59,6 +63,8 @@ def measure_module(kind: str) -> str:
     """
     if is_plugin(kind):
         return f"{PLUGGED}:{kind}"
+    if kind in GONE:
+        raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")
     one_of("measure", kind, MEASURES)
     return MEASURES[kind]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 _NAMES = {
     "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
-    "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity", "transfer_maps"),
+    "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity"),
     "features": ("levels", "profiles"),
     "stitching": ("directions", "penalties", "penalty_map"),
 }

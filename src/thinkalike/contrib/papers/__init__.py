@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from thinkalike.config import AnalyzeConfig, options
+from thinkalike.config import options
 from thinkalike.contrib.papers.experiment import Experiment
 from thinkalike.errors import one_of
-from thinkalike.job import perform
-from thinkalike.store import Result
 
 PAPERS = {  # the modules of each paper's experiments
     "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
@@ -28,13 +26,3 @@ def experiment_named(name: str) -> Experiment:
     one_of("experiment", name, options("experiment"))
     modules = (import_module(f"{__name__}.{module}") for module in PAPERS[name.partition("/")[0]])
     return next(each for module in modules for each in module.EXPERIMENTS if each.name == name)
-
-
-def reproduce(config: AnalyzeConfig) -> Result:
-    """Run an experiment: compute the jobs that the store lacks, draw, and test each claim.
-
-    Raises:
-        ConfigError: no such experiment exists, or it does not take these settings.
-        ModelError, DataError: the hub does not provide a model or data set; `scale=mini` needs none.
-    """
-    return perform(experiment_named(str(config.experiment)), config)
