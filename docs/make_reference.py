@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import tokenize
 import typing
@@ -43,8 +44,8 @@ KINDS = {
 }
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
 PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a root schema
-HIDDEN = ("measure.kind", "chosen")  # which the choice of a measure, and the command line, fill in
-BY_OPTION = ("stitch", "nli", "sae")  # parts whose options set more than their schema
+HIDDEN = ("measure.kind",)  # which the choice of a measure fills in
+TASK_OF = {"stitch": "stitch", "nli": "nli", "sae": "sae"}  # the tasks whose recipes decide the defaults of a part
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
 
 SETTINGS = """# Settings
@@ -57,10 +58,9 @@ are stored. Settings outside the key are not meant to change a number; device an
 which training can amplify. Instead of a path, the key has the content of the file.
 
 **Default**: the value without an override; where minis and other models differ (`scale`), both values. The options of
-a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. The command line
-overrides all of them. In an option, `${{at_scale:A,B}}` is A with `scale=mini` and B with `scale=paper`,
-`${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and `${{at_most_a_tenth:A,B}}` is A, but at
-most a tenth of B. Square brackets include the end of an interval, round ones exclude it.
+a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. `--cfg job`
+shows null for a setting that is left to the recipe; the methods `by_recipe` in the source have all recipes. The command
+line overrides all of them. Square brackets include the end of an interval, round ones exclude it.
 
 {sections}
 """
@@ -112,7 +112,7 @@ def settings() -> str:
     own = {f"`{name}.py`".replace(".py.py", ".py"): rows_of(root) for name, root in roots.items()}
     parts = shared("`train.py` and `analyze.py`", own, least=2)
     for name, schema in sorted(groups.items()):
-        made = at_both_scales("train", name) if name in BY_OPTION else []
+        made = at_both_scales("train", name, f"task={TASK_OF[name]}") if name in TASK_OF else []
         parts.append(section(f"`{name}`", rows_of(schema, f"{name}.", made), inspect.getdoc(schema) or ""))
     measures: dict[tuple[Row, ...], list[str]] = {}  # kinds of measure by their settings
     for kind in MEASURES:
@@ -210,14 +210,22 @@ def comments(schema: Any) -> Iterator[tuple[str, str]]:
 
 
 def comments_in(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each field in the source of a class, with the comment behind it and the line of comment that goes on."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    said = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and (first := said.get(node.end_lineno or 0)):
-            further = said.get(first.start[0] + 1)
-            goes_on = [further.string] if further and further.line.strip().startswith("#") else []
-            yield ast.unparse(node.target), " ".join(text.lstrip("# ") for text in (first.string, *goes_on))
+    """Yield each field in the source of a class, with its comment.
+
+    That is the one behind it, with the lines of comment below; or, where there is none behind it, those above.
+    """
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    said = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign))
+    fields = sorted(nodes, key=lambda node: node.lineno)
+    ends = [node.end_lineno or 0 for node in fields]
+    for node, end, after in itertools.zip_longest(fields, ends, ends[1:]):
+        above = itertools.takewhile(
+            lambda line: line in said and line not in ends, itertools.count(node.lineno - 1, -1)
+        )
+        below = itertools.takewhile(said.__contains__, itertools.count(end + 1)) if after in (None, *said) else ()
+        if lines := [end, *below] if end in said else sorted(above):
+            yield ast.unparse(node.target), " ".join(said[line] for line in lines)
 
 
 def values_of(schema: Any, item: dataclasses.Field, prefix: str) -> str:

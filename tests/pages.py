@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
-from thinkalike.config.overrides import at_home
 
 from conftest import ROOT
 
@@ -29,8 +28,8 @@ class Command(NamedTuple):
     @property
     def overrides(self) -> list[str]:
         """The settings, without those of Hydra's own plugins, which need not be installed."""
-        given = [word for word in self.words if "=" in word or word[:1] in ("+", "~")]
-        return at_home([word for word in given if not word.startswith("hydra")])
+        given = [word for word in self.words if ("=" in word and word[0] != "-") or word[:1] in ("+", "~")]
+        return [word for word in given if not word.startswith("hydra")]
 
     @property
     def swept(self) -> bool:

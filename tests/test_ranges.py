@@ -63,12 +63,6 @@ def test_every_number_of_every_schema_has_a_range():
     assert len(FIELDS) > 60, "control"
 
 
-def test_the_parts_are_called_as_on_the_command_line():
-    named = {name.partition("=")[0]: schema.part for name, schema in SCHEMAS.items()}
-    assert {name: part for name, part in named.items() if part not in (name, "")} == {}
-    assert {name for name, part in named.items() if not part} == {"train", "analyze"}
-
-
 def outside(limits) -> list[float]:
     """Values just out of a range, and what is no number of it."""
     below = limits.above if limits.least is None else limits.least - 1
@@ -111,7 +105,7 @@ def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value(
 @pytest.mark.parametrize(
     "layers",
     [
-        *(0, None, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
+        *(0, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
         [[0, 0], [1, 1], [0, 0]],
         [[0, number] for number in range(5001)],
     ],

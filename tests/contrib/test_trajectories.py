@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from thinkalike.config.overrides import quoted
 
 import hub
 import tiny
@@ -406,7 +405,7 @@ def test_a_repository_of_the_hub_has_a_trajectory(door, text, served, root):
 
 def test_one_command_trains_a_mini_and_follows_it(door, text):
     trained = [*SMALL, *text[:-1], "pretrain.tokens=2048", "pretrain.keep=every=4"]
-    words = [f"measure.train=[{','.join(map(quoted, trained))}]", "model=gelu-3l-mini"]
+    words = [f"measure.train={[*map(str, trained)]}".replace(", ", ","), "model=gelu-3l-mini"]
     result = door("analyze.py", *ASKED, *words, *text).result
     assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
     assert result.tables["losses"]["loss"].is_monotonic_decreasing

@@ -56,19 +56,26 @@ PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their ow
 SOURCE, TARGET, POPULATION = "gelu-3l-mini", "solu-3l-mini", "planted"  # where none is named
 
 
+FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+
+
 class Options(ConfigSource):
-    """Answers what no file of conf/ can: schemas, `model=DIR`, `model=ORG/NAME`, `data=ORG/NAME`, and measures."""
+    """Answers what no file of conf/ can: schemas, `model=DIR`, `model=ORG/NAME`, `data=ORG/NAME`, and measures.
+
+    It stands twice in Hydra's search path: before all files for folders, as `./gpt2` is not conf/model/gpt2.yaml, and
+    after them for the rest.
+    """
 
     @staticmethod
     def scheme() -> str:
         return "thinkalike"
 
     def load_config(self, config_path: str) -> ConfigResult:
-        node = OmegaConf.create(_node(config_path))
-        return ConfigResult(self.provider, f"thinkalike://{config_path}", node, {"package": None})
+        node = _folder(config_path) or _node(config_path)
+        return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": None})
 
     def is_config(self, config_path: str) -> bool:
-        return _node(config_path) is not None
+        return (_folder if self.path else _node)(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
         return config_path == "measure"
@@ -81,10 +88,11 @@ class Options(ConfigSource):
 
 
 class OptionsEverywhere(SearchPathPlugin):
-    """Lets Hydra ask `Options` after all files."""
+    """Lets Hydra ask `Options`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        search_path.append("thinkalike", "thinkalike://")
+        search_path.prepend("thinkalike", FOLDERS)
+        search_path.append("thinkalike", REST)
 
 
 def register() -> None:
@@ -93,8 +101,20 @@ def register() -> None:
     Plugins.instance().register(OptionsEverywhere)
 
 
+def _folder(path: str) -> dict[str, Any] | None:
+    """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one.
+
+    A name with one slash may be on the hub unless there is such a folder.
+    """
+    group, _, name = path.partition("/")
+    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    if group != "model" or "://" in name or not (written or ("/" in name and Path(name).is_dir())):
+        return None
+    return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
+
+
 def _node(path: Any) -> dict[str, Any] | None:
-    """Return what `Options` answers to a path, group/name; None: nothing."""
+    """Return what `Options` answers to any other path, group/name; None: nothing."""
     group, _, name = path.partition("/")
     if path.removesuffix("_schema") in SCHEMAS and path not in SCHEMAS:
         return _root_node(SCHEMAS[path.removesuffix("_schema")])
@@ -103,8 +123,6 @@ def _node(path: Any) -> dict[str, Any] | None:
     if group == "measure" and (name in {*MEASURES, *GONE} or is_plugin(name)):
         schema: Any = measure_schema(name)
         return _unset(schema)
-    if group == "model" and is_folder(name):
-        return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
     if group in ("model", "data") and _is_repository(group, name):
         node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
         return node | ({"name": name} if group == "data" else {})
@@ -131,12 +149,6 @@ def _unset(schema: Any) -> dict[str, Any]:
         elif is_open(item):
             node[item.name] = None
     return node
-
-
-def is_folder(name: str) -> bool:
-    """Return whether this is a path, a GGUF file, or a folder that exists and is not named like a model alone."""
-    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
-    return "://" not in name and (written or ("/" in name and Path(name).is_dir()))
 
 
 def _is_repository(group: str, name: str) -> bool:
@@ -294,6 +306,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     Args:
         reads: the parts that the job reads; those of its instrument if not given.
     """
+    if not isinstance(config, JobConfig):  # an instrument may have a configuration of its own
+        return config
     if reads is None:
         return instrument_of(config).completed(config)
     found: dict[str, Any] = {}
@@ -301,7 +315,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         given, other = _given(config.model), _given(config.target)
         found["model"] = _named("model", SOURCE, given)
         is_pair = "stitch" in reads and not other and not given.keys() - {*HOW_IT_RUNS}
-        found["target"] = _named("model", TARGET, given) if is_pair else _with(found["model"], other)
+        if config.target.name is None:
+            found["target"] = _named("model", TARGET, given) if is_pair else _with(found["model"], other)
     config = dataclasses.replace(config, **found)
     if "data" in reads and config.data.name is None:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
@@ -424,8 +439,9 @@ def explained(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
-        known = {f"{part}.{key}".lstrip("."): None for key in _keys(cause.parent_node)}
+        known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         near = [key for key in known if key.endswith(f".{name}")]
+        known = [key for key in known if key.count(".") == cause.full_key.count(".")]
         said = f"did you mean {' or '.join(near)}?" if near else nearest(cause.full_key, known)
         return f"'{cause.full_key}' is not a setting; {said}"
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())

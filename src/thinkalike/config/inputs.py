@@ -46,7 +46,7 @@ class ModelConfig(Checked, part="model"):
     base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
     processing: Literal["raw", "compat"] = left_open("raw")  # compat: LayerNorms folded, weights centred
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = left_open("float32")  # of weights and states
-    device: str = left_open("auto", in_key=False)  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
+    device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
     device_map: DeviceMap | dict[str, Any] | None = not_in_key(None)  # weights over several devices, by accelerate
     quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
     side: Literal["encoder", "decoder"] | None = None  # of an encoder-decoder
@@ -68,11 +68,7 @@ class ModelConfig(Checked, part="model"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.name is not None:
-            self.processing, self.dtype, self.device = (
-                self.processing or "raw",
-                self.dtype or "float32",
-                self.device or "auto",
-            )
+            self.processing, self.dtype = self.processing or "raw", self.dtype or "float32"
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
         if self.name == "hub" and not (self.hub_id or self.path):

@@ -231,7 +231,7 @@ def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
     with contextlib.ExitStack() as opened:
         processes = ProcessGroup()
         if instrument.is_shared:
-            processes = opened.enter_context(together(config.trainer, config.model.device or "auto"))
+            processes = opened.enter_context(together(config.trainer, config.model.device))
         if among > 1:  # the first process says which, as another one may finish a job meanwhile
             chosen = processes.everyone([each.job.key for each in jobs])[0]
             jobs = [each for each in jobs if each.job.key in chosen]
