@@ -13,8 +13,9 @@ from rich.cells import cell_len
 import tiny
 from classifiers import THREE, loaded, relabelled, write_base, write_sibling
 from conftest import Door
-from thinkalike.config import KINDS
-from thinkalike.data.templates import nli_challenge, nli_training
+from thinkalike.config import MEASURES, TASKS
+from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+from thinkalike.instruments import instrument
 
 COLUMNS, WIDTH, LINES = 8, 80, 30
 FRAME = tuple("┏┃┡│└├╇┗")
@@ -128,7 +129,9 @@ def done(name, places):
 
 
 def test_every_instrument_has_a_job_here():
-    assert {name.split(",")[0].split(" of ")[0] for name in JOBS} == set(KINDS)
+    assert {name.split(",")[0].split(" of ")[0] for name in JOBS} == {*MEASURES} | {
+        instrument(place).kind for place in TASKS.values()
+    }
 
 
 @pytest.mark.parametrize("name", JOBS)
