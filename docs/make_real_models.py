@@ -190,11 +190,6 @@ SECTIONS = [
         "cka",
     ),
     (
-        "Given the word, by a linear map",
-        "Held-out R² of least-squares maps at five layers, both ways, less the mean of each word.",
-        "r2",
-    ),
-    (
         "Stitches in closed form",
         "Both ways at five layers: what the stitched model loses, in nats per token.",
         "stitch",
