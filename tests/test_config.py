@@ -61,7 +61,10 @@ ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli",
 
 @pytest.mark.parametrize(
     ("words", "door"),
-    [pytest.param(words, door, marks=[pytest.mark.slow] if of_the_hub(words[0]) else []) for words, door in TRAIN]
+    [
+        pytest.param(words, door, marks=[pytest.mark.slow, pytest.mark.ci_slow] if of_the_hub(words[0]) else [])
+        for words, door in TRAIN
+    ]
     + ANALYZE,
 )
 def test_every_option_of_every_group_composes(words, door):

@@ -107,7 +107,6 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     if name != "r2":
         within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
         assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
-    assert len(result.figures) == 2
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     if name == "cka":
@@ -277,6 +276,7 @@ def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door,
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_models_of_different_tokenizers_are_compared_by_words(door, words, checkpoints, minis, tmp_path):
     other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
     both = ["measure=cka", f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
@@ -347,6 +347,7 @@ def test_no_mini_has_massive_tokens(door, name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
     long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
     killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")

@@ -69,7 +69,11 @@ def blocks(model):
     return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
-@pytest.mark.parametrize("family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "mamba"))])
+SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
+
+
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
+@pytest.mark.drawn
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
     command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.skip_first_tokens=0"]
@@ -129,6 +133,7 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, ta
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
     tables = [door("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
@@ -229,6 +234,7 @@ def test_the_content_of_a_table_is_in_the_key(table):
     assert {name for name in before if before[name] != after[name]} == {"stimuli"}
 
 
+@pytest.mark.drawn
 def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]

@@ -62,6 +62,7 @@ MEASURES = {
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     name, door, words, chosen, minis, forwards, tmp_path

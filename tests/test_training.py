@@ -437,6 +437,7 @@ def test_hidden_tokens_are_15_percent_and_never_special(tokenizer):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
 def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
     """One without gradients, one with, and one for any number of rows, which grows where stitches join."""

@@ -36,15 +36,6 @@ def words(text_files, tmp_path):
     return [*small, *data, "logger=none"]
 
 
-@pytest.fixture(autouse=True)
-def _quick(request, monkeypatch):
-    """Leave the figures out, which take longer than all else, but where a test asks for them."""
-    monkeypatch.setattr("thinkalike.figures.layer_heatmaps", lambda *_, **__: None)
-    if "drawn" not in request.node.name:
-        for name in ("agreement", "ranks"):
-            monkeypatch.setattr(f"thinkalike.figures.{name}", lambda *_: None, raising=False)
-
-
 @pytest.mark.slow
 def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
@@ -63,6 +54,7 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_drawn_table(door, words, six, tmp_path):
     listed = list_of(six, SIX[:3])
     done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")

@@ -27,6 +27,7 @@ PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 @pytest.mark.parametrize("figure", PAPER)
 def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale):
@@ -150,6 +151,7 @@ def test_statistics_of_cells_are_what_their_names_say():
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_models_that_are_given_take_the_place_of_the_experiments_own(door, small, minis):
     given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
     result = door("analyze.py", "experiment=brown2023/figure10", *small, *given).result
@@ -198,6 +200,7 @@ CELLS = {"figure9": 6 * 16, "figure4": 3 * 9, "figure5": 3 * 16, "figure3": 7 * 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", CELLS)
+@pytest.mark.drawn
 def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, door, small):
     with hub.serve(repositories) as (endpoint, asked):
         result = door("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result
@@ -208,6 +211,7 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, d
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     with hub.serve(repositories) as (endpoint, asked):
         table = door("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")

@@ -134,6 +134,7 @@ def words(text_files, minis, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     judged, heard = [], job.verdicts
 
@@ -379,6 +380,7 @@ def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment
     assert bool(found.claims) == (names == ["rotated", "token code"])
 
 
+@pytest.mark.drawn
 def test_a_court_is_drawn(experiment, tmp_path):
     concluded(experiment, planted(), tmp_path).draw(tmp_path)
     assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}

@@ -70,6 +70,7 @@ def verdicts(tmp_path):
     return run
 
 
+@pytest.mark.drawn
 def test_an_experiment_is_drawn_from_a_job_that_is_finished(monkeypatch, tmp_path):
     finished = planted(tmp_path)
     monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown: [finished] * len(jobs))
@@ -264,6 +265,7 @@ def published(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path):
     words = ["experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8", "population=feather-berts"]
     words += ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]

@@ -130,6 +130,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):

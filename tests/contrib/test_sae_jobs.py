@@ -43,6 +43,7 @@ def made(minis, text_files, tmp_path_factory):
     return Door(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
 
 
+@pytest.mark.drawn
 def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
     done = door("train.py", *small, "sae.seeds=2", "sae.rates=[0.5]", "sae.beside=[least_squares]")
     result = done.result
@@ -86,6 +87,7 @@ def test_one_that_is_carried_into_its_own_model_is_the_native_one(door, small, m
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned(door, small, made, minis):
     words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]
     start = ["sae.start=transferred", f"sae.source={made.folder}", BESIDE, "sae.seeds=2"]

@@ -119,6 +119,7 @@ def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
         read_recording(tmp_path / "x.npz", stimuli)
 
 
+@pytest.mark.drawn
 def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
     result = done.result
@@ -196,6 +197,7 @@ def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tm
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
     comparator = "cosine_cov"
     done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")

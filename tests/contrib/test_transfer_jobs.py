@@ -40,6 +40,7 @@ def pairs(tmp_path):
     return path
 
 
+@pytest.mark.drawn
 def test_a_job_carries_probes_both_ways_beside_controls(door, words):
     done = door("analyze.py", "measure=probes", *words, *PROBES, env={"COLUMNS": str(WIDTH)})
     table = done.result.table
@@ -123,6 +124,7 @@ def test_models_of_different_tokenizers_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
     done = door("analyze.py", *own, *words, *STEERING, env={"COLUMNS": str(WIDTH)})
