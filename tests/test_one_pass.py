@@ -278,7 +278,7 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
     monkeypatch.setattr(experiment, "run_jobs", run)
     assert experiment._results(["a", "b"]) == [Result(Path("a")), Result(Path("b"))]
     assert asked == [["a", "b"], ["a"], ["b"]]
-    assert "too much; 2 jobs go on one after the other" in caplog.text
+    assert "too much; the 2 jobs now run one after the other" in caplog.text
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ class Course:
     each: float
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the operations of so many tokens of training, with what came before it."""
+        """Return the operations of training on this many tokens, including the preparation."""
         return self.fixed + self.each * tokens
 
     def spent(self, tokens: int) -> float:
