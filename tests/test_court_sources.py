@@ -41,11 +41,11 @@ def setting(tmp_path_factory):
     folder = tmp_path_factory.mktemp("court")
     seen = []
 
-    def train(module, name):
-        module.steps = min(module.steps, 20)
-        module._batches = (module._batches[0], 512, module.steps, *module._batches[3:])
+    def train(module, data, name):
+        module.steps = data.steps = min(module.steps, 20)
+        data.tokens_per_step = 512
         seen.append((name, module))
-        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+        fit(module, data, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
     report = drawn(8, 2)
