@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from thinkalike import Stitch, measures
 from thinkalike.arguments import takes_arrays, tensor_of
 from thinkalike.config import ModelConfig
+from thinkalike.contrib.subjects.measures import draw
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -33,7 +34,6 @@ from thinkalike.measures import (
     RowGroups,
     cka,
     cka_measure,
-    draw,
     hsic1,
     mutual_knn,
     mutual_measure,

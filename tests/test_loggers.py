@@ -58,6 +58,7 @@ def on(store: Path, **changes):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_an_offline_run_has_configuration_summary_tables_image_and_artifact(tmp_path, caplog):
     with caplog.at_level("INFO", logger="thinkalike"):
         result = perform(Pictured(), on(tmp_path, project="mine", group="ours"))
@@ -103,6 +104,7 @@ def test_a_server_that_does_not_answer_is_not_waited_for(monkeypatch, listens):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, caplog):
     import wandb
 

@@ -13,15 +13,15 @@ from rich.console import Console
 from rich.table import Table as Plain
 
 from stores import layer_pairs, profile
-from thinkalike.config import KINDS
-from thinkalike.court.judges import JUDGES
+from thinkalike.config import MEASURES, SUBJECTS, TASKS
+from thinkalike.contrib.court.judges import JUDGES
+from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.fitting import BESIDE
 from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.job import Estimate, Phase
 from thinkalike.models.shapes import Operations, Shape
-from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, few, number_column, screen_width, show_map, show_table, text_column
 from thinkalike.screen.tables import Column, stacked, widths, wrapped
 from thinkalike.store import Result
@@ -121,11 +121,6 @@ def concluded() -> Result:
     return made(table, config={"experiment": "brown2023/table1", "scale": "paper"}, claims=claims)
 
 
-def asymmetric() -> Result:
-    rows = {"source": NAMES[0], "target": NAMES[1], "layer": [0, 1], "asymmetry": [0.1, -0.1], "low": -0.2, "high": 0.2}
-    return made(pd.DataFrame(rows | {"unit": "bits per byte"}), {"documents": 58.0, "effective_documents": 47.7})
-
-
 def lost() -> Result:
     ends = {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895, "documents": 58.0}
     numbers, named = {**ends, "effective_documents": 47.7}, {"models": [{"name": NAMES[1]}]}
@@ -154,7 +149,6 @@ PLANTED = {
     "rsa of subjects": recorded,
     "population": population,
     "atlas": agreeing,
-    "asymmetry": asymmetric,
     "loss": lost,
     "court": judged,
 }
@@ -176,7 +170,10 @@ def forecast_of_two() -> Forecast:
 
 def everything() -> dict:
     """What prints, by name."""
-    shown = {name: (instrument(KINDS[name.split()[0]]), make) for name, make in PLANTED.items()}
+    kinds = {own.kind: own for own in map(instrument, (*TASKS.values(), *MEASURES.values()))}
+    shown = {name: (kinds[name.split()[0]], make) for name, make in PLANTED.items()}
+    for name, place in SUBJECTS.items():
+        shown[f"{name} of subjects"] = (instrument(place), PLANTED[f"{name} of subjects"])
     prints = {name: (lambda each=each, make=make: each.show(make())) for name, (each, make) in shown.items()}
     prints["claims"] = lambda: experiment_named("brown2023/table1").show(concluded())
     prints["dry_run"] = lambda: show(forecast_of_two(), 1e12)

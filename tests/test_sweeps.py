@@ -134,6 +134,7 @@ def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(door, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e37,0.5", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"]
     overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,12 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _written(folder: Path) -> datetime:
-    return datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+    return datetime.fromtimestamp(folder.stat().st_mtime, UTC)
 
 
 def utc(date: datetime) -> datetime:
     """Return a date with its time zone, which is UTC unless it says another."""
-    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 # Which results a user asks for: `kind=cka,mutual_knn model=gelu-3l-mini since=7d sort=mean_cka`.
@@ -183,7 +183,7 @@ def moment(text: str) -> datetime:
     """
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
-            return datetime.now(timezone.utc) - int(ago[1]) * UNITS[ago[2]]
+            return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
         return utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None
