@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -65,9 +66,9 @@ def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path)
     curves = []
     for where in ("cpu", place):
         config = StitchConfig(steps=6, warmup=1, tokens_per_step=128)
-        module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], rows, config, 0)
+        module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], config)
         folder = tmp_path / str(len(curves))
-        fit(module, Run(folder, torch.device(where), TrainerConfig()))
+        fit(module, step_data(rows, module), Run(folder, torch.device(where), TrainerConfig()))
         assert {weight.device.type for weight in module.stitches.parameters()} == {where}
         curves.append(module.curve.cpu())
     torch.testing.assert_close(curves[1], curves[0], atol=1e-4, rtol=0)
@@ -79,7 +80,7 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
     """CUDA itself raises an error where the host waits, in all steps but those that read the losses."""
     rows = torch.randint(300, (40, 32))
     config = StitchConfig(steps=500, warmup=1, tokens_per_step=128)  # of which each tenth reads the losses
-    module = StitchTraining(on("cuda", 1), on("cuda", 2), [(0, 0), (1, 2)], rows, config, 0)
+    module = StitchTraining(on("cuda", 1), on("cuda", 2), [(0, 0), (1, 2)], config)
     one_step = module.training_step
 
     def step(*batch):
@@ -92,4 +93,4 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
 
     module.training_step = step
     trainer = TrainerConfig(precision=precision)
-    fit(module, Run(tmp_path, torch.device("cuda"), trainer))
+    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cuda"), trainer))

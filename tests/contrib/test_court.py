@@ -49,8 +49,8 @@ def bench(tmp_path_factory):
         torch.randint(40, (count, 32), generator=torch.Generator().manual_seed(count)) for count in (60, 20, 40)
     )
 
-    def train(module, name):
-        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+    def train(module, data, name):
+        fit(module, data, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other seed": tiny.frozen(4)}
     documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
