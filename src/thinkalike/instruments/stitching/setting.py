@@ -29,7 +29,7 @@ from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
-from thinkalike.training.steps import momenta
+from thinkalike.training.optimizers import momenta
 
 log = logging.getLogger(__name__)
 
