@@ -34,9 +34,9 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures.estimates import span
-from thinkalike.models.foresight import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import check_models
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
