@@ -24,11 +24,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike import Stitch
 from thinkalike.config import StitchConfig
+from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import build_mini
-from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.training.stitching import StitchTraining
 
 LAYERS, WIDTH, VOCABULARY = 4, 512, 48262
@@ -45,7 +45,7 @@ def build(seed: int, device: str) -> FrozenModel:
 def ours(source: FrozenModel, target: FrozenModel, pairs: list, tokens: torch.Tensor) -> Callable[[], object]:
     """A training step of one run that has all these stitches."""
     config = StitchConfig(tokens_per_step=tokens.numel())
-    module = StitchTraining(source, target, pairs, tokens, config, 0).to(tokens.device)
+    module = StitchTraining(source, target, pairs, config).to(tokens.device)
     optimizer = torch.optim.SGD(module.stitches.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
     def step() -> None:

@@ -220,10 +220,9 @@ def comments_in(source: str) -> Iterator[tuple[str, str]]:
     fields = sorted(nodes, key=lambda node: node.lineno)
     ends = [node.end_lineno or 0 for node in fields]
     for node, end, after in itertools.zip_longest(fields, ends, ends[1:]):
-        above = itertools.takewhile(
-            lambda line: line in said and line not in ends, itertools.count(node.lineno - 1, -1)
-        )
-        below = itertools.takewhile(said.__contains__, itertools.count(end + 1)) if after in (None, *said) else ()
+        lone = {line for line in said if line not in ends}  # a comment that has its line for itself
+        above = itertools.takewhile(lone.__contains__, itertools.count(node.lineno - 1, -1))
+        below = itertools.takewhile(lone.__contains__, itertools.count(end + 1)) if after in (None, *said) else ()
         if lines := [end, *below] if end in said else sorted(above):
             yield ast.unparse(node.target), " ".join(said[line] for line in lines)
 

@@ -11,7 +11,7 @@ from thinkalike.errors import ThinkalikeError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
 from thinkalike.memory import GAPS, readable
-from thinkalike.models.labels import told_apart
+from thinkalike.models.outline import told_apart
 from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column

@@ -21,7 +21,7 @@ from thinkalike.errors import DataError, one_of
 from thinkalike.instruments.operations import WORDS
 from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
-from thinkalike.models.labels import names_of
+from thinkalike.models.outline import names_of
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinkalike.models.labels import label
+from thinkalike.models.outline import label
 
 if TYPE_CHECKING:
     from thinkalike.models.shapes import Shape

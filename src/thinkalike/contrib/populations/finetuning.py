@@ -15,13 +15,13 @@ from thinkalike.contrib.populations.class_losses import ClassLosses, class_losse
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.contrib.populations.pairs import EncodedPairs, Pairs, batches, encode
 from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import card_text, save_mini
 from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
@@ -68,7 +68,7 @@ class ClassifierFinetuning(
         device = torch.device(pick_device(config.model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
-            fit(trained, run, loggers_of(run))
+            fit(trained, trained.data(), run, loggers_of(run))
         folder = work.job.aside / CHECKPOINT
         module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -34,9 +34,9 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures.estimates import span
-from thinkalike.models.foresight import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import check_models
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
@@ -175,7 +175,7 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
     """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
 
-    A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
+    Only settings that the command line names count, and not those that model=NAME brings along.
     """
     given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
     return replace(member, **given)

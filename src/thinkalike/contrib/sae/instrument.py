@@ -34,7 +34,7 @@ from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.measures.estimates import span
-from thinkalike.models.foresight import outline
+from thinkalike.models.outline import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.screen import (
     Column,

@@ -35,7 +35,7 @@ from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
-from thinkalike.models.controls import fresh
+from thinkalike.models.frozen import fresh
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
