@@ -26,7 +26,7 @@ from omegaconf import MISSING, OmegaConf
 
 import thinkalike
 from thinkalike import measures
-from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
+from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
 from thinkalike.config.schema import Range, default_of
 from thinkalike.errors import ConfigError
 
@@ -107,7 +107,9 @@ Row = tuple[str, str, str, str]  # setting, values, default, meaning
 def settings() -> str:
     """Return the text of the page of settings; rows that several tables share stand in one table."""
     roots = {"train.py": TrainConfig, "analyze.py": AnalyzeConfig}
-    groups = {item.name: type(default_of(item)) for root in roots.values() for item in dataclasses.fields(root)}
+    own = [instrument(value).config for value in (*TASKS.values(), *MEASURES.values())]  # with parts of their own
+    hints = (typing.get_type_hints(root) for root in (*roots.values(), *own))
+    groups = {name: hint for each in hints for name, hint in each.items()}
     groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
     own = {f"`{name}.py`".replace(".py.py", ".py"): rows_of(root) for name, root in roots.items()}
     parts = shared("`train.py` and `analyze.py`", own, least=2)

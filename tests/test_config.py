@@ -12,9 +12,6 @@ from thinkalike.config import (
     DataConfig,
     LoggerConfig,
     ModelConfig,
-    PopulationConfig,
-    PretrainConfig,
-    SAEConfig,
     StitchConfig,
     TrainConfig,
     TrainerConfig,
@@ -27,6 +24,9 @@ from thinkalike.config import (
 from thinkalike.config import compose as composing
 from thinkalike.config.entry_points import one_line_errors
 from thinkalike.config.roots import chosen_scale
+from thinkalike.contrib.populations.config import PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
 from thinkalike.instruments import check_jobs_read
 

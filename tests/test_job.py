@@ -25,11 +25,6 @@ from thinkalike.config import (
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
-    NLIConfig,
-    PairsConfig,
-    PopulationConfig,
-    PretrainConfig,
-    SAEConfig,
     StimuliConfig,
     StitchConfig,
     TrainConfig,
@@ -39,6 +34,9 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config.schema import default_of
+from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform

@@ -13,7 +13,6 @@ from thinkalike.config import (
     AnalyzeConfig,
     DataConfig,
     ModelConfig,
-    PopulationConfig,
     StimuliConfig,
     TrainConfig,
     compose_job,
@@ -21,7 +20,9 @@ from thinkalike.config import (
 )
 from thinkalike.config.compose import GROUPS
 from thinkalike.config.schema import Checked, ranged
-from thinkalike.config.training import NLIConfig, PretrainConfig, SAEConfig
+from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
 
 SCHEMAS = {
@@ -29,6 +30,8 @@ SCHEMAS = {
     "pretrain": PretrainConfig,
     "nli": NLIConfig,
     "sae": SAEConfig,
+    "pairs": PairsConfig,
+    "population": PopulationConfig,
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},

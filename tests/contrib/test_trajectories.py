@@ -19,9 +19,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 import tiny
 from conftest import composed, kill_and_resume
 from thinkalike import Result
-from thinkalike.config import ModelConfig, PretrainConfig
+from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
 from thinkalike.contrib.trajectory.instrument import training
 from thinkalike.contrib.trajectory.measures import balanced, curve_of, held_out_right, onset, permuted_labels

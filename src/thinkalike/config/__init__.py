@@ -16,8 +16,6 @@ from thinkalike.config.inputs import (
     RUNS,
     DataConfig,
     ModelConfig,
-    PairsConfig,
-    PopulationConfig,
     StimuliConfig,
 )
 from thinkalike.config.registry import (
@@ -32,12 +30,11 @@ from thinkalike.config.registry import (
 )
 from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import Recipe, layers_of_sides, left_open, not_in_key, pairs_of_layers, ranged, relevant
-from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
+from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 
-__all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS",
-           "AnalyzeConfig", "DataConfig", "LoggerConfig", "Made", "MeasureConfig", "ModelConfig", "NLIConfig",
-           "PairsConfig", "PopulationConfig", "PretrainConfig", "Recipe", "SAEConfig", "StimuliConfig", "StitchConfig",
-           "TrainConfig", "TrainerConfig", "check_read", "command_line", "completed", "compose_job", "entry_point",
-           "instrument", "instrument_of", "jobs_of", "layers_of_sides", "left_open", "loaded", "measure_module",
-           "measure_schema", "model_named", "not_in_key", "options", "own_process", "pairs_of_layers", "ranged",
-           "relevant", "train_config"]  # fmt: skip
+__all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig",
+           "LoggerConfig", "Made", "MeasureConfig", "ModelConfig", "Recipe", "StimuliConfig",
+           "StitchConfig", "TrainConfig", "TrainerConfig", "check_read", "command_line", "completed",
+           "compose_job", "entry_point", "instrument", "instrument_of", "jobs_of", "layers_of_sides",
+           "left_open", "loaded", "measure_module", "measure_schema", "model_named", "not_in_key",
+           "options", "own_process", "pairs_of_layers", "ranged", "relevant", "train_config"]  # fmt: skip

@@ -35,11 +35,9 @@ from thinkalike.config.inputs import (
     REPOSITORY,
     DataConfig,
     ModelConfig,
-    PairsConfig,
-    PopulationConfig,
     StimuliConfig,
 )
-from thinkalike.config.registry import GONE, MEASURES, instrument_of, measure_schema
+from thinkalike.config.registry import GONE, MEASURES, TASKS, instrument, instrument_of, measure_module, measure_schema
 from thinkalike.config.roots import PROCESSES, AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
@@ -50,13 +48,14 @@ _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 SCHEMAS: dict[str, type[JobConfig]] = {"train": TrainConfig, "analyze": AnalyzeConfig}
-PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, PairsConfig, PopulationConfig)
-GROUPS: dict[str, type] = {schema.part: schema for schema in (*PARTS, TrainerConfig, LoggerConfig)}
+PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, TrainerConfig, LoggerConfig)
+GROUPS: dict[str, type] = {schema.part: schema for schema in PARTS}
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
-SOURCE, TARGET, POPULATION = "gelu-3l-mini", "solu-3l-mini", "planted"  # where none is named
+SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
 
 
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 
 
 class Options(ConfigSource):
@@ -72,19 +71,20 @@ class Options(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         node = _folder(config_path) or _node(config_path)
-        return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": None})
+        package = "_global_" if config_path.startswith(("task/", "measure/")) else None  # with the parts that they add
+        return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": package})
 
     def is_config(self, config_path: str) -> bool:
         return (_folder if self.path else _node)(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        return config_path == "measure"
+        return config_path in LISTS
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return [*MEASURES] if config_path == "measure" and results_filter != ObjectType.GROUP else []
+        return LISTS.get(config_path, []) if results_filter != ObjectType.GROUP else []
 
 
 class OptionsEverywhere(SearchPathPlugin):
@@ -120,20 +120,27 @@ def _node(path: Any) -> dict[str, Any] | None:
         return _root_node(SCHEMAS[path.removesuffix("_schema")])
     if name == "schema" and group in GROUPS:
         return _unset(GROUPS[group])
+    if group == "task" and name in TASKS:
+        return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in {*MEASURES, *GONE} or is_plugin(name)):
         schema: Any = measure_schema(name)
-        return _unset(schema)
+        return {"measure": _unset(schema), **_added(instrument(measure_module(name)).config, AnalyzeConfig)}
     if group in ("model", "data") and _is_repository(group, name):
         node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
         return node | ({"name": name} if group == "data" else {})
     return None
 
 
+def _added(schema: Any, root: Any) -> dict[str, Any]:
+    """Return the settings that the configuration of a task or measure has beyond those of all."""
+    return {name: part for name, part in _unset(schema).items() if name not in _unset(root)}
+
+
 def _root_node(schema: Any) -> dict[str, Any]:
-    """Return all settings of an entry point; of models, data and a population, which may not be named, all are open."""
+    """Return all settings of an entry point; of models and data, which may not be named, all are open."""
     node = _unset(schema)
     for name, part in node.items():
-        if name in ("model", "target", "data", "population"):
+        if name in ("model", "target", "data"):
             node[name] = dict.fromkeys(part)
     return node
 
@@ -141,13 +148,10 @@ def _root_node(schema: Any) -> dict[str, Any]:
 @cache
 def _unset(schema: Any) -> dict[str, Any]:
     """Return the defaults of a schema, and None for what is left open."""
-    node = dataclasses.asdict(schema())
-    parts = get_type_hints(schema)
+    parts, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
-        if dataclasses.is_dataclass(parts[item.name]):
-            node[item.name] = _unset(parts[item.name])
-        elif is_open(item):
-            node[item.name] = None
+        is_part = dataclasses.is_dataclass(parts[item.name])
+        node[item.name] = _unset(parts[item.name]) if is_part else None if is_open(item) else default_of(item)
     return node
 
 
@@ -228,16 +232,25 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         ConfigError: a setting does not exist, or its value is not possible.
     """
     settings: Any = OmegaConf.to_container(composed, resolve=False)
-    schema = SCHEMAS["train" if "task" in settings else "analyze"]
+    schema = _schema_of(settings)
     if "target" in settings:
         settings |= _models(settings, keys_of(overrides), {part for part, option in choices.items() if option})
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     if isinstance(settings.get("measure"), dict):
         settings["measure"] = made(measure_schema(settings["measure"].get("kind")), settings["measure"], "measure.")
-    for part in ("model", "target", "data", "population"):
+    for part in ("model", "target", "data"):
         if part in settings and settings[part].get("name") is None:
             settings[part] = _given_of(schema, part, settings[part])
     return made(schema, settings)
+
+
+def _schema_of(settings: Mapping[str, Any]) -> Any:
+    """Return the schema of the whole configuration of a task or measure."""
+    if "task" in settings:
+        one_of("task", str(settings["task"]), TASKS)
+        return instrument(TASKS[settings["task"]]).config
+    kind = settings["measure"].get("kind") if isinstance(settings.get("measure"), dict) else None
+    return instrument(measure_module(kind)).config if kind else AnalyzeConfig
 
 
 def _given_of(schema: type, part: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -300,8 +313,8 @@ def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, An
 def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     """Return a configuration in which everything that a job reads and that was left open is decided.
 
-    Without a name, models are those of the main job, the data is what the models were trained on, and a population is
-    the planted one; the settings of every part are those of its recipe.
+    Without a name, models are those of the main job, the data is what the models were trained on, and other parts are
+    what their schemas say; the settings of every part are those of its recipe.
 
     Args:
         reads: the parts that the job reads; those of its instrument if not given.
@@ -322,10 +335,13 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
         config = dataclasses.replace(config, data=_named("data", corpus, _given(config.data)))
-    if "population" in reads and config.population.name is None:
-        config = dataclasses.replace(config, population=_named("population", POPULATION, _given(config.population)))
     recipe = config.recipe_of_job
-    parts = {name: part.completed(recipe) for name in reads if isinstance(part := getattr(config, name, None), Checked)}
+    parts = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
+    for name, part in parts.items():
+        if part.usual_option and part.name is None:
+            settings = {**option(name, part.usual_option), **_given(part)}
+            part = made(type(part), settings, f"{name}.")
+        parts[name] = part.completed(recipe)
     return dataclasses.replace(config, **parts).completed(recipe)
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.inputs import DataConfig, ModelConfig, StimuliConfig
 from thinkalike.config.schema import (
     NOT_IN_KEY,
     SEEDS,
@@ -22,7 +22,7 @@ from thinkalike.config.schema import (
     not_in_key,
     ranged,
 )
-from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
+from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
@@ -78,32 +78,18 @@ class JobConfig(Checked):
 
 @dataclass
 class TrainConfig(JobConfig):
-    """All that `train.py` needs to know."""
+    """All that `train.py` needs to know of a stitch; the schemas of other tasks add their own parts."""
 
-    task: Literal["stitch", "pretrain", "nli", "sae"] = "stitch"  # what is fitted
+    task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
     stitch: StitchConfig = field(default_factory=StitchConfig)
-    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
-    nli: NLIConfig = field(default_factory=NLIConfig)
-    sae: SAEConfig = field(default_factory=SAEConfig)
-    pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        tokens = self.pretrain.tokens  # null: left open
-        if self.task == "pretrain" and (tokens == 0 or (tokens and not self.model.architecture)):
-            raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
-        if self.task == "sae" and self.trainer.strategy == "ddp":
-            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
 
 
 @dataclass
 class AnalyzeConfig(JobConfig):
-    """All that `analyze.py` needs to know."""
+    """All that `analyze.py` needs to know; the schemas of some measures add parts of their own."""
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
-    pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
-    population: PopulationConfig = field(default_factory=PopulationConfig)
     activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
     # of time, 1min, of a measure of layer pairs: it chooses layers and batches

@@ -157,6 +157,7 @@ class Checked:
     """
 
     part: ClassVar[str] = ""
+    usual_option: ClassVar[str] = ""  # the option of its group that it is where it has no name
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)

@@ -5,14 +5,9 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from thinkalike.config.schema import (
-    CONTEXT,
-    COUNTS,
-    SEEDS,
     STEPS,
     TOKENS_AT_ONCE,
     Checked,
@@ -30,7 +25,6 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-Keep = Annotated[str, Field(pattern=r"^(log2|every=[1-9]\d{0,6})$")] | list[Annotated[int, Field(ge=0, strict=True)]]
 OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "rates", "seeds", "momentum",
                "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
 RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
@@ -164,68 +158,6 @@ class StitchConfig(Checked, part="stitch"):
 
 
 @dataclass
-class PretrainConfig(Checked, part="pretrain"):
-    """How task=pretrain trains a mini: AdamW, warm-up and cosine."""
-
-    tokens: int = left_open(0, least=0, most=COUNTS)  # how many tokens it sees
-    tokens_per_step: int = left_open(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
-    lr: float = left_open(2e-3, above=0)  # peak
-    weight_decay: float = ranged(0.1, least=0)  # of matrices, decoupled
-    warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
-    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
-    vocabulary: int = left_open(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
-    keep: Keep = field(default_factory=list)  # checkpoints after these steps: [0,1,2,4] | log2 | every=N; [] none
-    ship: bool = not_in_key(False)  # also put it where the embedded minis are
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens and self.tokens_per_step and any(step > self.steps for step in self.kept):
-            raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
-
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        names = ("tokens", "tokens_per_step", "lr", "vocabulary")
-        return {name: getattr(recipe.model, f"pretrain_{name}") for name in names}
-
-    @property
-    def steps(self) -> int:
-        """The steps of training."""
-        return max(self.tokens // self.tokens_per_step, 1)
-
-    @property
-    def kept(self) -> list[int]:
-        """The steps after which a checkpoint is kept; by log2 and every=N also the first and the last one."""
-        if isinstance(self.keep, list):
-            return self.keep
-        powers = (2**power for power in range(self.steps.bit_length()))
-        between = powers if self.keep == "log2" else range(0, self.steps, int(self.keep.removeprefix("every=")))
-        return sorted({0, *between, self.steps})
-
-
-@dataclass
-class NLIConfig(Checked, part="nli"):
-    """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
-
-    index: int = ranged(0, least=0, most=SEEDS)  # of a population; it decides head and order
-    epochs: int = left_open(3, least=1, most=10**4)  # how often it sees each pair
-    pairs_per_step: int = ranged(32, least=1, most=10**6)  # pairs that a step reads
-    lr: float = left_open(2e-5, above=0)  # peak
-    weight_decay: float = ranged(0.01, least=0)  # decoupled, of all weights
-    warmup: float = ranged(0.1, least=0, below=1)  # share of the steps
-    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
-    context: int = left_open(128, least=5, most=CONTEXT)  # tokens of a pair: one of each text, and three marks
-    head_lr: float | None = ranged(None, above=0)  # of the new classes; null: lr
-    head_std: float | None = ranged(None, above=0)  # of their weights; null: the model's initializer_range
-    freeze: int = ranged(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
-    redraw: int | None = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
-    ship: str | None = not_in_key(None)  # also put the body, without its classes, among the minis, by this name
-
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
-        is_small = recipe.model.mini if recipe.scale == "auto" else recipe.is_mini
-        return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}
-
-
-@dataclass
 class TrainerConfig(Checked, part="trainer"):
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
@@ -267,91 +199,3 @@ class LoggerConfig(Checked, part="logger"):
         """Raise a ConfigError if the package that writes there is missing."""
         if self.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("logger=tensorboard needs a package: pip install tensorboard")
-
-
-Start = Literal["random", "least_squares", "transferred"]
-WIDEST = 10**7
-LOOKS = 13  # at the report, after the one at the start
-
-
-@dataclass
-class SAEConfig(Checked, part="sae"):
-    """A sparse autoencoder of one site, and its training: Adam at a constant rate."""
-
-    layer: int = ranged(0, least=0, most=10**4)  # the site: the residual stream after this block
-    width: int = left_open(256, least=1, most=WIDEST)  # latents
-    activation: Literal["topk", "relu"] = "topk"
-    k: int = left_open(8, least=1, most=WIDEST)  # of topk: latents that are active at once
-    sparsity: float = ranged(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
-    start: Start = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
-    source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
-    source_layer: int | None = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer
-    stitch: str | None = None  # transferred: a result of task=stitch in both directions; null: maps are fitted
-    map_tokens: int = left_open(
-        4096, least=2, most=COUNTS
-    )  # that maps and a decoder are fitted on, and states scaled by
-    beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
-    tokens: int = left_open(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
-    tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
-    steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
-    lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
-    rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
-    seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
-    dead_after: int = left_open(
-        4096, least=0, most=COUNTS
-    )  # states; topk gives such latents a gradient; 0: it does not
-    skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
-    curve_tokens: int = left_open(8192, least=2, most=COUNTS)  # of the report that is looked at during training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens and self.tokens_per_step and self.tokens < self.buffer:
-            raise ConfigError(f"sae.tokens={self.tokens} must be at least sae.tokens_per_step × sae.steps_per_buffer")
-        if "transferred" in self.starts and self.source is None:
-            raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
-
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        if recipe.is_mini:
-            return {}
-        sizes = {"width": 8192, "k": 32, "tokens": 20 * 2**20, "tokens_per_step": 2048, "lr": 4e-4}
-        return sizes | {"map_tokens": 2**16, "dead_after": 2**18, "curve_tokens": 2**16}
-
-    @property
-    def unused(self) -> Collection[str]:
-        unused = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
-        return unused if "transferred" in self.starts else {*unused, "source", "source_layer", "stitch"}
-
-    @property
-    def starts(self) -> list[str]:
-        """All starts, that of the result first."""
-        return list(dict.fromkeys([self.start, *self.beside]))
-
-    @property
-    def factors(self) -> list[float]:
-        """All multiples of the rate, 1 first."""
-        return list(dict.fromkeys([1.0, *self.rates]))
-
-    @property
-    def active(self) -> int | None:
-        """How many latents are active at once; None: a ReLU."""
-        return self.k if self.activation == "topk" else None
-
-    @property
-    def revived(self) -> int:
-        """How many dead latents get a gradient at once, at most."""
-        return min(32, self.width)
-
-    @property
-    def buffer(self) -> int:
-        """The tokens whose states are shuffled among each other."""
-        return self.tokens_per_step * self.steps_per_buffer
-
-    @property
-    def steps(self) -> int:
-        """The steps of training, of whole buffers."""
-        return self.tokens // self.buffer * self.steps_per_buffer
-
-    @property
-    def looks(self) -> list[int]:
-        """The steps before which the report is looked at: 0, the end, and between them half an octave apart."""
-        return sorted({0, *(round(self.steps * 2 ** (-place / 2)) for place in range(LOOKS))})

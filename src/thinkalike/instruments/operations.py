@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.config import AnalyzeConfig, StitchConfig, TrainConfig, pairs_of_layers
 from thinkalike.config.schema import pool_tokens
 from thinkalike.job.operations import Phase, Shapes, forward_passes
 
@@ -164,7 +164,7 @@ def of_training(tokens: float, parameters: int | float) -> float:
     return 6.0 * tokens * parameters
 
 
-def pairs_of(config: PairsConfig, side: str) -> float:
+def pairs_of(config: Any, side: str) -> float:
     """Return about how many pairs of sentences a side has; of the challenge, those of the part that is reported on."""
     asked = getattr(config, f"{side}_pairs") or PUBLISHED[side]
     if side == "challenge" and config.heuristic:
@@ -346,7 +346,7 @@ def of_solution(d: int, e: int) -> float:
     return EIGEN * d**3 + 4.0 * d * d * e
 
 
-def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:
+def of_start(start: str, config: Any, seen: float, own: Site, source: Site | None = None) -> float:
     """Return the operations of a start before any training; training the source beforehand is not counted.
 
     Args:
@@ -366,7 +366,7 @@ def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site
     return gathering + of_solution(e, d) + of_solution(d, e) + carrying
 
 
-def of_token(config: SAEConfig, seen: float, own: Site) -> float:
+def of_token(config: Any, seen: float, own: Site) -> float:
     """Return the operations of one token of training: the frozen model's and the autoencoder's.
 
     The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A latent that is looked

@@ -159,6 +159,7 @@ class Instrument(ABC):
     kind: str
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
+    config: ClassVar[type]
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
@@ -175,7 +176,7 @@ class Instrument(ABC):
         parts = {item.name for item in fields(config)}
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
-        cls.kind, cls.reads, cls.version = kind, tuple(reads), version
+        cls.kind, cls.reads, cls.version, cls.config = kind, tuple(reads), version, config
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.

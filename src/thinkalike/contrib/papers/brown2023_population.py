@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import PopulationConfig, compose_job
+from thinkalike.config import compose_job
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.populations import measures as populations
+from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.kernel_alignment import arc_length
 from thinkalike.store import Result

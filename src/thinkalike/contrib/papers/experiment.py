@@ -16,6 +16,7 @@ import pandas as pd
 
 from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, completed, compose_job, model_named
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
+from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
@@ -94,6 +95,7 @@ class Experiment(
     Instrument,
     kind="experiment",
     version=4,
+    config=PopulationJob,  # if it is about a population
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.
@@ -235,6 +237,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
         own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}
         job = compose_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
     else:
-        own = {name: getattr(config, name) for name in FORWARDED}
-        job = compose_job("analyze", words, **chosen, **own | dict(part.changes))
+        own = {name: getattr(config, name) for name in FORWARDED if hasattr(config, name)}
+        kind = part.changes.get("measure", config.measure).kind
+        job = compose_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
     return job if config.data.name is None else completed(replace(job, data=config.data))

@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
+from thinkalike.contrib.sae.config import SAEJob
 from thinkalike.contrib.sae.fitting import (
     BLANK,
     break_even_table,
@@ -53,7 +54,7 @@ NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_laten
 
 
 class SparseAutoencoders(
-    Instrument, kind="sae", version=2, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument, kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
 ):
     """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
 
@@ -63,7 +64,7 @@ class SparseAutoencoders(
 
     makes_inputs: ClassVar[bool] = True
 
-    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+    def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
@@ -75,16 +76,16 @@ class SparseAutoencoders(
             read["stitch"] = open_result(config.sae.stitch)
         return read
 
-    def prepared(self, config: TrainConfig) -> list[TrainConfig]:
+    def prepared(self, config: SAEJob) -> list[SAEJob]:
         return source_jobs(config)
 
-    def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
+    def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
         return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+    def operations(self, config: SAEJob, shapes: Shapes) -> list[Phase]:
         return operations.autoencoders(config, shapes, source_layer(config))
 
-    def run(self, config: TrainConfig, work: Work) -> Outcome:
+    def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
             setting = Setting.of(config, work.inputs)
         run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)
