@@ -28,7 +28,7 @@ from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
-from thinkalike.instruments import check_jobs_read
+from thinkalike.instruments import check_read
 
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
@@ -239,12 +239,12 @@ READ = [
 def test_a_setting_that_the_job_does_not_read_is_refused_by_its_key(door, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_jobs_read(words, composed(*words, door=door))
+        check_read(words, composed(*words, door=door))
 
 
 @pytest.mark.parametrize(("door", "words"), READ)
 def test_a_setting_that_the_job_reads_passes(door, words):
-    check_jobs_read(words, composed(*words, door=door))
+    check_read(words, composed(*words, door=door))
 
 
 @dataclasses.dataclass

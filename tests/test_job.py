@@ -336,7 +336,10 @@ def defaults() -> dict[str, dict]:
     plain = (DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, TrainerConfig)
     schemas = {each.__name__: each for each in (*plain, NLIConfig, PretrainConfig, SAEConfig, StitchConfig)}
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
-    return {name: {item.name: default_of(item) for item in dataclasses.fields(each)} for name, each in schemas.items()}
+    return {
+        name: {item.name: item.metadata.get("usual", default_of(item)) for item in dataclasses.fields(each)}
+        for name, each in schemas.items()
+    }
 
 
 def test_no_default_has_changed_without_a_word():

@@ -61,13 +61,13 @@ def train(config: TrainConfig, overrides: Sequence[str]) -> list[Path]:
 def done(config: TrainConfig | AnalyzeConfig, overrides: Sequence[str]) -> list[Path]:
     """Do all jobs that a configuration stands for, or foretell them; returns the folders of their results."""
     with at_work():
-        from thinkalike.instruments import asked_for, check_jobs_read, run_jobs  # torch takes seconds to import
+        from thinkalike.instruments import asked_for, check_read, run_jobs  # torch takes seconds to import
 
         if isinstance(config, AnalyzeConfig) and config.budget:
             from thinkalike.instruments.layer_pairs.budget import within_budget
 
             config = within_budget(config)
-        check_jobs_read(overrides, config)
+        check_read(overrides, config)
         if not config.dry_run:
             return [result.folder for result in run_jobs(asked_for(config))]
     return foretold(config)

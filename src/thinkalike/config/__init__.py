@@ -2,10 +2,10 @@
 
 from thinkalike.config.compose import (
     CONF,
-    check_read,
     completed,
     compose_job,
     jobs_of,
+    keys_of,
     model_named,
     options,
     train_config,
@@ -34,7 +34,7 @@ from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 
 __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig", "DataConfig",
            "LoggerConfig", "Made", "MeasureConfig", "ModelConfig", "Recipe", "StimuliConfig",
-           "StitchConfig", "TrainConfig", "TrainerConfig", "check_read", "command_line", "completed",
-           "compose_job", "entry_point", "instrument", "instrument_of", "jobs_of", "layers_of_sides",
+           "StitchConfig", "TrainConfig", "TrainerConfig", "command_line", "completed",
+           "compose_job", "entry_point", "instrument", "instrument_of", "jobs_of", "keys_of", "layers_of_sides",
            "left_open", "loaded", "measure_module", "measure_schema", "model_named", "not_in_key",
            "options", "own_process", "pairs_of_layers", "ranged", "relevant", "train_config"]  # fmt: skip

@@ -11,7 +11,6 @@ import dataclasses
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -38,7 +37,7 @@ from thinkalike.config.inputs import (
     StimuliConfig,
 )
 from thinkalike.config.registry import GONE, MEASURES, TASKS, instrument, instrument_of, measure_module, measure_schema
-from thinkalike.config.roots import PROCESSES, AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
+from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, nearest, one_of
@@ -405,45 +404,6 @@ def _of_list(entry: Any, runs: Mapping[str, Any]) -> ModelConfig:
     """Return a model of a list, by its name, by its folder, or by {model: either, setting: value}."""
     settings = dict(entry) if isinstance(entry, dict) else {"model": entry}
     return _named("model", str(settings.pop("model", None)), {**runs, **settings})
-
-
-def check_read(overrides: Iterable[str], config: JobConfig, jobs: Sequence[tuple[Any, Any]]) -> None:
-    """Check that at least one of the jobs that a configuration stands for reads each setting of the overrides.
-
-    Args:
-        jobs: the jobs with their instruments.
-
-    Raises:
-        ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
-    """
-    read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
-    for key in keys_of(overrides):
-        if key not in EVERY_JOB and not any(_reads(*each, config, key) for each in read):
-            names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
-            parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
-            key = key if key != "target" else "model@target"
-            raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
-
-
-EVERY_JOB = {  # settings that every job reads, or that decide which job it is
-    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "screen", "wait", "dry_run", "budget",
-}  # fmt: skip
-
-
-def _reads(kind: Any, read: Any, config: Any, key: str) -> bool:
-    """Return whether a job, given with the settings that it ignores reset, reads the value that `config` has."""
-    part, _, setting = key.partition(".")
-    if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
-        return True
-    if not {part, key} & {*kind.reads, *kind.inner_jobs_read, *(["activations"] if kind.takes_activations else [])}:
-        return False
-    own, given = getattr(read, part, None), getattr(config, part)
-    if not setting:
-        return own == given or dataclasses.is_dataclass(own)
-    name = setting.partition(".")[0]
-    value = getattr(given, name)
-    return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
 
 
 def explained(error: BaseException) -> str:

@@ -7,19 +7,21 @@ subclass of `Instrument`; it imports at its top what is quick, and inside functi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import MISSING, is_dataclass
 from typing import Any
 
 from thinkalike.config import (
     MEASURES,
+    PROCESSES,
     SUBJECTS,
     TASKS,
     AnalyzeConfig,
     TrainConfig,
-    check_read,
     completed,
     instrument,
     instrument_of,
     jobs_of,
+    keys_of,
     measure_module,
 )
 from thinkalike.errors import ConfigError, ResultError, nearest
@@ -93,17 +95,52 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     return [completed(config)]
 
 
-def check_jobs_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
-    """Check that a job of those that a configuration stands for reads each setting of the overrides, see `check_read`.
+EVERY_JOB = {  # settings that every job reads, or that decide which job it is
+    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
+    "screen", "wait", "dry_run", "budget",
+}  # fmt: skip
+
+
+def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Check that a job of those that a configuration stands for reads each setting of the overrides.
 
     Models that a command line names for an experiment are checked by it.
+
+    Raises:
+        ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
     """
+    keys = [key for key in keys_of(overrides) if key not in EVERY_JOB]
     if isinstance(config, TrainConfig) or config.experiment is None or config.models is not None:
-        return check_read(overrides, config, [(instrument_of(job), job) for job in asked_for(config)])
-    own = instrument_of(config)
-    jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]]
-    words = [word for word in overrides if not word.startswith(("model", "target"))]
-    return check_read(words, config, jobs or [(own, config)])
+        jobs = [(instrument_of(job), job) for job in asked_for(config)]
+    else:
+        own = instrument_of(config)
+        jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]] or [(own, config)]
+        keys = [key for key in keys if key.partition(".")[0] not in ("model", "target")]
+    read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
+    for key in keys:
+        if any(_reads(*each, config, key) for each in read):
+            continue
+        names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
+        parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+        if part in parts and part != key:
+            raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
+        key = key if key != "target" else "model@target"
+        raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
+
+
+def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
+    """Return whether a job, given with the settings that it ignores reset, reads the value that `config` has."""
+    part, _, setting = key.partition(".")
+    if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
+        return True
+    if not {part, key} & {*kind.reads, *kind.inner_jobs_read, *(["activations"] if kind.takes_activations else [])}:
+        return False
+    own, given = getattr(read, part, None), getattr(config, part)
+    if not setting:
+        return own == given or is_dataclass(own)
+    name = setting.partition(".")[0]
+    value = getattr(given, name)
+    return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
 
 
 def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
@@ -128,4 +165,4 @@ def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
     return drawn[chosen]  # type: ignore[no-any-return]
 
 
-__all__ = ["asked_for", "instrument", "instrument_of", "passes", "plot_result", "run_job", "run_jobs"]
+__all__ = ["asked_for", "check_read", "instrument", "instrument_of", "passes", "plot_result", "run_job", "run_jobs"]
