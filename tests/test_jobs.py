@@ -283,7 +283,7 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
         "stitching: gelu-3l-mini, solu-3l-mini", "stitching: solu-3l-mini, gelu-3l-mini",
         "asymmetry: gelu-3l-mini, solu-3l-mini",
     ]  # fmt: skip
-    assert foretold[0].estimate.phases
+    assert foretold[0].passes
     assert (there.model.name, there.target.name, there.seed, there.threads) == ("gelu-3l-mini", "solu-3l-mini", 3, 1)
     assert there.data == back.data, "both directions read one text"
     assert replace(back, model=there.model, target=there.target) == there

@@ -21,7 +21,7 @@ from thinkalike.evaluation.saes import (
     spread_by_document,
     states_after,
 )
-from thinkalike.instruments import operations as formulas
+from thinkalike.instruments.sae import spent as formulas
 from thinkalike.measures import (
     Dead,
     PairMoments,

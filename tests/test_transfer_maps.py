@@ -11,7 +11,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.maps import residual_sums, state_moments, unexplained_variance
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.instruments.transfer_maps import TransferMaps, _warn_of_overfitting
+from thinkalike.instruments.transfer_maps import _warn_of_overfitting
 from thinkalike.measures import Moments, both_directions
 from thinkalike.models.load import load_models
 from thinkalike.stitches.results import load_stitch
@@ -99,16 +99,6 @@ def test_sums_by_document_are_those_of_the_closed_form_for_any_batch(models, bat
     still.update({0: torch.randn(9, 4)}, {1: torch.ones(9, 3)})
     with pytest.raises(ModelError, match="layer 0 of a and layer 1 of b"):
         unexplained_variance(both_directions(still.of((0, 1))), still, (0, 1), ("a", "b"))
-
-
-def test_a_forecast_counts_both_directions(small):
-    config = composed(*small, door="analyze")
-    shapes = TransferMaps().shapes_of(config)
-    phases = {phase.name: phase for phase in TransferMaps().operations(config, shapes)}
-    assert phases["closed forms"].tokens == dict.fromkeys(phases["closed forms"].tokens, 6144.0)
-    more = composed(*small, "layers=all", door="analyze")
-    assert TransferMaps().operations(more, shapes)[1].operations > phases["report"].operations
-    assert TransferMaps().holds(more, shapes) == 8 * (4 * 32**2 + 4 * 48**2 + 3 * 16 * 32 * 48)
 
 
 def test_overfitting_is_warned_of(caplog):

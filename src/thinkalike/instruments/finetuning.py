@@ -12,16 +12,16 @@ import torch
 
 from thinkalike.config import ModelConfig, TrainConfig, relevant
 from thinkalike.data.from_config import WHOLE, parts_of, read_pairs
-from thinkalike.data.pairs import EncodedPairs, Pairs, batches, encode
+from thinkalike.data.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.classifiers import ClassLosses, class_losses
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import card_text, save_mini
 from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.models import Finetuning
@@ -53,8 +53,11 @@ class ClassifierFinetuning(
     def seed(self, config: TrainConfig) -> int:
         return config.nli.index
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.finetuning(config, shapes)
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        seen = config.nli.epochs * tokens_of(config.pairs, "fit")
+        report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
+        training = Passes("training", shapes["model"], seen, PAIR, times=3, full=False)
+        return [training, Passes("report", shapes["model"], report, PAIR, full=False)]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}

@@ -15,8 +15,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, StitchConfig, TrainC
 from thinkalike.config.schema import COUNTS
 from thinkalike.evaluation.language import document_numbers, with_ends
 from thinkalike.evaluation.maps import UNEXPLAINED, unexplained_variance
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.closed_forms import both_directions
 from thinkalike.measures.estimates import span
 from thinkalike.models.foresight import check_stitchable
@@ -48,12 +47,6 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_stitchable(config.model, config.target, config.layers, "measure=transfer_maps")
         return super().inputs(config)
-
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-        return operations.transfer_maps(config, shapes)
-
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        return operations.bytes_of_maps(config, shapes)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.instruments.stitching.setting import Setting  # which imports Lightning

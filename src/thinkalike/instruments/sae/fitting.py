@@ -16,8 +16,8 @@ from torch import Tensor
 
 from thinkalike.evaluation.language import ends_of
 from thinkalike.evaluation.saes import SplicedLosses, spliced_losses, spread_by_document
-from thinkalike.instruments.operations import Site, of_start, of_token
 from thinkalike.instruments.sae.setting import Setting
+from thinkalike.instruments.sae.spent import Site, of_start, of_token
 from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.sae import SparseAutoencoder, loss_recovered
