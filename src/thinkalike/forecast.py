@@ -17,7 +17,6 @@ from thinkalike.memory import GAPS, readable
 from thinkalike.models.labels import told_apart
 from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import Passes, Shape
-from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
@@ -118,7 +117,8 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
 def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
-        asked = experiment_named(config.experiment).jobs(config)[1]
+        experiment: Any = instrument_of(config)
+        asked = experiment.jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
@@ -175,21 +175,20 @@ def show(plan: Forecast, speed: float | None = None) -> None:
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        job, phase, model, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-        texts = [text_column("job", job), text_column("phase", phase), text_column("model", model)]
+        names, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
         counts = [number_column("tokens read", tokens), number_column("FLOPs", flops)]
-        show_table(Table("jobs", [*texts, *counts], keys=3))
+        show_table(Table("jobs, and the passes of their models", [text_column("job", names), *counts]))
     for line in summary(plan, speed):
         show_text(line)
 
 
-def _rows(job: Planned) -> list[tuple[str, ...]]:
-    """Return the rows of a job: its label in the first, phase, model, tokens, FLOPs."""
+def _rows(job: Planned) -> list[tuple[str, str, str]]:
+    """Return a row with the label of a job, and one for the passes of each of its models: tokens and FLOPs."""
     if job.is_stored or not job.passes:
         why = "in the store" if job.is_stored else "unknown" if None in job.shapes.values() else "no passes of models"
-        return [(job.label, why, "", "", "")]
-    rows = [(each.phase, each.model.name, f"{each.tokens:,.0f}", f"{each.flops:.3g}") for each in job.passes]
-    return [("" if number else job.label, *row) for number, row in enumerate(rows)]
+        return [(f"{job.label}: {why}", "", "")]
+    rows = [(f"- {each.phase}, {each.model.name}", f"{each.tokens:,.0f}", f"{each.flops:.3g}") for each in job.passes]
+    return [(job.label, "", ""), *rows]
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
