@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
+from conftest import step_data
 from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, forecast, hours_on, precision_of, summary
 from thinkalike.models.load import load_model
@@ -100,7 +101,7 @@ def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     beside = [Fit(models[0], *pair, rate) for rate in own.rates for pair in pairs]
     beside += [Fit(models[1], depth, depth) for _, depth in pairs] if own.floor else []
     rows = torch.randint(300, (8, 64))
-    module = StitchTraining(*models, pairs, rows, own, 0, beside=beside)
+    module = StitchTraining(*models, pairs, own, beside=beside)
     step = counted(lambda: torch.stack([each.mean() for each in module.losses(rows[:4])]).sum().backward())
     maps = 4 * 32 * 32 * 256 * len(module.stitches)
     assert sum(each.flops for each in training) == pytest.approx(3 * (step - maps), rel=0.1)
@@ -109,9 +110,9 @@ def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
 
 def test_a_training_says_how_fast_it_was(tmp_path):
     rows, config = torch.randint(300, (8, 16)), StitchConfig(steps=3, warmup=1, tokens_per_step=32)
-    module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], rows, config, 0)
+    module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], config)
     step = counted(lambda: module.losses(rows[:2])[0].mean().backward())
-    fit(module, Run(tmp_path, torch.device("cpu"), TrainerConfig()))
+    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cpu"), TrainerConfig()))
     facts = module.speed()
     assert 0.8 * 3 * step < facts["flops"] <= 3 * step  # torch does not count the flash attention of a CPU
     assert facts["flops_per_second"] == facts["flops"] / module.seconds

@@ -175,9 +175,9 @@ def show(plan: Forecast, speed: float | None = None) -> None:
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        names, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        labels, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
         counts = [number_column("tokens read", tokens), number_column("FLOPs", flops)]
-        show_table(Table("jobs, and the passes of their models", [text_column("job", names), *counts]))
+        show_table(Table("jobs, and the passes of their models", [text_column("job", labels), *counts]))
     for line in summary(plan, speed):
         show_text(line)
 

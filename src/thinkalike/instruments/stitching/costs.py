@@ -87,7 +87,7 @@ def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
 
 
 def _momenta(config: StitchConfig) -> int:
-    from thinkalike.training.steps import momenta
+    from thinkalike.training.optimizers import momenta
 
     return momenta(config)
 
