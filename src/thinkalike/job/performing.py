@@ -129,7 +129,7 @@ class _Planned:
 
     def check_models(self) -> None:
         """Check what can be known of the models before they are loaded."""
-        from thinkalike.models.foresight import check_models
+        from thinkalike.models.outline import check_models
 
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
 

@@ -21,7 +21,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.models.adapters import base_of
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import label
+from thinkalike.models.outline import label
 from thinkalike.models.places import folder_of, known_shape, named_folder, stated_in
 from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import text_config

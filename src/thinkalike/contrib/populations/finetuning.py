@@ -15,12 +15,12 @@ from thinkalike.contrib.populations.class_losses import ClassLosses, class_losse
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.contrib.populations.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import card_text, save_mini
 from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 
 from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.split import training_texts
@@ -21,10 +22,9 @@ from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import family_named
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import build_mini, card_text, save_mini, unknown_sizes
+from thinkalike.models.minis import build_mini, unknown_sizes
 from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.models.shapes import Passes, Shape, Shapes, new_shape
-from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Keeping, Run, fit, loggers_of

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.diff import NULLS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
@@ -28,12 +29,10 @@ log = logging.getLogger(__name__)
 
 ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
 SPREAD, LEAST = 8, 2**13  # times as much text is read as is used, and tokens at least: rows are of many documents
-NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
 EXCHANGED = 16  # parts of blocks, at most
 MARGINS = ("kl", "flips", "loss", "class", "word")
 LENGTH = 8  # tokens of a text of a pair, about
-EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 
 
 # ruff: noqa: UP045

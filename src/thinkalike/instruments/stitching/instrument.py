@@ -14,7 +14,7 @@ from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
 from thinkalike.instruments.stitching import costs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.foresight import check_stitchable
+from thinkalike.models.outline import check_stitchable
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
@@ -144,7 +144,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     from thinkalike.evaluation.stitches import document_bytes
     from thinkalike.evaluation.verdicts import UNDECIDED, held, untried, verdict
     from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
-    from thinkalike.models.controls import randomised
+    from thinkalike.models.frozen import randomised
 
     with work.phase("likeness"):
         alike, setting, means = setting.likeness()  # first, as it may find that there is too little text

@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.data.corpus import SourceText, read_corpus
-from thinkalike.data.rows import Corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, SourceText
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
@@ -28,7 +29,6 @@ from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
-from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 
