@@ -65,16 +65,15 @@ RUN = [command for command in COMMANDS if runs(command)]
 def workplace(tmp_path_factory):
     """A folder with all files that the commands name: tables of stimuli, plugins, and a checkpoint."""
     folder = tmp_path_factory.mktemp("workplace")
-    page = (DOCS / "guide" / "stimuli.md").read_text()
-    (folder / "trees.conllu").write_text(pages.blocks(page, "conllu")[0])
+    texts = {name: (DOCS / name).read_text() for name in ("guide/stimuli.md", "contrib/subjects.md")}
+    (folder / "trees.conllu").write_text(pages.blocks(texts["guide/stimuli.md"], "conllu")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0))
+        for name, text in texts.items():
+            doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, name, None, 0))
     (folder / "mine" / "stitch").mkdir(parents=True)
-    for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
-        (folder / name).write_text(
-            pages.blocks((DOCS / "reference" / "commands.md").read_text(), f'yaml title="{name}"')[0]
-        )
+    commands = (DOCS / "reference" / "commands.md").read_text()
+    (folder / "mine/stitch/brief.yaml").write_text(pages.blocks(commands, 'yaml title="mine/stitch/brief.yaml"')[0])
     for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
