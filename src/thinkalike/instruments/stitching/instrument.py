@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from thinkalike import figures
 from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.instruments.stitching import costs
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.outline import check_stitchable
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
@@ -41,11 +42,11 @@ class Stitching(
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         return super().inputs(config)
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.stitching(config, shapes)
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        return costs.passes(config, shapes)
 
     def holds(self, config: TrainConfig, shapes: Shapes) -> float:
-        return operations.bytes_of_stitches(config, shapes)
+        return costs.held(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
