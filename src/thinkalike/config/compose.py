@@ -335,7 +335,7 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
         config = dataclasses.replace(config, data=_named("data", corpus, _given(config.data)))
     recipe = config.recipe_of_job
-    parts = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
+    parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     for name, part in parts.items():
         if part.usual_option and part.name is None:
             settings = {**option(name, part.usual_option), **_given(part)}

@@ -126,7 +126,7 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
 
     At mini scale CKA is of [CLS] unless a word says otherwise: of the last block nobody reads the other tokens.
     """
-    config = case.config
+    config: Any = case.config
     measure: Any = replace(config.measure, side=side)  # type: ignore[call-arg]
     if config.scale == "mini" and measure.tokens is None:
         measure = replace(measure, tokens="cls")
@@ -149,7 +149,8 @@ class Population:
     @classmethod
     def of(cls, case: Case, side: str) -> Population:
         """Return the population of a case, without the second group of a null."""
-        config = changes_of(case, side).get("population", case.config.population)
+        job: Any = case.config
+        config = changes_of(case, side).get("population") or job.population
         whole = cls(case.results[side], config)
         left_out = config.null[1:] if config.null else []
         return replace(whole, wanted=tuple(name for name in whole.names if name not in left_out))

@@ -16,7 +16,7 @@ from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contras
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.diff import NULLS
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.operations import Phase, Shapes
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -77,18 +77,14 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
         return {**own, **super().inputs(config)}
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
-        from thinkalike.job.operations import forward_passes
-
         measure: Any = config.measure
         own, row = shapes["model"], config.data.context or ROW
-        tokens, again = float(measure.tokens), float(measure.tokens_per_part)
-        passes = 2 * min(2 * own.layers, EXCHANGED) + NULLS
-        again *= passes
+        again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        parts = Phase("parts and null", own.forward(again, row, True), {own.name: again})
-        return [*forward_passes(shapes.values(), tokens, row, full=True), parts]
+        both = [Passes("both models", each, float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
+        return [*both, Passes("parts and null", own, again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.evaluation import changes
