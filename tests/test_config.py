@@ -13,7 +13,6 @@ from thinkalike.config import (
     LoggerConfig,
     ModelConfig,
     StitchConfig,
-    TrainConfig,
     TrainerConfig,
     compose_job,
     measure_schema,
@@ -53,8 +52,10 @@ def several_at_once(*groups: str) -> list[tuple[str, ...]]:
     return [tuple(each[place % len(each)] for each in choices) for place in range(max(map(len, choices)))]
 
 
-TRAIN = [(words, "train") for words in several_at_once("model", "data", "stitch", "pairs", "trainer", "logger")]
-ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli", "population")]
+TRAIN = [(words, "train") for words in several_at_once("model", "data", "stitch", "trainer", "logger")]
+TRAIN += [((word, "task=nli"), "train") for (word,) in several_at_once("pairs")]
+ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli")]
+ANALYZE += [((word, "measure=population"), "analyze") for (word,) in several_at_once("population")]
 
 
 @pytest.mark.parametrize(
@@ -169,7 +170,7 @@ WRONG = {  # by the nearest thing that there is
     "'seed'": ["seeed=1", "+seeed=1"],
     "'stitch.steps'": ["stitch.step=3", "++stitch.step=3"],
     "'target.dtype'": ["target.dtyp=float32"],
-    "stitch.rates or sae.rates": ["rates=[1]"],
+    "did you mean stitch.rates": ["rates=[1]"],
     "is not a setting": ["trainer.xyzzy=3", "foo=1"],
     "No match in the defaults list": ["measure=loss"],
     "override_grammar": ["layers=[[0,", "seed =1"],
@@ -284,7 +285,6 @@ IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the rang
     ("sae.tokens", SAEConfig, {"tokens": 100}),
     ("sae.source", SAEConfig, {"start": "transferred"}),
     ("logger.kind", LoggerConfig, {"kind": "mlflow"}),
-    ("task", TrainConfig, {"task": "stich"}),
     ("measure.kernel", measure_schema("cka"), {"kernel": "rbv"}),
     ("measure.distance", measure_schema("rsa"), {"distance": "euclid"}),
     ("measure.side", measure_schema("population"), {"side": "left"}),

@@ -8,6 +8,7 @@ from thinkalike.config.compose import (
     keys_of,
     model_named,
     options,
+    settings_of,
     train_config,
 )
 from thinkalike.config.entry_points import Made, command_line, entry_point, own_process
@@ -37,4 +38,4 @@ __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "
            "StitchConfig", "TrainConfig", "TrainerConfig", "command_line", "completed",
            "compose_job", "entry_point", "instrument", "instrument_of", "jobs_of", "keys_of", "layers_of_sides",
            "left_open", "loaded", "measure_module", "measure_schema", "model_named", "not_in_key",
-           "options", "own_process", "pairs_of_layers", "ranged", "relevant", "train_config"]  # fmt: skip
+           "options", "own_process", "pairs_of_layers", "ranged", "relevant", "settings_of", "train_config"]  # fmt: skip

@@ -324,7 +324,7 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         return instrument_of(config).completed(config)
     found: dict[str, Any] = {}
     if {"model", "target"} & {*reads} and config.model.name is None and not getattr(config, "activations", None):
-        given, other = _given(config.model), _given(config.target)
+        given, other = settings_of(config.model), settings_of(config.target)
         found["model"] = _named("model", SOURCE, given)
         is_pair = "stitch" in reads and not other and not given.keys() - {*HOW_IT_RUNS}
         if config.target.name is None:
@@ -333,19 +333,19 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     if "data" in reads and config.data.name is None:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
-        config = dataclasses.replace(config, data=_named("data", corpus, _given(config.data)))
+        config = dataclasses.replace(config, data=_named("data", corpus, settings_of(config.data)))
     recipe = config.recipe_of_job
     parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     for name, part in parts.items():
         if part.usual_option and part.name is None:
-            settings = {**option(name, part.usual_option), **_given(part)}
+            settings = {**option(name, part.usual_option), **settings_of(part)}
             part = made(type(part), settings, f"{name}.")
         parts[name] = part.completed(recipe)
     return dataclasses.replace(config, **parts).completed(recipe)
 
 
-def _given(part: Any) -> dict[str, Any]:
-    """Return the settings of a part without a name that are given."""
+def settings_of(part: Any) -> dict[str, Any]:
+    """Return the settings that are given of a part without a name."""
     values = {item.name: getattr(part, item.name) for item in dataclasses.fields(part)}
     unset = {item.name: None if is_open(item) else default_of(item) for item in dataclasses.fields(part)}
     return {name: value for name, value in values.items() if value is not None and value != unset[name]}
@@ -383,8 +383,8 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
         ConfigError: there are fewer than two different models, one is not known, a model is also named apart, or the
             measure takes no list.
     """
-    runs = _given(config.model)
-    if config.experiment or config.activations or config.model.name or config.target.name or _given(config.target):
+    runs = settings_of(config.model)
+    if config.experiment or config.activations or config.model.name or config.target.name or settings_of(config.target):
         raise ConfigError("models= takes the place of model=, model@target=, activations= and experiment=")
     if unknown := runs.keys() - {*HOW_IT_RUNS}:
         raise ConfigError(
@@ -408,10 +408,12 @@ def _of_list(entry: Any, runs: Mapping[str, Any]) -> ModelConfig:
 
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
-    if isinstance(error, MissingConfigException) and error.options:
-        group, _, name = str(error.missing_cfg_file).partition("/")
+    if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
+        group, _, name = path.partition("/")
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}
-        return f"{group}={short(name)} is not known; {nearest(name, error.options)}{hint.get(group, '')}"
+        return (
+            f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint.get(group, '')}"
+        )
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")

@@ -132,7 +132,7 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
         measure = replace(measure, tokens="cls")
     changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":
-        paper = compose_job("analyze", ["pairs=mnli", "population=feather-berts"])
+        paper = compose_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
         changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
         changes["population"] = paper.population if config.population.name == "planted" else config.population
     return changes

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, completed, compose_job, model_named
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, completed, compose_job, model_named, settings_of
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
@@ -145,7 +145,7 @@ class Experiment(
         own = self.models["mini" if config.scale == "mini" else "paper"]
         given = [each for each in (config.model, config.target) if each.name is not None]
         given = given[:1] if given[0:1] == given[1:] else given
-        if not given:
+        if not given and not {*settings_of(config.model), *settings_of(config.target)} - {*RUNS}:
             return Case(config, [Model(model_named(name, {})) for name in own])
         if len(given) not in self.takes:
             counts = " or ".join(str(count) for count in self.takes)
@@ -232,7 +232,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
         {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
     )
     models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
-    chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model}
+    chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":
         own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}
         job = compose_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
