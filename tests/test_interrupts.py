@@ -124,24 +124,3 @@ def test_a_reader_that_leaves_does_not_lose_the_result(door, small_stitching, tm
     assert "Traceback" not in said
     assert "BrokenPipe" not in said
     assert len(results_in(tmp_path / "results")) == 1
-
-
-SCONTROL = """#!/bin/sh
-echo "$@" >> {folder}/asked
-exit {status}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("refuses", [0, 1])
-def test_slurm_gets_a_job_back_that_may_be_requeued(door, small_stitching, tmp_path, refuses, monkeypatch):
-    (tmp_path / "scontrol").write_text(SCONTROL.format(folder=tmp_path, status=refuses))
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    words = [word for word in small_stitching if not word.startswith("stitch.steps")]
-    command = ["train.py", *words, "stitch.steps=400"]
-    status, said = interrupted(door, signal.SIGTERM, *command, until="training step 1")
-    assert status == 143, said
-    assert ("SLURM has the job in its queue again" in said) == (not refuses)
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"
