@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import pages
 import tiny
@@ -154,6 +155,16 @@ def test_what_differs_is_seen():
     for other in ("penalty 0.4", "loss 0.205", "penalty 0.205 0.1"):
         with pytest.raises(AssertionError):
             same("penalty 0.205", other)
+
+
+@pytest.mark.slow
+def test_a_stitch_trains_with_lightning_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (code,) = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
+    names = {}
+    exec(code.replace("steps=40", "steps=3").replace("config.stitch.tokens_per_step", "512"), names)
+    assert names["module"].curve.isfinite().all()
+    assert not torch.equal(names["phi"].map.weight, torch.zeros_like(names["phi"].map.weight)), "it has moved"
 
 
 @pytest.mark.slow
