@@ -19,7 +19,6 @@ from thinkalike import Result, loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
-from thinkalike.job.performing import run_name
 from thinkalike.loggers import Tracker
 
 
@@ -160,21 +159,6 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
     monkeypatch.setattr(Recorder, "said", [])
     perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == [("toy", 1, ["mean"]), False]
-
-
-@pytest.mark.parametrize(
-    ("labels", "words", "name"),
-    [
-        ("gpt2, gpt2", "model=gpt2", "cka gpt2 key"),
-        ("a, b", "measure=cka model=a model@target=b measure.batches=4", "cka a, b measure.batches=4 key"),
-        ("a", "model.dtype=bfloat16 target.dtype=float32 data=pile data.files=[x]", "cka a data=pile key"),
-        (None, "store=x logger=wandb trainer.devices=2 hydra/launcher=joblib +seed=1", "cka +seed=1 key"),
-        ("a" * 200, "", f"cka {'a' * 120} key"),
-    ],
-)
-def test_names_tell_runs_apart(labels, words, name):
-    assert run_name("cka", "key", {"labels": labels} if labels else {}, words.split()) == name
-    assert len(name) <= 128
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):
