@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import operations, shape_of
@@ -77,13 +75,6 @@ def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
         _, cache = bridge.run_with_cache(tokens, names_filter=names)
     for ours, hook in zip(model.residuals(tokens, range(model.n_layers)), names, strict=True):
         torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
-
-
-def test_a_line_of_the_table_wins(tmp_path, monkeypatch):
-    make_models.write(KNOWN["llama"], tmp_path)
-    monkeypatch.setitem(FAMILIES, "llama", Family("llama", "model.norm"))  # no list of blocks
-    with pytest.raises(ModelError, match=r"the 0 blocks of model\.norm"):
-        load_model(ModelConfig(name="m", path=str(tmp_path)))
 
 
 def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):
@@ -191,19 +182,6 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_p
     result = door("analyze.py", *words).result
     assert len(result.table) == 16
     assert result.table["value"].between(0, 1.001).all()
-
-
-def test_architectures_come_from_the_hub_in_shards(tmp_path, monkeypatch):
-    name = "gemma3_text"
-    home = tmp_path / "hub" / "someone" / name
-    make_models.write(KNOWN[name], home, max_shard_size="20KB")
-    assert len(list(home.glob("*.safetensors"))) > 2
-    with hub.serve(tmp_path / "hub") as (endpoint, asked):
-        hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
-        model = load_model(composed("model=hub", f"model.hub_id=someone/{name}").model)
-    assert any(path.endswith("model.safetensors.index.json") for path in asked)
-    local = load_model(ModelConfig(name="local", path=str(home)))
-    assert (model.family.name, model.fingerprint()) == (name, local.fingerprint())
 
 
 def test_heads_of_other_widths_in_every_second_layer_are_counted_and_compared(tmp_path):

@@ -103,22 +103,6 @@ def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
     torch.testing.assert_close(torch.stack([found.layers["0"], found.layers["1"]]), whole)
 
 
-BAD_RUNS = {
-    "another number": (IDS * 2, [1] * COUNT, "runs has 24 rows, but ids has 48"),
-    "a stimulus that one run lacks": (IDS * 2, [1] * (COUNT - 1) + [2] * (COUNT + 1), "run 1: ids lacks w23"),
-    "no runs": (IDS * 2, None, "give each stimulus one row, or say in an array `runs`"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_RUNS)
-def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
-    ids, runs, message = BAD_RUNS[case]
-    more = {} if runs is None else {"runs": runs}
-    np.savez(tmp_path / "x.npz", V1=np.ones((len(ids), 2)), ids=ids, **more)
-    with pytest.raises(DataError, match=message):
-        read_recording(tmp_path / "x.npz", stimuli)
-
-
 @pytest.mark.drawn
 def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
@@ -159,25 +143,6 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     ceiling, rows = noise_ceiling(subjects, "corr_cov"), result.tables["ceilings"].query("recorded == 'V1'")
     np.testing.assert_allclose(rows[["lower", "upper"]].to_numpy().T, [ceiling.lower, ceiling.upper], atol=1e-12)
     assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
-
-
-@pytest.mark.slow
-def test_the_better_of_two_models_is_named(measured, recordings, checkpoints):
-    words = [*local(checkpoints["gpt2"]), *local(checkpoints["mamba"], "model@target", "target")]
-    done = measured(given(recordings[:2]), *words, "measure.resamples=40")
-    pairs = done.result.tables["comparisons"]
-    row = pairs[(pairs["recorded"] == "V1") & (pairs["other"] == "mamba")].iloc[0]
-    assert row["difference"] > 0.1
-    assert f"gpt2 minus mamba: {row['difference']:+.3f}" in done.stdout
-    assert (pairs["other"] == "noise ceiling").sum() == 4
-
-
-def test_subjects_without_a_model_have_ceilings(measured, recordings):
-    done = measured(given(recordings))
-    assert list(done.result.table["recorded"]) == ["IT", "V1"]
-    assert (done.result.table["lower"] < done.result.table["upper"]).all()
-    assert set(done.result.tables) == {"table", "ceilings"}
-    assert "4 subjects, 24 stimuli" in done.stdout
 
 
 def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tmp_path, checkpoints):
