@@ -19,6 +19,7 @@ from thinkalike import Result, loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
+from thinkalike.job.performing import run_name
 from thinkalike.loggers import Tracker
 
 
@@ -159,6 +160,13 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
     monkeypatch.setattr(Recorder, "said", [])
     perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == [("toy", 1, ["mean"]), False]
+
+
+def test_the_name_of_a_run_has_kind_models_and_key():
+    assert run_name("cka", "key", {"labels": "gpt2, gpt2"}) == "cka gpt2 key"
+    assert run_name("cka", "key", {"labels": "a, b"}) == "cka a, b key"
+    assert run_name("cka", "key", {}) == "cka key"
+    assert run_name("cka", "key", {"labels": "a" * 200}) == f"cka {'a' * 120} key"
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):

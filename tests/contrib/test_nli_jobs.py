@@ -147,7 +147,7 @@ def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part
     def key(*more):
         config = composed(*command(tmp_path, pairs, members, *more), door="analyze")
         entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
-        return key_of(kind, entered, kind.inputs(config))
+        return key_of(kind, entered, {**kind.inputs(config), **kind.prepare(config)})
 
     same = ["model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"]  # gpt2 brings a context
     assert key(*same) == key()
