@@ -70,10 +70,14 @@ class SparseAutoencoders(
             )
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:
-            read |= {"source": source_result(config), "source_model": checkpoint_fingerprint(source_model(config))}
+            read["source_model"] = checkpoint_fingerprint(source_model(config))
         if config.sae.stitch:
             read["stitch"] = open_result(config.sae.stitch)
         return read
+
+    def prepare(self, config: SAEJob) -> Mapping[str, Any]:
+        """Return the result that has the autoencoders of the source, which are trained first if the store lacks it."""
+        return {"source": source_result(config)} if config.sae.source else {}
 
     def prepared(self, config: SAEJob) -> list[SAEJob]:
         return source_jobs(config)
