@@ -21,7 +21,8 @@ import pages
 from conftest import ROOT, composed
 from thinkalike.cli import as_analysis
 from thinkalike.config import MEASURES, TrainConfig, measure_schema, options
-from thinkalike.config.compose import GROUPS, _folder, _keys, _node
+from thinkalike.config.compose import _keys
+from thinkalike.config.options import GROUPS, _folder, _node
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 

@@ -18,7 +18,7 @@ from thinkalike.config import (
     compose_job,
     measure_schema,
 )
-from thinkalike.config.compose import GROUPS
+from thinkalike.config.options import GROUPS
 from thinkalike.config.schema import Checked, ranged
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig

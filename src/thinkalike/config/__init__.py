@@ -1,13 +1,11 @@
 """Configuration: nothing outside this package imports hydra or omegaconf."""
 
 from thinkalike.config.compose import (
-    CONF,
     completed,
     compose_job,
     jobs_of,
     keys_of,
     model_named,
-    options,
     settings_of,
     train_config,
 )
@@ -19,6 +17,7 @@ from thinkalike.config.inputs import (
     ModelConfig,
     StimuliConfig,
 )
+from thinkalike.config.options import CONF, options
 from thinkalike.config.registry import (
     MEASURES,
     SUBJECTS,

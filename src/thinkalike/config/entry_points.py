@@ -25,7 +25,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config.compose import COMPOSING_ERRORS, CONF, checked, explained, register
+from thinkalike.config.compose import COMPOSING_ERRORS, checked, explained
+from thinkalike.config.options import CONF, register
 from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError, first_line
 from thinkalike.interrupts import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing

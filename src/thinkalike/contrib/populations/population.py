@@ -95,7 +95,7 @@ class Population(
         pairs = read_pairs(config.pairs, side)
         return {"pairs": halves(config, pairs)[1] if side == "challenge" else pairs}
 
-    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def prepare(self, config: PopulationJob) -> Mapping[str, Any]:
         """Return the members, which are fine-tuned first where the store lacks them."""
         stated = members_of(config)
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
