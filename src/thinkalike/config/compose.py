@@ -25,10 +25,10 @@ from thinkalike.config.inputs import (
     HOW_IT_RUNS,
     ModelConfig,
 )
-from thinkalike.config.options import GROUPS, hydra_ready, options
 from thinkalike.config.registry import TASKS, instrument, instrument_of, measure_module, measure_schema
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short
+from thinkalike.config.sources import GROUPS, hydra_ready, options
 from thinkalike.errors import ConfigError, nearest, one_of
 from thinkalike.plugins import named_in
 
