@@ -10,8 +10,8 @@ import torch
 from thinkalike.measures import LayerMeans, LayerPredictions, mutual_measure
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import neighbours as mutual
-from thinkalike.measures.accumulators import Batch
-from thinkalike.measures.kernel_alignment import CKAMeans
+from thinkalike.measures.layer_means import Batch
+from thinkalike.measures.metric import CKA
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
 SIDES = [*itertools.combinations_with_replacement(range(3), 2), (2, 0)]
@@ -39,12 +39,12 @@ def agree(one, other, *numbers):
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
 def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics, alones = ([CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
+    metrics, alones = ([CKA(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
-        CKAMeans.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
+        CKA.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
         for (source, target), metric, alone in zip(SIDES, metrics, alones, strict=True):
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
             agree(alone, metric, number)
@@ -54,7 +54,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states, *_ = drawn(gram_products.CPU_TILE.step)
-    CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, Batch(states))
+    CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, Batch(states))
     assert len(counts) == sum(map(len, WIDTHS))
 
 

@@ -17,7 +17,7 @@ from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures.kernel_alignment import CKAMeans
+from thinkalike.measures.metric import CKA
 from thinkalike.processes import ProcessGroup, check_processes, together
 
 
@@ -83,7 +83,7 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
 
 def metrics():
     return {
-        "cka": lambda: CKAMeans(2, 3, permutations=1),
+        "cka": lambda: CKA(2, 3, permutations=1),
         "mutual_knn": lambda: LayerMeans(2, 3, mutual_measure(5)),
         "mutual_knn given the token": lambda: LayerMeans(2, 3, mutual_measure(2), given="token"),
     }

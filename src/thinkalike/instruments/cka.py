@@ -55,11 +55,11 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
         return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.kernel_alignment import CKAMeans
+        from thinkalike.measures.metric import CKA
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        return CKAMeans(source_layers, target_layers, **options)
+        return CKA(source_layers, target_layers, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         again = 1 if (measure.kernel, measure.given) == ("linear", "none") else AGAIN

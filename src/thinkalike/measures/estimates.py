@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from thinkalike.arguments import seeded
 
 
-@dataclass(frozen=True, eq=False)
 class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape.
 
@@ -22,9 +20,11 @@ class Estimate:
     "+0.037 [+0.032, +0.043]".
     """
 
-    value: Tensor
-    low: Tensor
-    high: Tensor
+    def __init__(self, value: Tensor, low: Tensor, high: Tensor):
+        self.value, self.low, self.high = value, low, high
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.value, self.low, self.high))

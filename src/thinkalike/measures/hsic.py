@@ -11,9 +11,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
+from thinkalike.measures.rows import ROUNDINGS
 
 FEWEST = 4  # rows; the unbiased estimator divides by n - 3
-ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 
 
 class GramStatistics(NamedTuple):

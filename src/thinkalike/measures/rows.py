@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.contract import common_dtype
-from thinkalike.measures.hsic import ROUNDINGS
+
+ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
+
+
+def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
+    """Return the widest dtype, and at least float32."""
+    return reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
 
 
 def rows_of(
@@ -227,3 +233,20 @@ class RowGroups:
         for block in self.blocks(kept):
             block -= block.mean(1, keepdim=True)
         return kept
+
+
+# ---- the rows of a batch
+
+
+class BatchRows(NamedTuple):
+    """The rows of the different layers of a batch, those of one part of the documents side by side."""
+
+    layers: Sequence[Tensor]
+    names: Sequence[str]
+    documents: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"] | None
+
+    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
+        """Return some of the rows, by number or by a mask."""
+        tokens = None if self.tokens is None else self.tokens[chosen]
+        return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)

@@ -36,7 +36,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
+from thinkalike.measures.metric import CKA, CKAResult
 from thinkalike.measures.rows import RowGroups
 from thinkalike.measures.trajectories import Curve, balanced, band, curve_of, held_out_right, permuted_labels
 from thinkalike.models.frozen import FrozenModel
@@ -199,7 +199,7 @@ def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
     for layer in range(len(kept[0]["states"])):
         states = [each["states"][layer][rows] for each in kept]
         try:
-            within, metric = RowGroups.of(tokens[rows], FEWEST), CKAMeans(len(kept), len(kept), given="token")
+            within, metric = RowGroups.of(tokens[rows], FEWEST), CKA(len(kept), len(kept), given="token")
             states = [within.without_means(each, positions[rows]).to(each) for each in states]
             metric.update(states, states, documents=documents[rows][within.order], groups=tokens[rows][within.order])
         except ValueError as error:
