@@ -210,6 +210,7 @@ def test_good_overrides_pass():
         (["measure.folds=5"], "'measure.folds' is not a setting"),
         (["experiment=brown2023/figure3", "measure.folds=5"], "'measure.folds' is not a setting"),
         (["measure=cka", "measure.batchs=5"], "'measure.batchs' is not a setting; did you mean 'measure.batches'?"),
+        (["measure=transfer_maps"], "run python train.py stitch=least_squares stitch.both=true"),
     ],
 )
 def test_what_a_measure_does_not_take_is_refused_with_what_does(words, message):

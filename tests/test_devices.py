@@ -31,7 +31,6 @@ JOBS = {  # words, the column of numbers, and by how much a device may change th
     "cka": (("analyze.py", "measure=cka", *PAIR), "value", 1e-4),
     "mutual_knn": (("analyze.py", "measure=mutual_knn", *PAIR), "value", 1e-2),
     "r2": (("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR), "value", 1e-3),
-    "transfer_maps": (("analyze.py", "measure=transfer_maps", "measure.fit_tokens=4096"), "unexplained", 1e-3),
     "rsa": (("analyze.py", "measure=rsa", *STIMULI), "value", 1e-3),
     "mlem": (("analyze.py", "measure=mlem", *STIMULI), "importance", 5e-3),
 }

@@ -19,7 +19,7 @@ from test_docs import COMMANDS, DOCS, SCHEMAS, script
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
-LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
+LONG_MEASURES = {"court", "atlas", "population", "steering", "probes"}
 FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
 SMALL = {

@@ -22,7 +22,6 @@ JOBS = {
     "cka": ("analyze.py", "measure=cka", *PAIR),
     "mutual_knn": ("analyze.py", "measure=mutual_knn", *PAIR),
     "r2": ("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR),
-    "transfer_maps": ("analyze.py", "measure=transfer_maps", "measure.fit_tokens=4096"),
     "mlem": ("analyze.py", "measure=mlem", *STIMULI),
     "rsa": ("analyze.py", "measure=rsa", *STIMULI),
 }

@@ -113,10 +113,7 @@ def test_a_population_has_its_flips_between_and_within_groups_at_the_cut_where_t
     assert found["flips_within_groups"].value == 0.0
 
 
-def test_asymmetries_losses_classifiers_and_courts_have_theirs():
-    table = pd.DataFrame({"asymmetry": [0.1, -0.3], "low": [0.0, -0.4], "high": [0.2, -0.2]})
-    found = of("asymmetry", table, {"mean_asymmetry": -0.1})
-    assert (found["mean_asymmetry"].value, found["largest_asymmetry"][1:4]) == (-0.1, (-0.3, -0.4, -0.2))
+def test_losses_classifiers_and_courts_have_theirs():
     scalars = {"loss": 3.2, "loss_low": 3.1, "loss_high": 3.3, "unigram_entropy": 5.9}
     for kind in ("loss", "pretrain"):
         assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None, "")}

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -12,15 +11,12 @@ from safetensors.torch import load_file
 
 import tiny
 import wandb_runs
-from conftest import composed, kill_and_resume
+from conftest import kill_and_resume
 from thinkalike.config import pairs_of_layers
-from thinkalike.errors import ConfigError
 from thinkalike.evaluation.stitches import bytes_by_document
-from thinkalike.forecast import forecast
-from thinkalike.instruments import asymmetry
 from thinkalike.instruments.stitching.instrument import _warn_of_far_states
 from thinkalike.job import Work
-from thinkalike.store import Job, Result, newest_state
+from thinkalike.store import Job, newest_state
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
@@ -244,85 +240,6 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
     assert "layer of the source" in picture
     assert len(result.table) == 16
     assert all(f">{value:.2f}<" in picture for value in result.table["penalty"])
-
-
-@pytest.mark.slow
-def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, minis):
-    there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
-    store = next(word for word in small_stitching if word.startswith("store"))
-    models = [word for word in small_stitching if word.startswith(("model", "target"))]
-    asked = ["measure=asymmetry", store, *models, "model.name=x", "target.name=y"]
-    result = door("analyze.py", *asked).result
-    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
-    again = door("train.py", *small_stitching, *turned)
-    assert "already done" in again.stderr, "it was made as train.py makes it"
-    table, back = result.table, again.result.table
-    assert (table["asymmetry"] - (there["penalty"] - back["penalty"])).abs().max() < 1e-9
-    assert ((table["low"] <= table["asymmetry"]) & (table["asymmetry"] <= table["high"])).all()
-    assert (result.folder / "figures" / "asymmetry.png").exists()
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
-    assert "already done" in door("analyze.py", *asked).stderr
-
-
-def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
-    """The jobs, without doing them."""
-    jobs = []
-
-    def perform(kind, job, shown):
-        jobs.append(job)
-        return Result(tmp_path / str(len(jobs)))
-
-    monkeypatch.setattr(asymmetry, "perform", perform)
-    words = ["measure=asymmetry", "model@target=solu-3l-mini", "seed=3", "threads=1", f"store={tmp_path}"]
-    config = composed(*words, door="analyze")
-    made = asymmetry.Asymmetry().inputs(config)
-    assert {side: result.folder.name for side, result in made.items()} == {"there": "1", "back": "2"}
-    there, back = jobs
-    foretold = forecast(config).jobs
-    assert [job.label for job in foretold] == [
-        "stitching: gelu-3l-mini, solu-3l-mini", "stitching: solu-3l-mini, gelu-3l-mini",
-        "asymmetry: gelu-3l-mini, solu-3l-mini",
-    ]  # fmt: skip
-    assert foretold[0].estimate.phases
-    assert (there.model.name, there.target.name, there.seed, there.threads) == ("gelu-3l-mini", "solu-3l-mini", 3, 1)
-    assert there.data == back.data, "both directions read one text"
-    assert replace(back, model=there.model, target=there.target) == there
-    assert there == replace(composed(*words[1:], "logger=none"), logger=there.logger, scale=there.scale)
-    with pytest.raises(ConfigError, match=r"of two models; add model@target=, as gelu-3l-mini is both"):
-        asymmetry.Asymmetry().inputs(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
-
-
-def test_a_stored_result_never_makes_an_asymmetry_run_its_plugin(tmp_path, monkeypatch):
-    words = ["model@target=solu-3l-mini", f"store={tmp_path}"]
-    (tmp_path / "mine.py").write_text("raise SystemExit")
-    there = asdict(composed(*words))
-    there["stitch"]["kind"] = f"{tmp_path}/mine.py:phi"
-    result = Result(tmp_path)
-    vars(result).update(config=there, _record={"settings": {"model": {}, "target": {}}, "provenance": {}})
-    monkeypatch.setattr(asymmetry, "finished", lambda *_: [result])
-    with pytest.raises(ConfigError, match=r"mine\.py:phi"):
-        asymmetry.both_directions(composed("measure=asymmetry", *words, door="analyze"))
-
-
-@pytest.mark.slow
-def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching, minis, tmp_path):
-    """Folders have any name: without one, all of them have the same."""
-    store = next(word for word in small_stitching if word.startswith("store"))
-    quick = [word for word in small_stitching if not word.startswith(("model.path", "target.path"))]
-    folders = {name: shutil.copytree(minis / name, tmp_path / name) for name in "ab"}
-
-    def there(source, target):
-        config = composed("measure=asymmetry", store, *of(source, target), door="analyze")
-        return [each.folder for each in asymmetry.both_directions(config) if isinstance(each, Result)]
-
-    def of(source, target):
-        return [f"model.path={folders[source]}", f"target.path={folders[target]}"]
-
-    forth, back = (door("train.py", *quick, *of(*pair)).result.folder for pair in ("ab", "ba"))
-    assert there("a", "b") == [forth, back]
-    assert there("b", "a") == [back, forth]
-    shutil.copy(minis / "b" / "model.safetensors", folders["a"])
-    assert there("a", "b") == [], "its weights are others now"
 
 
 @pytest.mark.slow

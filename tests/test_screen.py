@@ -121,11 +121,6 @@ def concluded() -> Result:
     return made(table, config={"experiment": "brown2023/table1", "scale": "paper"}, claims=claims)
 
 
-def asymmetric() -> Result:
-    rows = {"source": NAMES[0], "target": NAMES[1], "layer": [0, 1], "asymmetry": [0.1, -0.1], "low": -0.2, "high": 0.2}
-    return made(pd.DataFrame(rows | {"unit": "bits per byte"}), {"documents": 58.0, "effective_documents": 47.7})
-
-
 def lost() -> Result:
     ends = {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895, "documents": 58.0}
     numbers, named = {**ends, "effective_documents": 47.7}, {"models": [{"name": NAMES[1]}]}
@@ -154,7 +149,6 @@ PLANTED = {
     "rsa of subjects": recorded,
     "population": population,
     "atlas": agreeing,
-    "asymmetry": asymmetric,
     "loss": lost,
     "court": judged,
 }

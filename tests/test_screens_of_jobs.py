@@ -43,14 +43,11 @@ JOBS = {
     "sae.tokens_per_step=64 sae.steps_per_buffer=4 sae.map_tokens=512 data.report_tokens=2048 data.report_share=.4 "
     "sae.seeds=2 sae.rates=[.5] sae.beside=[random,least_squares]",
     "loss": "analyze.py measure=loss model.path={minis}/a " + f"{SMALL} data.report_share=.5",
-    "asymmetry": f"analyze.py measure=asymmetry {PAIR}",
     "distance": "analyze.py measure=distance model.path={minis}/a target.path={minis}/b",
     "diff": "analyze.py measure=diff model={minis}/a model@target={changed} measure.tokens=1024 "
     f"measure.tokens_per_part=512 data.report_share=.4 {SMALL}",
     "trajectory": "analyze.py measure=trajectory model={run} measure.tokens=512 measure.least=5 measure.folds=3 "
     f"measure.permutations=19 measure.importance=false stimuli.sentences=24 data.report_share=.3 {SMALL}",
-    "transfer_maps": f"analyze.py measure=transfer_maps {PAIR} {SMALL} measure.fit_tokens=6144 layers=all "
-    "data.report_tokens=4096 data.report_share=.4 model.context=32 target.context=32",
     "mlem": f"analyze.py measure=mlem {STIMULI} measure.permutations=1 measure.folds=2",
     "mlem of subjects": f"analyze.py measure=mlem {WORDS} measure.permutations=1 measure.folds=2",
     "rsa": f"analyze.py measure=rsa {STIMULI}",

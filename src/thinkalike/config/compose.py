@@ -33,7 +33,7 @@ from thinkalike.config.overrides import (
     values_of,
 )
 from thinkalike.config.own_files import CONF, OwnFolders, configurations
-from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
+from thinkalike.config.registry import MEASURES, PLUGGED, measure_module, refuse_gone
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig, chosen_scale
 from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
@@ -253,6 +253,8 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
     """
     there = options(group)
     for name in map(str, values):
+        if group == "measure":
+            refuse_gone(name)
         more = (group in ("model", "data") and is_of_hub(group, name)) or (group == "measure" and is_plugin(name))
         if name not in there and not more:
             hint = {"model": f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR", "data": ", or ORG/NAME"}

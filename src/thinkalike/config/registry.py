@@ -4,7 +4,7 @@ Several that are declared in one module are written as module:kind. They are str
 what it configures; a module is imported when it is needed.
 """
 
-from thinkalike.errors import one_of
+from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
 
 DECLARED = (
@@ -19,14 +19,12 @@ TASKS = {
 }
 MEASURES = {
     "loss": "thinkalike.instruments.loss",
-    "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
     **{kind: f"thinkalike.instruments.layer_pairs.declared:{kind}" for kind in DECLARED},
     "r2": "thinkalike.instruments.r2",
     "distance": "thinkalike.instruments.distance",
     "diff": "thinkalike.instruments.diff.instrument",
     "trajectory": "thinkalike.instruments.trajectory.instrument",
-    "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "probes": "thinkalike.instruments.transfer.probes",
@@ -37,6 +35,10 @@ MEASURES = {
 }
 OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
 KINDS = OF_TASKS | MEASURES  # of results
+GONE = {  # measures of earlier versions, and what to run instead
+    "asymmetry": "run python train.py stitch.both=true, which reports both directions",
+    "transfer_maps": "run python train.py stitch=least_squares stitch.both=true, which fits the same maps",
+}
 PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
 
 
@@ -48,5 +50,12 @@ def measure_module(kind: str) -> str:
     """
     if is_plugin(kind):
         return f"{PLUGGED}:{kind}"
+    refuse_gone(kind)
     one_of("measure", kind, MEASURES)
     return MEASURES[kind]
+
+
+def refuse_gone(kind: str) -> None:
+    """Raise a ConfigError with what to run instead, if a measure was removed."""
+    if kind in GONE:
+        raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")

@@ -8,7 +8,7 @@ from typing import Any
 
 _NAMES = {
     "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
-    "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity", "transfer_maps"),
+    "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity"),
     "features": ("Contrast", "correlation", "levels", "profiles", "scatter", "subject_scores"),
     "stitching": ("directions", "distances", "groups_by_depth", "learning_curves", "penalties", "penalty_map"),
     "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),

@@ -1,4 +1,4 @@
-"""Figures of layer pairs: matrices of measures, the likeness of all layers of models, and closed-form maps."""
+"""Figures of layer pairs: matrices of measures, the likeness of all layers of models, and what a change did to one."""
 
 from __future__ import annotations
 
@@ -135,9 +135,6 @@ def _plane(axes: Any, points: pd.DataFrame) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-Columns = Mapping[str, str]  # of a table, by the sign of the map that they are of
-
-
 def shifts(table: pd.DataFrame, folder: Path) -> None:
     """Draw the relative distance of two models' states against the layer."""
     first = table.iloc[0]
@@ -165,45 +162,3 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
         right.set_xticks(places, [layer_name(layers["layer"][place]) for place in places], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
         save(figure, folder, "diff")
-
-
-def transfer_maps(table: pd.DataFrame, folder: Path, unexplained: Columns, penalties: Columns) -> None:
-    """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties.
-
-    Args:
-        unexplained: first of the two maps, then of their round trips.
-    """
-    cells = table.pivot(index="source_layer", columns="target_layer", values=next(iter(unexplained.values())))
-    if min(cells.shape) > 1 and cells.notna().all(axis=None):
-        _matrices(table, folder, dict(list(unexplained.items())[:2]))
-    else:
-        _lines(table, folder, {"unexplained variance": unexplained, "penalty [nats per token]": penalties})
-
-
-def _lines(table: pd.DataFrame, folder: Path, labels: Mapping[str, Columns]) -> None:
-    first = table.iloc[0]
-    with canvas(6.6, 2.9, 1, 2) as (figure, panels):
-        for axes, (label, columns) in zip(panels, labels.items(), strict=True):
-            for number, (name, column) in enumerate(columns.items()):
-                ends = f"{column}_low", f"{column}_high"
-                line(axes, table, column, ends, name, COLOURS[number], "o-" if number < 2 else "s--")
-            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            pairs = zip(table["source_layer"], table["target_layer"], strict=True)
-            axes.set_xticks(range(len(table)), [f"{l}" if l == m else f"{l}→{m}" for l, m in pairs])  # noqa: E741
-            axes.set(xlabel="layer", ylabel=label)
-            axes.legend(fontsize=7)
-        figure.suptitle(f"{first.source} → {first.target} by φ, and back by ψ", fontsize=9)
-        save(figure, folder, "transfer_maps")
-
-
-def _matrices(table: pd.DataFrame, folder: Path, maps: Columns) -> None:
-    first = table.iloc[0]
-    with canvas(7.2, 3.2, 1, 2) as (figure, panels):
-        for axes, (name, column) in zip(panels, maps.items(), strict=True):
-            cells = table.pivot(index="source_layer", columns="target_layer", values=column)
-            image = heatmap(axes, cells, Normalize(0, 1), "viridis_r")
-            if cells.size <= 36:
-                write_values(axes, cells.to_numpy(), image)
-            axes.set(xlabel=f"{first.target}, layer", ylabel=f"{first.source}, layer", title=name)
-        figure.colorbar(image, ax=panels, label="unexplained variance")
-        save(figure, folder, "transfer_maps")

@@ -298,29 +298,6 @@ def _tails(source: Shape, target: Shape, pairs: Pairs, tokens: float, row: int) 
     return tokens * (tails + 2 * len(pairs) * source.width * target.width)
 
 
-def transfer_maps(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-    """Return the fit of maps in both directions, and their report."""
-    measure: Any = config.measure
-    source, target = both_of(shapes)
-    pairs, row = pairs_of_layers(config.layers, source.layers, target.layers), row_of(config, shapes)
-    fit, report = float(config.data.fit_tokens or measure.fit_tokens), float(config.data.report_tokens or REPORTED)
-    passes = source.forward(1.0, row, full=True) + target.forward(1.0, row, full=True)
-    tails = _tails(source, target, pairs, report, row)
-    tails += _tails(target, source, [pair[::-1] for pair in pairs], report, row)
-    models, moments = (source.name, target.name), 2 * products(source.width, target.width, pairs)
-    return [
-        Phase("closed forms", fit * (passes + moments), dict.fromkeys(models, fit)),
-        Phase("report", report * 3 * passes + tails, dict.fromkeys(models, 2 * report)),
-    ]
-
-
-def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
-    """Return the bytes of statistics and maps in float64."""
-    source, target = both_of(shapes)
-    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
-    return 8.0 * products(source.width, target.width, pairs, maps=2)
-
-
 def of_maps(n: int | float, source: int, target: int) -> float:
     """Return 2 n (d² + d e + e²) for the products of the states of n tokens; solving for the maps takes far less."""
     return 2.0 * n * products(source, target, [(0, 0)])

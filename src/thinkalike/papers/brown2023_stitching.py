@@ -11,12 +11,14 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
+from thinkalike.errors import StoreError
 from thinkalike.evaluation.language import document_numbers
-from thinkalike.instruments.asymmetry import asymmetries, penalty_differences
-from thinkalike.measures.estimates import interval_around, student_t
+from thinkalike.measures.bootstrapping import bootstrap_interval
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.screen import number_of_documents
+from thinkalike.store import Result
 
 MINI_RECIPE = ("data.report_tokens=131072",)  # 12 jobs within half an hour
 FIRST, LAST = 10, 30  # steps whose losses are compared
@@ -72,6 +74,43 @@ def _parts(case: Case) -> list[Part]:
 def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
     parts = [case.results[each.label].table.assign(group=each.group) for each in directions]
     return pd.concat(parts, ignore_index=True)
+
+
+def _same_layers(result: Result) -> pd.DataFrame:
+    """Return the rows of a result's table, under their numbers, that stitch a layer of the source to the same one."""
+    return result.table[result.table["source_layer"] == result.table["target_layer"]]
+
+
+def penalty_differences(pairs: Sequence[tuple[Result, Result]], together: bool = True) -> tuple[Estimate, torch.Tensor]:
+    """Return the first penalty minus the second at every layer of each pair of results, and the tokens of documents.
+
+    Args:
+        pairs: stitches of models that share a tokenizer, reported on the same documents.
+        together: whether the intervals hold for all pairs and layers together.
+
+    Returns:
+        Nats per token, (p, l), and the counts, (documents,).
+
+    Raises:
+        StoreError: the results report on different documents.
+    """
+    first = pairs[0][0]
+    for each in (each for pair in pairs for each in pair):
+        if not np.array_equal(each.arrays["tokens"], first.arrays["tokens"]):
+            both = f"{first.folder} and {each.folder}"
+            raise StoreError(f"{both} report on different documents; force=true computes them anew")
+    counts, sides = torch.from_numpy(first.arrays["tokens"]).double(), []
+    for side in zip(*pairs, strict=True):
+        excess = [each.arrays["stitch"][_same_layers(each).index] - each.arrays["target"] for each in side]
+        sides.append(torch.from_numpy(np.stack(excess)))
+    return bootstrap_interval(sides[0] - sides[1], counts, together=together), counts
+
+
+def asymmetries(there: Result, back: Result) -> pd.DataFrame:
+    """Return the penalty of one direction minus that of the other at each layer, nats per token."""
+    table = _same_layers(there)[["source", "target", "source_layer"]].rename(columns={"source_layer": "layer"})
+    mean, low, high = penalty_differences([(there, back)], together=False)[0][0]
+    return table.assign(asymmetry=mean.numpy(), low=low.numpy(), high=high.numpy())
 
 
 def _figure1(case: Case) -> Conclusion:

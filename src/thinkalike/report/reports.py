@@ -21,8 +21,6 @@ ROWS = 60  # of a table that is no grid
 NAMES = {
     "rsa": "RSA",
     "mlem": "MLEM",
-    "asymmetry": "asymmetry of stitching",
-    "transfer_maps": "maps in both directions",
 }
 
 Report = dict[str, Any]

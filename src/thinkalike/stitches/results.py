@@ -43,8 +43,8 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
     path, prefix = result.folder / NAME, ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
     if not path.exists():
         raise StitchError(
-            f"{result.folder} keeps no stitches (a {result.kind}); python train.py stitch=linear, another kind that is "
-            "trained or a closed form keeps some, and so does python analyze.py measure=transfer_maps"
+            f"{result.folder} keeps no stitches (its kind is {result.kind}); python train.py keeps those of every "
+            "stitch= but identity"
         )
     with safe_open(path, framework="pt") as file:
         facts, names = json.loads(file.metadata()["stitch"]), list(file.keys())
