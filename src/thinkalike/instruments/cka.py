@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import AGAIN, Widths, of_grams
@@ -29,7 +29,6 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
@@ -49,7 +48,7 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
-    of_text: ClassVar[Mapping[str, Any]] = {**LayerPairs.of_text, "flatten": "token"}
+    for_stimuli: ClassVar[Mapping[str, Any]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
     def fewest(self, measure: Any) -> int:
         return 4  # the unbiased estimator divides by n - 3

@@ -117,7 +117,12 @@ class Accumulator(Metric):
 
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Take over the batches of a `state_dict`, whose lists stay as they are."""
-        copied = {name: [*each] if isinstance(each, list) else each for name, each in state_dict.items()}
+        copied = dict(state_dict)
+        for name in self.metric_state:  # of several processes each is one tensor
+            state = state_dict[name]
+            copied[name] = (
+                [*state] if isinstance(state, list) else [state] if name == "documents" else [*state.split(1)]
+            )
         return super().load_state_dict(copied, strict, assign)
 
     def next_number(self, number: int | None) -> int:

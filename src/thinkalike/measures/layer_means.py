@@ -22,8 +22,8 @@ class Batch(NamedTuple):
     """The states of several models for the same tokens; see `LayerMeans.update`."""
 
     states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None
-    number: int
+    mask: Shaped[Tensor, " ..."] | None = None
+    number: int = 0
     groups: Int[Tensor, " ..."] | None = None
     documents: Int[Tensor, " ..."] | None = None
 
@@ -219,7 +219,7 @@ class LayerMeans(Accumulator):
 
     def _has_null(self, number: int) -> bool:
         """Return whether a batch is to have a null: no batch before it has one."""
-        return self.permutations > 0 and all(number < int(moved[0]) for moved in self.moved)
+        return self.permutations > 0 and all(number < int(moved[0, 0]) for moved in self.moved)
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""

@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
 from torchmetrics import Metric
 
 from thinkalike.measures.accumulators import LayerPairEstimate
@@ -22,8 +21,8 @@ class ModelDistance(Estimate):
         clipped: CKA values outside [-1, 1], which only rounding can give.
     """
 
-    def __init__(self, value: Tensor, low: Tensor, high: Tensor, clipped: int):
-        super().__init__(value, low, high)
+    def __init__(self, distance: Estimate, clipped: int):
+        super().__init__(*distance)
         self.clipped = clipped
 
 
@@ -67,7 +66,7 @@ class CKAResult(LayerPairEstimate):
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
         distance = self._interval(arc_length(layers), arc_length(without))
-        return ModelDistance(*distance, int((layers.abs() > 1).sum()))
+        return ModelDistance(distance, int((layers.abs() > 1).sum()))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
         return jackknife(value, without, value if self.is_unbiased else None)
@@ -119,7 +118,7 @@ class CKA(LayerMeans):
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
         check_choices(aggregate=aggregate, given=given, **options)
-        measure, after = cka_measure(**options), aggregate == "mean_of_ratios"
+        measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
         if given == "token" and not measure.given:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
         super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)

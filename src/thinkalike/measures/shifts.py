@@ -18,7 +18,7 @@ from thinkalike.measures.rows import labels_of_rows, rows_of
 class ShiftEstimate(LayerPairEstimate):
     """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
 
-    def __init__(self, *, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
+    def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
         super().__init__(**estimates)
         self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target  # (l, l) each
 
@@ -72,6 +72,9 @@ class LayerShifts(Accumulator):
         sums, documents = found["sums"].sum(0), found["documents"]
         means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
         distance = Estimate(*map(_on_diagonal, jackknife(means[0], rest[:, 0])))
-        further = dict(zip(("cosine", "norm_source", "norm_target"), map(_on_diagonal, means[1:]), strict=True))
-        counts = {"batches": len(found["sums"]), "documents": len(documents.unique())}
-        return ShiftEstimate(across=distance, **counts, **further)
+        return ShiftEstimate(
+            *map(_on_diagonal, means[1:]),
+            across=distance,
+            batches=len(found["sums"]),
+            documents=len(documents.unique()),
+        )

@@ -7,13 +7,14 @@ beside those, every row becomes lines of "column: cell".
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import shutil
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
 WORD = re.compile(r"(?:\[\S+, \S+\]\S*|\S+(?: = \S+| [%→←](?!\S))?) *")
 LONG = 40  # columns of a word that may continue on the next line after a comma, an equals sign or a folder of a path
 BESIDE, EDGE = 3, 1  # columns of the screen for the frame: of each column, and of the table
+
+
+def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
+    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
+    return f"{value:{spec}}" if math.isnan(low) or math.isnan(high) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def screen_width() -> int:

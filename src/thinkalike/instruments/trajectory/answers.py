@@ -37,11 +37,10 @@ from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.metric import CKA, CKAResult
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.rows import RowGroups, massive
 from thinkalike.measures.trajectories import Curve, balanced, band, curve_of, held_out_right, permuted_labels
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.batches import massive
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
 from thinkalike.tokenizers import tokenizer_fingerprint
 
