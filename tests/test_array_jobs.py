@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures.estimates import numbered_by_part, stimulus_folds
 from thinkalike.measures.metric import CKA
+from thinkalike.states import stimuli as states_of_stimuli
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS
@@ -63,19 +63,19 @@ def across(result, source, target, column="value"):
 def test_values_with_massive_stimuli_stand_beside_those_without(
     measured, states, stimuli, checkpoints, tmp_path, monkeypatch
 ):
-    whole = gathering.stimulus_states_of
+    whole = states_of_stimuli.stimulus_states_of
 
     def planted(config, stimuli, embed):
         long = torch.tensor([50.0 if start == 0 else 1.0 for start, _ in stimuli.span])[:, None]
         recorded, model = whole(config, stimuli, embed)
         return [recorded, model._replace(states=[long * layer for layer in model.states])]
 
-    monkeypatch.setattr(gathering, "stimulus_states_of", planted)
+    monkeypatch.setattr(states_of_stimuli, "stimulus_states_of", planted)
     pair = [f"activations={write(tmp_path / 'copy.npz', rotated(states), stimuli.ids)}", "model@target=local"]
     pair.append(f"target.path={checkpoints['gpt2']}")
     done = measured(*pair)
     assert f"{SENTENCES} of {COUNT} stimuli (25 %) are left out" in done.stderr
-    every = measured(*pair, "measure.skip_first_tokens=0", store="every").result
+    every = measured(*pair, "measure.massive=keep", store="every").result
     with_massive = across(done.result, "copy", "gpt2", "with_massive")
     np.testing.assert_allclose(with_massive, across(every, "copy", "gpt2"), atol=1e-6)
     assert (with_massive - across(done.result, "copy", "gpt2")).max() < -0.3

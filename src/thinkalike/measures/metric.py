@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
+from torch import Tensor
 from torchmetrics import Metric
 
 from thinkalike.measures.accumulators import LayerPairEstimate
