@@ -16,9 +16,9 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
+from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states import batches as module
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
 
@@ -182,7 +182,7 @@ def test_words_that_are_left_out_have_their_own_names(config, models, monkeypatc
         sizes = torch.tensor([[50.0 if word == LETTER else 1.0] for word in words])
         return [sizes * torch.randn(len(words), 8, generator=chance) for _ in at]
 
-    monkeypatch.setattr(module, "word_states", states)
+    monkeypatch.setattr("thinkalike.states.batches.word_states", states)
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)
     monkeypatch.setattr("thinkalike.config.schema.POOL_BATCHES", 1)
     with caplog.at_level("WARNING"):
@@ -217,7 +217,7 @@ def test_given_the_position_too_what_it_decides_counts_for_nothing(config, model
 
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
-    monkeypatch.setattr(module, "FEWEST", 10**4)
+    monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
 

@@ -102,7 +102,7 @@ def test_any_process_can_keep_what_one_would_have(name, size):
         for number in range(shared.rank, 7, shared.size):
             metric.update(states[number][:2], states[number][2:], None, number, **groups)
         own = len(metric.numbers)
-        everyone = {"dist_sync_fn": lambda state, _: without_empty(shared.everyone(state))}
+        everyone = {"dist_sync_fn": lambda state, group: without_empty(shared.everyone(state))}
         with metric.sync_context(**everyone, distributed_available=lambda: True):
             resumed.load_state_dict(metric.state_dict())
         assert len(metric.numbers) == own, "each goes on with its own"
