@@ -23,7 +23,8 @@ import torch
 from dependence import LENGTHS, Records, scattered
 from torch import Tensor
 
-from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
+from thinkalike.config import MeasureConfig
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.contract import Blocks, Pair, each_pair
 
@@ -59,7 +60,7 @@ def held_out_r2(x: Halves, y: Halves) -> Tensor:
     return 1 - left.square().sum() / y.judged.square().sum()
 
 
-OWN = {kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
+OWN = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
 MEASURES = {
     "cka": cka_measure(),
     **OWN,

@@ -21,13 +21,13 @@ import torch
 from scipy.stats import norm
 from torch import Tensor
 
-from thinkalike.atlas.tables import over_models as of_atlas
+from thinkalike.contrib.atlas.tables import over_models as of_atlas
+from thinkalike.contrib.populations.measures import grouped
 from thinkalike.measures import (
     Estimate,
     bootstrap_interval,
     documents_and_seeds_interval,
     effective_number,
-    grouped,
     student_t,
 )
 

@@ -16,7 +16,12 @@ from measuring import options_of
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.evaluation.classifiers import IdentityStitches, class_losses, identity_stitches, predicted_classes
+from thinkalike.contrib.populations.class_losses import (
+    IdentityStitches,
+    class_losses,
+    identity_stitches,
+    predicted_classes,
+)
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import train_tokenizer

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
+from thinkalike.config import MeasureConfig
 from thinkalike.evaluation.foreseen import AHEAD, Foreseen
-from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.accumulators import Accumulator
 from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening
@@ -32,7 +33,7 @@ from thinkalike.measures.prediction import LayerPredictions
 DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
-    **{kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
+    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
     **dict.fromkeys(("r2", "future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),

@@ -20,7 +20,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
+from thinkalike.config import MeasureConfig
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import cka_measure
 
 LAYERS, N, D, VOCABULARY, PEAK = 13, 1024, 768, 50257, 2048
@@ -68,7 +69,7 @@ def floors(peak: float, copied: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own = {kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
+    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
     measures = {"cka": cka_measure(), **own}
     parser.add_argument("--measures", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--turns", type=int, default=2)

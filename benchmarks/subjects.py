@@ -15,7 +15,8 @@ import torch
 from measuring import options_of
 from torch import Tensor
 
-from thinkalike.measures import COMPARATORS, compare, distance_vectors, draw, model_scores
+from thinkalike.contrib.subjects.measures import draw, model_scores
+from thinkalike.measures import COMPARATORS, compare, distance_vectors
 
 try:
     from rsatoolbox.inference import eval_dual_bootstrap

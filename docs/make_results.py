@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from thinkalike.config import options
-from thinkalike.papers.claims import VERDICTS
+from thinkalike.contrib.papers.claims import VERDICTS
 from thinkalike.store import Result, finished
 
 SETTINGS = {  # an experiment may be run with several values of these; the value that needs no override

@@ -5,8 +5,8 @@ import torch
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.data.pairs import HANS, MNLI, Pairs
-from thinkalike.data.templates import nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.templates import nli_training
 from thinkalike.measures import CKA
 
 THREE = ["contradiction", "entailment", "neutral"]

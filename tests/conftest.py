@@ -46,16 +46,6 @@ import tiny  # noqa: E402
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-def _save_empty(self, path, **options):
-    """Leave the file of a figure empty: most tests look whether it is there, and drawing takes longer than their job.
-
-    A figure is made all the same; tests that look at what it shows are marked `drawn`.
-    """
-    Path(path).write_bytes(b"")
-
-
-matplotlib.figure.Figure.savefig = _save_empty
-matplotlib.figure.Figure.draw_without_rendering = lambda self: None
 ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
 Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
 omegaconf.base.parse = cache(omegaconf.base.parse)  # of interpolations, whose trees nobody changes
@@ -73,58 +63,12 @@ def _composed(door: str, overrides: tuple[str, ...]):
     return compose_job(door, list(overrides))
 
 
-# the slow tests that continuous integration runs: those that need under ten minutes together
-IN_CI = {
-    "test_the_reference_is_as_its_script_makes_it",
-    "test_two_processes_see_the_same_as_one",
-    "test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch",
-    "test_help_and_a_misspelt_word_need_no_torch",
-    "test_a_court_goes_on_source_by_source",
-    "test_a_result_draws_the_figures_of_its_kind",
-    "test_sources_that_are_alike_and_those_that_are_not_are_told_apart",
-    "test_models_of_different_tokenizers_are_compared_by_words",
-    "test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing",
-    "test_a_recording_alone_is_compared_with_itself_and_known_by_its_content",
-    "test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned",
-    "test_every_table_says_what_the_states_share_and_a_verdict",
-    "test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder",
-    "test_a_page_of_200_results_takes_less_than_ten_seconds",
-    "test_a_killed_job_goes_on_to_the_same_values",
-    "test_a_full_disk_is_one_line_and_the_state_is_kept",
-    "test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes",
-    "test_sets_of_the_hub_are_streamed",
-    "test_table_1_at_paper_scale_against_a_hub",
-    "test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails",
-    "test_wandb_without_a_key_keeps_everything_offline",
-    "test_an_analysis_is_a_run_of_wandb",
-    "test_doors_work_from_another_folder",
-    "test_models_that_are_given_take_the_place_of_the_experiments_own",
-    "test_jobs_report_penalties_in_bits_per_byte",
-    "test_training_leaves_a_state_at_its_step_and_goes_on_from_it",
-    "test_a_job_imports_what_it_needs_and_no_more",
-    "test_a_killed_run_goes_on_to_the_same_table",
-    "test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose",
-    "test_an_experiment_composes_its_jobs_at_both_scales",
-    "test_models_share_a_job_and_keep_their_numbers",
-    "test_a_job_leaves_the_importance_of_features_in_the_states_of_words",
-    "test_an_offline_run_has_configuration_summary_tables_image_and_artifact",
-    "test_a_run_that_the_server_refuses_goes_on_offline",
-    "test_every_kind_of_stitch_is_reported_beside_its_controls",
-    "test_a_start_from_a_closed_form_is_where_training_begins",
-    "test_two_sides_are_compared_by_any_comparator",
-    "test_every_option_of_every_group_composes",
-    "test_blocks_share_compiled_graphs_whatever_their_number",
-    "test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction",
-    "test_a_model_whose_tokens_have_other_numbers_is_itself",
-}
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Mark these slow tests `ci_slow`."""
-    for item in items:
-        if item.get_closest_marker("slow") and item.originalname in IN_CI:
-            item.add_marker("ci_slow")
+def pytest_runtest_setup(item):
+    """Make figures in every test, but draw and save them only where the test is marked `drawn`: it takes a second."""
+    for name, method in DRAWN.items():
+        is_drawn = item.get_closest_marker("drawn")
+        setattr(matplotlib.figure.Figure, name, method if is_drawn else lambda *_, **__: None)
 
 
 def pytest_addoption(parser):
@@ -141,13 +85,6 @@ def _same_start():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture(autouse=True)
-def _drawn(request, monkeypatch):
-    if request.node.get_closest_marker("drawn"):
-        for name, method in DRAWN.items():
-            monkeypatch.setattr(matplotlib.figure.Figure, name, method)
 
 
 @pytest.fixture

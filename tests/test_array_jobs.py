@@ -82,6 +82,7 @@ def test_values_with_massive_stimuli_stand_beside_those_without(
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing(
     measured, states, stimuli, checkpoints, tmp_path
 ):
@@ -147,6 +148,7 @@ def cka_by_hand(first, second, parts):
     return [[hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()]
 
 
+@pytest.mark.drawn
 def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
     first, second, activations = two
     result = measured(activations).result
@@ -177,6 +179,7 @@ def test_more_stimuli_than_a_batch_can_hold_are_drawn_one_by_one_into_batches(me
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
     layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}
     path = write(tmp_path / "x.npz", layers, stimuli.ids)

@@ -345,6 +345,7 @@ def process(rank, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_two_processes_see_the_same_as_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
     expected = numbers_of(gathered(batches(5), permutations=1).compute())

@@ -28,9 +28,9 @@ from thinkalike.config import compose as composing
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.entry_points import one_line_errors
 from thinkalike.config.roots import chosen_scale
+from thinkalike.contrib.papers import experiment_named
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest
 from thinkalike.instruments import instrument_of
-from thinkalike.papers import experiment_named
 
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
@@ -61,7 +61,10 @@ ANALYZE = [(words, "analyze") for words in several_at_once("measure", "stimuli",
 
 @pytest.mark.parametrize(
     ("words", "door"),
-    [pytest.param(words, door, marks=[pytest.mark.slow] if of_the_hub(words[0]) else []) for words, door in TRAIN]
+    [
+        pytest.param(words, door, marks=[pytest.mark.slow, pytest.mark.ci_slow] if of_the_hub(words[0]) else [])
+        for words, door in TRAIN
+    ]
     + ANALYZE,
 )
 def test_every_option_of_every_group_composes(words, door):

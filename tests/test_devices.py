@@ -12,7 +12,7 @@ import torch
 import tiny
 from classifiers import THREE, loaded, relabelled, write_base, write_sibling
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.data.templates import nli_training
+from thinkalike.contrib.populations.templates import nli_training
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import Run, fit

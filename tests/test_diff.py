@@ -180,6 +180,7 @@ def words(forks, text_files, tmp_path):
     return make
 
 
+@pytest.mark.drawn
 def test_a_job_names_the_part_that_changed_on_one_screen(door, words):
     run = door("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
     result = run.result

@@ -25,6 +25,7 @@ def penalty_of():
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, penalty_of):
     result = door("train.py", *small_stitching, *MORE).result
     table, arrays = result.table, result.arrays
@@ -73,6 +74,7 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, 
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching, monkeypatch):
     small_stitching += ["layers=[[0,0],[2,2]]"]
     little = door("train.py", *small_stitching, "seed=1")

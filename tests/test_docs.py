@@ -151,6 +151,7 @@ def test_examples_in_python_are_python_and_import_what_is_there():
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_the_reference_is_as_its_script_makes_it():
     made = script("make_reference")
     for name, page in made.PAGES.items():

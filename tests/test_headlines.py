@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from thinkalike.config import MEASURES, TASKS
+from thinkalike.contrib.papers import experiment_named
 from thinkalike.instruments import instrument
 from thinkalike.measures import bootstrap_interval, fold_interval
-from thinkalike.papers import experiment_named
 from thinkalike.store import Headline, Result, first_scalar
 
 

@@ -77,6 +77,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_sets_of_the_hub_are_streamed(door, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]

@@ -8,8 +8,8 @@ import torch
 import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
+from thinkalike.contrib.populations.class_losses import class_losses, identity_stitches
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.classifiers import class_losses, identity_stitches
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.load import load_model
 

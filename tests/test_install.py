@@ -22,6 +22,7 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.timeout(900)
 def test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder(tmp_path):
     """Dependencies come from this environment; the package comes from the wheel alone."""
@@ -64,6 +65,7 @@ print("there:", *[name for name in {heavy} if name in sys.modules])
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
     heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "sklearn", "wandb", "torch"]
     code = JOB.format(heavy=heavy)
@@ -72,6 +74,7 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("words", [["--help"], ["measure=cke"], ["modle=gpt2"]])
 def test_help_and_a_misspelt_word_need_no_torch(tmp_path, words):
     code = f"import atexit, sys; sys.argv = ['analyze.py', *{words}]; from thinkalike.cli import analyze; "

@@ -84,6 +84,7 @@ def interrupted(door, number, *command, until):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("number", STATUS)
 def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_stitching, tmp_path, number):
     words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
@@ -99,6 +100,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]

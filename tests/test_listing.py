@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,8 +18,7 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.config import Made
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.listing import search, selected, show_sweep
-from thinkalike.listing.found import Query
+from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.store import Headline, Job
 from thinkalike.store.result import seal
 
@@ -105,7 +104,7 @@ def test_in_python_it_is_a_table(store):
     table = thinkalike.results(store).set_index("key")
     assert table.index.tolist() == ["cc", "aa", "bb"]
     assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
-    assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+    assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=UTC)
     assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
     assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
     with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 
 from conftest import composed
 from thinkalike.config import DataConfig
+from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments import run_job
-from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS
 from thinkalike.models.tokenizers import check_alignable, same_vocabulary

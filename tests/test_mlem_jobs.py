@@ -15,6 +15,11 @@ import tiny
 from conftest import composed, results_in
 from thinkalike import figures
 from thinkalike.config import ModelConfig
+from thinkalike.contrib.papers import salle2024_layers as layers
+from thinkalike.contrib.papers import salle2024_profiles
+from thinkalike.contrib.papers import salle2024_profiles as profiles
+from thinkalike.contrib.papers.claims import over_models
+from thinkalike.contrib.papers.experiment import Case, Model
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
@@ -24,11 +29,6 @@ from thinkalike.instruments.mlem import FeatureProfiles, level_planes
 from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
-from thinkalike.papers import salle2024_layers as layers
-from thinkalike.papers import salle2024_profiles
-from thinkalike.papers import salle2024_profiles as profiles
-from thinkalike.papers.claims import over_models
-from thinkalike.papers.experiment import Case, Model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive
 from thinkalike.store import Job
 
@@ -69,7 +69,11 @@ def blocks(model):
     return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
-@pytest.mark.parametrize("family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "mamba"))])
+SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
+
+
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
+@pytest.mark.drawn
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
     command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.massive=keep"]
@@ -129,6 +133,7 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, ta
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
     tables = [door("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
@@ -229,6 +234,7 @@ def test_the_content_of_a_table_is_in_the_key(table):
     assert {name for name in before if before[name] != after[name]} == {"stimuli"}
 
 
+@pytest.mark.drawn
 def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]

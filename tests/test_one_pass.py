@@ -62,6 +62,7 @@ MEASURES = {
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     name, door, words, chosen, minis, forwards, tmp_path
@@ -263,7 +264,7 @@ def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, c
 
 
 def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together(monkeypatch, caplog):
-    from thinkalike.papers import experiment
+    from thinkalike.contrib.papers import experiment
 
     asked = []
 

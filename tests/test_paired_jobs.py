@@ -192,6 +192,7 @@ def interrupted(door, *command):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_jobs_report_penalties_in_bits_per_byte(door, words, tmp_path):
     resumed = interrupted(door, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
     assert "resuming from" in resumed.stderr
@@ -212,6 +213,7 @@ def test_jobs_report_penalties_in_bits_per_byte(door, words, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
     more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")
     result = door("train.py", *words("relabelled", "plain", *more)).result

@@ -6,7 +6,7 @@ import json
 import socket
 import sys
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -58,10 +58,10 @@ def test_the_phases_of_an_interrupted_job_add_up(tmp_path, monkeypatch):
 
 def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["some script.py", "a=b c"])
-    before = datetime.now(timezone.utc)
+    before = datetime.now(UTC)
     record = perform(Toy(), config(tmp_path)).provenance
     made = datetime.fromisoformat(record["date"])
-    assert before - timedelta(seconds=1) <= made <= datetime.now(timezone.utc)
+    assert before - timedelta(seconds=1) <= made <= datetime.now(UTC)
     assert made.utcoffset() == timedelta(0)
     assert record["host"] == socket.gethostname()
     assert list(record["phases"]) == ["computing", "drawing"]

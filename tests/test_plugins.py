@@ -111,6 +111,7 @@ WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
         ["measure={here}/my_powers.py:powers", "measure.power=3"],
     ],
 )
+@pytest.mark.drawn
 def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching, more):
     words = [word for word in small_stitching if not word.startswith("stitch.")]
     more = [word.replace("{here}", str(files)) for word in more]

@@ -248,6 +248,7 @@ def test_a_selection_without_results_is_refused(words, store, tmp_path, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 def test_a_page_of_200_results_takes_less_than_ten_seconds(tmp_path, monkeypatch, capsys):
     for number in range(200):
         models = (f"model-{number % 14}", f"model-{number // 14}")

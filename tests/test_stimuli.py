@@ -39,7 +39,7 @@ from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 
-TABLE_S1 = pd.read_csv(resources.files("thinkalike.papers") / "table_s1.csv", dtype=str, keep_default_na=False)
+TABLE_S1 = pd.read_csv(resources.files("thinkalike.contrib.papers") / "table_s1.csv", dtype=str, keep_default_na=False)
 SENTENCES = [rows.drop(columns="sentence").to_numpy().tolist() for _, rows in TABLE_S1.groupby("sentence")]
 COLUMNS = list(TABLE_S1.columns[2:])
 

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny
 from conftest import break_off, composed
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import masked_losses, next_token_losses
 from thinkalike.evaluation.maps import state_moments
@@ -29,7 +30,6 @@ from thinkalike.models.minis import build_mini
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
-from thinkalike.training.models import MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, loggers_of
 from thinkalike.training.steps import StepBatches, cosine, rate
 from thinkalike.training.stitching import StitchTraining
@@ -437,6 +437,7 @@ def test_hidden_tokens_are_15_percent_and_never_special(tokenizer):
 
 
 @pytest.mark.slow
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
 def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
     """One without gradients, one with, and one for any number of rows, which grows where stitches join."""

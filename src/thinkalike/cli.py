@@ -79,10 +79,6 @@ def analyze(config: AnalyzeConfig) -> list[Path]:
     with at_work():
         from thinkalike.instruments import asked_for, run_jobs
 
-        if config.experiment and config.models is None:
-            from thinkalike.papers import reproduce
-
-            return [reproduce(config).folder]
         if config.budget:
             from thinkalike.instruments.layer_pairs.budget import within_budget
 

@@ -14,7 +14,6 @@ from thinkalike.memory import GAPS, readable
 from thinkalike.models.labels import told_apart
 from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
-from thinkalike.papers import experiment_named
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
@@ -124,7 +123,8 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
 def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
-        asked = experiment_named(config.experiment).jobs(config)[1]
+        experiment: Any = instrument_of(config)
+        asked = experiment.jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
@@ -175,10 +175,10 @@ def show(plan: Forecast, speed: float | None = None) -> None:
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-        heads = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
-        columns = [number_column(name, cells) for name, cells in zip(heads, counts, strict=True)]
-        show_table(Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2))
+        cells = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        words = [text_column(name, next(cells)) for name in ("job", "phase", "tokens read")]
+        numbers = [number_column(name, next(cells)) for name in ("FLOPs", f"hours on one 80 GB {GPUS[0]}")]
+        show_table(Table("jobs", [*words, *numbers], keys=2))
     for line in summary(plan, speed):
         show_text(line)
 

@@ -197,7 +197,7 @@ def import_everything() -> None:
     for module in (
         *(name.partition(":")[0] for name in MEASURES.values()),
         *TASKS.values(),
-        "thinkalike.papers",
+        "thinkalike.contrib.papers",
         "train",
         "analyze",
         "transformer_lens",

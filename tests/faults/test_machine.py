@@ -49,6 +49,7 @@ def test_a_file_that_may_not_be_so_large_is_one_line_and_the_job_can_be_done_lat
     assert len(results_in(tmp_path / "results")) == 1
 
 
+@pytest.mark.ci_slow
 def test_a_full_disk_is_one_line_and_the_state_is_kept(small_stitching, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()

@@ -1,40 +1,45 @@
-"""The one list of instruments: what `task=` and `measure=` can be, and the module that holds each.
+"""The instruments: what `task=`, `measure=` and `experiment=` can be, found by entry points of installed packages.
 
-Several that are declared in one module are written as module:kind. They are strings because configuration stands below
-what it configures; a module is imported when it is needed.
+    [project.entry-points."thinkalike.instruments"]
+    "measure.mine" = "my_package.mine:Mine"
+
+The group has `task.NAME` and `measure.NAME`, each a subclass of `thinkalike.job.Instrument`; `subjects.NAME`, the form
+that a measure takes for several subjects; and `experiment`, a function of the name of an experiment. A module is
+imported when it is needed.
 """
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
 
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
 
-DECLARED = (
-    *("mutual_knn", "procrustes", "svcca", "soft_matching", "distance_correlation"),
-    *("token_rsa", "jaccard", "second_order_cosine", "jsd", "disagreement"),
-)
-TASKS = {
-    "stitch": "thinkalike.instruments.stitching.instrument",
-    "pretrain": "thinkalike.instruments.pretraining",
-    "nli": "thinkalike.instruments.finetuning",
-    "sae": "thinkalike.instruments.sae.instrument",
-}
-MEASURES = {
-    "loss": "thinkalike.instruments.loss",
-    "cka": "thinkalike.instruments.cka",
-    **{kind: f"thinkalike.instruments.layer_pairs.declared:{kind}" for kind in DECLARED},
-    "r2": "thinkalike.instruments.r2",
-    "distance": "thinkalike.instruments.distance",
-    "diff": "thinkalike.instruments.diff.instrument",
-    "trajectory": "thinkalike.instruments.trajectory.instrument",
-    "mlem": "thinkalike.instruments.mlem",
-    "rsa": "thinkalike.instruments.rsa",
-    "probes": "thinkalike.instruments.transfer.probes",
-    "steering": "thinkalike.instruments.transfer.steering",
-    "population": "thinkalike.instruments.population",
-    "court": "thinkalike.court.job",
-    "atlas": "thinkalike.atlas.job",
-}
-OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
-KINDS = OF_TASKS | MEASURES  # of results
+GROUP = "thinkalike.instruments"
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
+
+
+def _declared() -> dict[str, str]:
+    """Return module:name of each entry point; a checkout's own list counts, whether it is installed or not."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    if PROJECT.is_file():
+        own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
+        found |= own.get("entry-points", {}).get(GROUP, {})
+    return found
+
+
+def _named(part: str) -> dict[str, str]:
+    return {name.removeprefix(part): value for name, value in sorted(POINTS.items()) if name.startswith(part)}
+
+
+POINTS = _declared()
+TASKS, MEASURES, SUBJECTS = _named("task."), _named("measure."), _named("subjects.")
+EXPERIMENTS = POINTS.get("experiment")
 GONE = {  # measures of earlier versions, and what to run instead
     "asymmetry": "run python train.py stitch.both=true, which reports both directions",
     "transfer_maps": "run python train.py stitch=least_squares stitch.both=true, which fits the same maps",
@@ -42,8 +47,15 @@ GONE = {  # measures of earlier versions, and what to run instead
 PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
 
 
+@cache
+def loaded(value: str) -> Any:
+    """Return the object that module:name names."""
+    module, _, name = value.partition(":")
+    return getattr(import_module(module), name)
+
+
 def measure_module(kind: str) -> str:
-    """Return the module of a kind of measure, which may be FILE.py:NAME.
+    """Return the module:name of a kind of measure, which may be FILE.py:NAME.
 
     Raises:
         ConfigError: there is no such measure.

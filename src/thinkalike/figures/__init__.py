@@ -9,11 +9,8 @@ from typing import Any
 _NAMES = {
     "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
     "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity"),
-    "features": ("Contrast", "correlation", "levels", "profiles", "scatter", "subject_scores"),
-    "stitching": ("directions", "distances", "groups_by_depth", "learning_curves", "penalties", "penalty_map"),
-    "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
-    "trajectories": ("settling", "trajectory"),
-    "overview": ("agreement", "court", "doses", "ranks"),
+    "features": ("levels", "profiles"),
+    "stitching": ("directions", "penalties", "penalty_map"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

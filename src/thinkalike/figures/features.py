@@ -1,15 +1,14 @@
-"""Figures of feature profiles, of features and their levels, and of scores against noise ceilings."""
+"""Figures of feature profiles, and of features and their levels."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save, write_values
+from thinkalike.figures.style import canvas, colour_of, layer_name, save
 
 MARKS = "osD^vP*X"
 
@@ -35,14 +34,14 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
             for number, feature in enumerate(features):
                 part = inside[inside["feature"] == feature]
                 style = {"color": colour_of(number), "marker": MARKS[number % len(MARKS)]}
-                _band(upper, part, "importance", feature, **style)
+                band(upper, part, "importance", feature, **style)
             held_out = scores[scores["model"] == model]
-            _band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
+            band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
             if "reference" in held_out:
                 style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
                 lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            _name_layers(lower, list(held_out["layer"]))
+            name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")
             upper.set_title(model)
         for row in range(rows):
@@ -53,94 +52,17 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
         save(figure, folder, "profiles")
 
 
-def _band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+    """Draw a column against the rows, with the band from `low` to `high`."""
     places = range(len(rows))
     axes.plot(places, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
     axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
-def _name_layers(axes: Any, layers: list[Any]) -> None:
+def name_layers(axes: Any, layers: list[Any]) -> None:
+    """Name at most about eight of the layers below the axis."""
     places = range(0, len(layers), max(1, round(len(layers) / 8)))
     axes.set_xticks(places, [layer_name(layers[place]) for place in places])
-
-
-def correlation(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the correlations of all features with all: a table with named rows and columns."""
-    side = 0.55 * len(table) + 1.2
-    with canvas(side + 0.8, side) as (figure, axes):
-        image = axes.imshow(table.to_numpy(), cmap="RdBu_r", norm=Normalize(-1, 1))
-        write_values(axes, table.to_numpy(), image)
-        axes.set_xticks(range(len(table)), table.columns, rotation=45, ha="right")
-        axes.set_yticks(range(len(table)), table.columns)
-        axes.spines[:].set_visible(False)
-        figure.colorbar(image, ax=axes, label="correlation of differences over pairs", shrink=0.8)
-        save(figure, folder, "correlation")
-
-
-class Contrast(NamedTuple):
-    """Two layers side by side."""
-
-    title: str
-    names: tuple[str, str]
-    importance: pd.DataFrame  # feature, x, y: importance in either layer
-    words: tuple[pd.DataFrame, pd.DataFrame]  # x, y, level, stress: the words of either layer in a plane
-    feature: str  # that colours them
-
-
-def scatter(contrasts: list[Contrast], folder: Path) -> None:
-    """Draw for each contrast the importance of all features in one layer against the other, and the words of both."""
-    with canvas(9.6, 3.2 * len(contrasts), len(contrasts), 3, squeeze=False) as (figure, panels):
-        for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
-            for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
-                _words(axes, words, f"{name}, by {contrast.feature}")
-            left.legend(fontsize=6, markerscale=2)
-            _against(middle, contrast)
-        save(figure, folder, "contrasts")
-
-
-def _against(axes: Any, contrast: Contrast) -> None:
-    table = contrast.importance
-    axes.scatter(table["x"], table["y"], color=[colour_of(number) for number in range(len(table))], s=18, zorder=3)
-    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].to_numpy().max()]
-    for row in telling.itertuples():  # the others lie on each other at 0
-        axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
-    low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
-    ends = [min(low.min(), 0), 1.1 * high.max()]
-    axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
-    first, second = contrast.names
-    axes.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
-
-
-def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
-    for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
-        axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
-    axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set(xticks=[], yticks=[])
-
-
-def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str) -> None:
-    """Draw the mean score of each layer of each model with its interval, a panel per recorded layer, and the ceiling.
-
-    Args:
-        table: recorded, model, layer, value, low, high.
-        ceilings: recorded, lower, upper; a grey band from one to the other.
-    """
-    recorded = list(ceilings["recorded"])
-    shape: dict[str, Any] = {"squeeze": False, "sharey": True}
-    with canvas(3.4 * len(recorded) + 1.2, 3.4, 1, len(recorded), **shape) as (figure, panels):
-        for axes, name in zip(panels[0], recorded, strict=True):
-            ends = ceilings[ceilings["recorded"] == name].iloc[0]
-            axes.axhspan(ends["lower"], ends["upper"], color="0.85", label="noise ceiling", zorder=0)
-            inside = table[table["recorded"] == name]
-            for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
-                _band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
-                _name_layers(axes, list(rows["layer"]))
-            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set(title=str(name), xlabel="layer")
-        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-        save(figure, folder, "subjects")
 
 
 ACROSS = 8  # layers of a model that are drawn

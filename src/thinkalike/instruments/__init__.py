@@ -8,27 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, is_dataclass
-from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import KINDS, PLUGGED, PROCESSES, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
+from thinkalike.config import (
+    EXPERIMENTS,
+    MEASURES,
+    PLUGGED,
+    PROCESSES,
+    SUBJECTS,
+    TASKS,
+    AnalyzeConfig,
+    TrainConfig,
+    jobs_of,
+    loaded,
+    measure_module,
+)
 from thinkalike.errors import ConfigError, ResultError, nearest
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
 
 
-def instrument(module: str) -> Instrument:
-    """Return the instrument that a module holds, or the one of a kind that is declared in it: module:kind."""
-    name, _, kind = module.partition(":")
-    return import_module(name).instrument_of(kind) if name == PLUGGED else _own(module)  # type: ignore[no-any-return]
+def instrument(value: str) -> Instrument:
+    """Return the instrument module:name, or that of a user's measure."""
+    module, _, name = value.partition(":")
+    return import_module(module).instrument_of(name) if module == PLUGGED else loaded(value)()  # type: ignore[no-any-return]
 
 
-@cache
-def _own(module: str) -> Instrument:
-    import_module(module.partition(":")[0])
-    return Instrument.known[module]()
+def drawn_by(result: Result) -> Instrument:
+    """Return the instrument whose result this is.
+
+    Raises:
+        ResultError: no instrument of this installation makes such results alone.
+    """
+    measures = SUBJECTS if "subjects" in result.provenance else MEASURES
+    if result.kind in measures:
+        return instrument(measures[result.kind])
+    tasks = {own.kind: own for own in map(instrument, TASKS.values())}
+    if result.kind not in tasks:
+        raise ResultError(
+            f"{result.kind} is drawn from several results; its figures are in {result.folder / 'figures'}"
+        )
+    return tasks[result.kind]
 
 
 def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
@@ -87,13 +109,19 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     """
     if not isinstance(config, TrainConfig | AnalyzeConfig):
         raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
-    module = TASKS[config.task] if isinstance(config, TrainConfig) else measure_module(config.measure.kind)
-    chosen = instrument(module)
-    if isinstance(config, AnalyzeConfig) and config.subjects and not chosen.takes_subjects:
-        raise ConfigError(
-            f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
-            "measure=rsa or mlem"
-        )
+    if isinstance(config, TrainConfig):
+        chosen = instrument(TASKS[config.task])
+    elif config.experiment and config.models is None and EXPERIMENTS:
+        return loaded(EXPERIMENTS)(config.experiment)  # type: ignore[no-any-return]  # whose jobs check what they read
+    elif config.subjects:
+        if (kind := config.measure.kind) not in SUBJECTS:
+            raise ConfigError(
+                f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
+                f"measure={' or '.join(SUBJECTS)}"
+            )
+        chosen = instrument(SUBJECTS[kind])
+    else:
+        chosen = instrument(measure_module(config.measure.kind))
     check_read(config, [(chosen, config)])
     return chosen
 
@@ -145,12 +173,9 @@ def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
     """
     from thinkalike import figures
 
-    if result.kind not in KINDS:
-        raise ResultError(
-            f"{result.kind} is drawn from several results; its figures are in {result.folder / 'figures'}"
-        )
+    own = drawn_by(result)
     with figures.shown() as drawn:
-        instrument(KINDS[result.kind]).draw(result, result.folder)
+        own.draw(result, result.folder)
     if not drawn:
         raise ResultError(f"measure={result.kind} draws no figure; its numbers are in result.table")
     chosen = name or next(iter(drawn))

@@ -16,7 +16,7 @@ from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.instruments.operations import AGAIN, Widths, of_grams
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.screen import show_text
+from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.store import Result
 
@@ -104,8 +104,6 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
     def show(self, result: Result) -> None:
         super().show(result)
         if "distance" in result.scalars:
-            from thinkalike.measures.estimates import span
-
             low, high = (result.scalars.get(f"distance_{end}", math.nan) for end in ("low", "high"))
             distance = span(result.scalars["distance"], low, high, ".4f")
             show_text(f"distance between the models (equation 2): {distance}", indent=2)

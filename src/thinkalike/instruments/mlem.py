@@ -22,7 +22,6 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.instruments.operations import of_distances, of_encoding
-from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, show_sides, with_group
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
@@ -30,7 +29,7 @@ from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
-from thinkalike.screen import show_text
+from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
@@ -38,6 +37,9 @@ from thinkalike.tables import matrix_rows, repeated_rows
 log = logging.getLogger(__name__)
 
 P_VALUES = ("p", "p_of_largest")
+CELLS = ("reference", "reference_of_words")  # split-half, of the joint cells of all features, and of words
+SHARE = "share"  # of the first reference that a score is
+FEATURES, ROWS = 5, 12  # columns and rows on the screen
 
 
 # ruff: noqa: UP045
@@ -116,8 +118,7 @@ class FeatureProfiles(
             _, found = fit_profiles(once, *every)
             profiles["with_massive"] = found.profile().value.flatten().numpy()
             tables["scores"] = scores = scores.assign(with_massive=found.score().value.numpy())
-        if config.subjects:
-            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
+        tables |= self.beside(config, stimuli, sides, profiles, scores)
         arrays = {"weights": model.weights_, "correlation": model.correlation_}
         arrays |= {"scores": importance.scores, "importances": importance.by_fold()}
         return Outcome(
@@ -130,8 +131,23 @@ class FeatureProfiles(
             blank=("alpha", SHARE, *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")), *P_VALUES),
         )
 
+    def beside(
+        self,
+        config: AnalyzeConfig,
+        stimuli: Stimuli,
+        sides: Sequence[StimulusStates],
+        profiles: pd.DataFrame,
+        scores: pd.DataFrame,
+    ) -> dict[str, pd.DataFrame]:
+        """Return further tables by name, from the profiles and the scores of all sides."""
+        return {}
+
+    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the profiles and the scores that the screen and the figure show."""
+        return result.table, result.tables["scores"]
+
     def draw(self, result: Result, folder: Path) -> None:
-        figures.profiles(*with_group(result), folder)
+        figures.profiles(*self.shown(result), folder)
         if "similarity" in result.tables:
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
         if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
@@ -151,7 +167,32 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
-        show_sides(result)
+        show_sides(*self.shown(result))
+
+
+def show_sides(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
+    """Print for each side what the score of each layer loses without each feature, and the best layer in words."""
+    sides = list(scores.groupby("model", sort=False))
+    for model, own in sides:
+        profile = profiles[profiles["model"] == model].pivot(index="layer", columns="feature", values="importance")
+        shown = profile.mean().nlargest(FEATURES).index
+        rows = own.iloc[few(len(own), max(ROWS // len(sides), 2))]
+        columns = [number_column("layer", rows["layer"]), number_column("held-out ρ", rows["score"], ".3f")]
+        columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
+        show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
+        show_text(_in_words(own, profile))
+
+
+def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
+    """Return which layer the features explain best, what it is measured against, and what matters most."""
+    best: Any = scores.iloc[int(scores["score"].argmax())]
+    said = f"Features explain layer {best['layer']} best, ρ {span(best['score'], best['low'], best['high'])}"
+    if isfinite(best.get(SHARE, nan)):
+        said += f", {best[SHARE]:.0%} of the reference"
+    if isfinite(best.get("lower", nan)):
+        said += f", with a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
+    feature = str(profile.max().idxmax())
+    return f"{said}. {feature} matters most, {profile[feature].max():.3f} at layer {profile[feature].idxmax()}."
 
 
 def change_of(sides: Sequence[StimulusStates]) -> StimulusStates:

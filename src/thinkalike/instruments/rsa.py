@@ -27,13 +27,11 @@ from thinkalike.instruments.of_stimuli import (
     stimuli_facts,
 )
 from thinkalike.instruments.operations import of_distances, of_similarity
-from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
 from thinkalike.measures.distances.neural import NOISES, NeuralDistances
 from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import span
-from thinkalike.screen import show_text
+from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
@@ -79,19 +77,16 @@ class RSAConfig(DistanceConfig):
 
 
 class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
-    """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
-
-    Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
-    """
+    """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"
+    unread: ClassVar[dict[str, int]] = {"resamples": RSAConfig.resamples}
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         measure: Any = config.measure
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
-        unread = {"permutations": 0} if config.subjects else {"resamples": RSAConfig.resamples}
-        return super().with_unread_reset(replace(config, measure=replace(measure, **unread)))
+        return super().with_unread_reset(replace(config, measure=replace(measure, **self.unread)))
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
         n, again = len(stimuli), 2 if measure.permutations else 1
@@ -100,8 +95,6 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
-        if config.subjects:
-            return subjects.run(config, stimuli)
         with work.phase("states"):
             (stimuli, sides), every = states_of_sides(config, stimuli)
         try:
@@ -133,16 +126,11 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        if "subjects" in result.provenance:
-            subjects.draw(result, folder)
-            return
         comparator = result.config["measure"]["comparator"]
         figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the mean over pairs of layers, and the pair that is most alike; of subjects, the best layer."""
-        if "subjects" in result.provenance:
-            return subjects.headlines(result)
+        """Return the mean over pairs of layers, and the pair that is most alike."""
         pairs = _different(result.table)
         if pairs.empty:
             return super().headlines(result)
@@ -151,10 +139,7 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         return [mean, Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"])]
 
     def show(self, result: Result) -> None:
-        """Print the pairs of layers that are most and least alike, or how models do in subjects."""
-        if "subjects" in result.provenance:
-            subjects.show(result)
-            return
+        """Print the pairs of layers that are most and least alike."""
         pairs = _different(result.table)
         if pairs.empty:
             return

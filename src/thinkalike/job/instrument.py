@@ -165,8 +165,6 @@ class Instrument(ABC):
     in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work
     makes_inputs: ClassVar[bool] = False  # whether `inputs` does other jobs first
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
-    takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
-    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
 
     def __init_subclass__(
         cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
@@ -178,7 +176,6 @@ class Instrument(ABC):
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
         cls.kind, cls.reads, cls.version = kind, tuple(reads), version
-        Instrument.known[cls.__module__] = Instrument.known[f"{cls.__module__}:{kind}"] = cls
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.

@@ -2,8 +2,7 @@
 
 Code outside imports from here, and each name is loaded when it is first used: HSIC and CKA, metric-learning encoding
 models, RSA with its comparators, Procrustes, SVCCA, soft matching, neighbours, divergence of logits, likeness given the
-token, linear prediction, maps between models and their losses, sparse autoencoders, probes and steering vectors, noise
-ceilings of subjects, and estimates with their intervals.
+token, linear prediction, maps between models and their losses, and estimates with their intervals.
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 The modules below have the same functions for tensors alone.
@@ -25,7 +24,7 @@ distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearma
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
 distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
-estimates: Estimate fold_interval interval_around jackknife random_effects span splits stimulus_folds student_t
+estimates: Estimate fold_interval interval_around jackknife random_effects splits stimulus_folds student_t
 estimates: two_sided
 hsic: hsic0 hsic1
 kernel_alignment: alignment arc_length cka cka_measure group_hsics
@@ -38,17 +37,9 @@ mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
-populations: Grouped adjusted_rand_index adjusted_rand_index_p change_point cluster flips group_change_point grouped
-populations: onset population_penalties symmetric
 prediction: LayerPredictions LinearPrediction PredictionEstimate
 rows: FEW RowGroups leverage rows_of
-sae: Dead SparseAutoencoder carried dead_latents explained_variance in_own_units loss_recovered sae_loss
-sae: spread_of standardised with_fitted_decoder
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
-subjects: Draws ModelScores NoiseCeiling Scored TwoFactors draw dual_variance model_scores noise_ceiling two_factor
-transfer: Accuracy CrossFitted Probe balanced_accuracies balanced_folds cross_fitted fit_probes
-transfer: carried_vectors effects_of held_out_differences random_directions random_rotation
-transfer: turned_at_random with_norms_of
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
 __all__ = sorted(_HOMES)

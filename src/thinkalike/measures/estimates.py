@@ -33,17 +33,13 @@ class Estimate:
         return Estimate(*(part[index] for part in self))
 
     def __format__(self, spec: str) -> str:
-        return span(self.value.item(), self.low.item(), self.high.item(), spec) if spec else str(self)
+        value, low, high = (f"{end.item():{spec}}" for end in self)
+        return f"{value} [{low}, {high}]" if spec else str(self)
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
     """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
-
-
-def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
-    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
-    return f"{value:{spec}}" if math.isnan(low) or math.isnan(high) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def student_t(level: float, freedom: int) -> float:

@@ -1,18 +1,22 @@
-"""Names of models in tables and figures, different for different models of a result."""
+"""Names of models in tables and figures, different for different models of a result; and names of their classes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
 
 # the settings by which models of one name are told apart
 IDENTIFYING = (
     "hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context", "seed",
     "device",
 )  # fmt: skip
+THREE = ["entailment", "neutral", "contradiction"]  # classes of pairs of sentences
+TWO = ["entailment", "non-entailment"]
 
 
 def label(config: ModelConfig) -> str:
@@ -71,3 +75,27 @@ def _short(name: str, config: ModelConfig, others: Sequence[ModelConfig]) -> str
     paths = {Path(os.path.abspath(str(each.path))) for each in others}
     count = next((n for n in range(1, 99) if len({path.parts[-n:] for path in paths}) == len(paths)), 99)
     return "/".join(Path(os.path.abspath(str(config.path))).parts[-count:]).removesuffix(".gguf")
+
+
+def class_names(config: ModelConfig, module: Any) -> list[str]:
+    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint.
+
+    Raises:
+        ModelError: nothing names them, their number or their names are wrong, or the checkpoint has another order.
+    """
+    own = [_ours(module.config.id2label[number]) for number in range(module.config.num_labels)]
+    classes = list(config.classes or own)
+    if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
+        raise ModelError(
+            f"{config.called}: its {len(own)} classes are {classes}; name them in the order of its logits as in "
+            f"{THREE} or {TWO}: model.classes=[{','.join(THREE)}]"
+        )
+    if sorted(own) == sorted(classes) and own != classes:
+        raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
+    return classes
+
+
+def _ours(name: str) -> str:
+    """Spell the name of a class as this project does."""
+    name = name.lower().replace("_", "-")
+    return "non-entailment" if name == "not-entailment" else name

@@ -20,7 +20,7 @@ from thinkalike.models.adapters import base_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.gguf_files import gguf_types, located
-from thinkalike.models.labels import label, told_apart
+from thinkalike.models.labels import class_names, label, told_apart
 from thinkalike.models.minis import read_mini
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
@@ -163,8 +163,6 @@ def _frozen(
         log.warning("%s reads %d tokens at once, so that its rows are no longer", facts["name"], context)
     classes: Sequence[str] = ()
     if family.predicts == "class":
-        from thinkalike.models.classifiers import class_names
-
         classes = class_names(config, module)
     if not family.blocks:
         from thinkalike.models.readers import blocks_of

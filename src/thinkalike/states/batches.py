@@ -13,18 +13,17 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
 from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.pairs import EncodedPairs, PairBatch
 from thinkalike.data.split import held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
@@ -387,48 +386,6 @@ def text_batches(
     if measure.skip_first or measure.skip_special_tokens:
         raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
     return WordBatches(models, at, data, measure, runs).as_batches()
-
-
-def pair_batches(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, *, rows: int, first_only: bool, pairs: int
-) -> Iterator[StateBatch]:
-    """Yield batches of `rows` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
-
-    Pairs come in random order, so that batches differ by chance alone. The groups are the pairs.
-
-    Args:
-        measure: the settings `site` (see `token_states`); `include_padding` (see `counted`); `batch`, how many pairs
-            run together; `padding`, how many tokens they are padded to, where the longest of them is shorter.
-        first_only: one row for each pair, its first token.
-        pairs: how many are read, the first in that order.
-    """
-    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
-
-    numbers = numbered_by_part(torch.arange(len(order)))
-
-    def states_of(batch: PairBatch, owners: Int[Tensor, " b"]) -> list[list[Shaped[Tensor, "n ..."]]]:
-        mask = batch.mask.long()
-        chosen = counted(batch.tokens, mask=mask, include_padding=measure.include_padding)
-        if first_only:
-            chosen[:, 1:] = False
-
-        def rows_of(model: FrozenModel) -> list[Float[Tensor, "n _"]]:
-            layers = token_states(model, batch.tokens, mask=mask, types=batch.types, site=measure.site)
-            return [layer[chosen.to(layer.device)].cpu() for layer in layers]
-
-        found = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time
-        return [*(found[id(model)] for model in models), [owners[:, None].expand_as(chosen)[chosen]]]
-
-    waiting: list[list[list[Tensor]]] = []
-    number = count()
-    for start in range(0, len(order), measure.batch):
-        part = slice(start, start + measure.batch)
-        waiting.append(states_of(encoded.batch(order[part], measure.padding or 0), numbers[part]))
-        while sum(len(part[0][0]) for part in waiting) >= rows:
-            whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
-            *states, (groups,) = [[layer[:rows] for layer in own] for own in whole]
-            yield StateBatch(next(number), states, groups)
-            waiting = [[[layer[rows:] for layer in own] for own in whole]]
 
 
 def array_batches(

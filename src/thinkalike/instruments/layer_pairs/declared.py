@@ -4,8 +4,8 @@
     python analyze.py measure=jaccard measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
     python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
-A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and a line of
-`thinkalike.config.registry`. A measure is loaded when it is used.
+A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and an entry point of the
+group `thinkalike.instruments`. A measure is loaded when it is used.
 """
 
 from __future__ import annotations
@@ -158,16 +158,16 @@ DECLARED = {
 }  # fmt: skip
 
 
-def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type]:
-    """Make an instrument of each declaration, and return their schemas by kind.
+def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLayerMeasure]]:
+    """Make an instrument of each declaration, and return them by kind.
 
     Args:
-        module: in which they are declared, and which the registry names.
+        module: in which they are declared.
     """
-    schemas = {}
+    made = {}
     for kind, each in kinds.items():
-        schemas[kind] = make_dataclass(f"{kind}_config", [("kind", str, kind)], bases=(each.settings,))
-        schemas[kind].__doc__ = f"The settings of {each.title}."
+        schema = make_dataclass(f"{kind}_config", [("kind", str, kind)], bases=(each.settings,))
+        schema.__doc__ = f"The settings of {each.title}."
         content = {
             "__module__": module,
             "__doc__": f"Compares all layers of `model` with all of `model@target`, and within each: {each.title}.",
@@ -176,8 +176,14 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type]:
             "is_distance": each.is_distance,
             "measure_of": staticmethod(each.measure),
         }
-        type(kind, each.bases, content, kind=kind, reads=each.reads, version=each.version)
-    return schemas
+        made[kind] = type(kind, each.bases, content, kind=kind, reads=each.reads, version=each.version)
+    return made
 
 
-CONFIGS: dict[str, type] = declare(DECLARED | OUTPUTS, __name__)
+INSTRUMENTS = declare(DECLARED | OUTPUTS, __name__)
+
+
+def __getattr__(name: str) -> Any:  # for entry points
+    if name not in INSTRUMENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return INSTRUMENTS[name]

@@ -41,9 +41,9 @@ def _made(kind: str, digest: str) -> tuple[type[Instrument], type[MeasureConfig]
         raise PluginError(f"{kind} has the name of a measure of the package; choose another name")
     given = plugins.load(kind)
     plugin = given if isinstance(given, MeasurePlugin) else MeasurePlugin(given)
-    schema = declare({name: _declared(name, plugin)}, __name__)[name]
+    made, schema = declare({name: _declared(name, plugin)}, __name__)[name], MeasureConfig.schemas[name]
     own: type[MeasureConfig] = dataclasses.make_dataclass(schema.__name__, [("kind", str, kind)], bases=(schema,))
-    return Instrument.known[f"{__name__}:{name}"], own
+    return made, own
 
 
 def _declared(kind: str, plugin: MeasurePlugin) -> Declared:

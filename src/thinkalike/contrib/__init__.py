@@ -1,0 +1,1 @@
+"""What serves one paper or one kind of study; it imports the core, and the core never imports it. See README.md."""

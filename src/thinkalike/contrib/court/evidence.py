@@ -1,0 +1,225 @@
+"""What the judges of a court look at: a source's states, its maps to the target, and how the target goes on from them.
+
+All of a source is computed once, when the first judge asks for it; all of the target once for all sources.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.court.source import Setting, Source
+from thinkalike.data.rows import Layout
+from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
+from thinkalike.evaluation.likeness import (
+    LikenessSums,
+    TargetBatch,
+    TargetReader,
+    TokensBefore,
+    codes_of,
+    inner,
+    output_roots,
+    source_states,
+)
+from thinkalike.measures.closed_forms import least_squares
+from thinkalike.measures.distances.comparators import weighted_tau
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.losses import token_kl
+from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.importance import feature_importance
+
+SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
+KINDS = {  # of each feature
+    "length": "numeric",
+    "class": "nominal",
+    "begins a word": "nominal",
+    "frequency": "numeric",
+    "place": "numeric",
+    "class of the last token": "nominal",
+    "class of the one before": "nominal",
+    "seen before": "nominal",
+}
+CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Course(NamedTuple):
+    """How the target goes on from mapped states, as means over the predicted tokens of the report."""
+
+    penalty: float  # loss minus the target's own, in nats
+    kl: float  # of the target's own output from the stitched one's, in nats
+    distances: list[float]  # |h - t| / |t| at the cut and after each later block, with t the target's own state
+
+
+def batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
+    """Return the rows in parts that a model reads at once."""
+    return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A setting with all that is the same for every source."""
+
+    setting: Setting
+
+    @cached_property
+    def fit(self) -> list[TargetBatch]:
+        """The target's side of the rows that maps are fitted on."""
+        return self._read(self.setting.fit, torch.zeros_like(self.setting.fit))
+
+    @cached_property
+    def report(self) -> list[TargetBatch]:
+        """The target's side of the rows that scores are of."""
+        return self._read(self.setting.report, self.setting.documents)
+
+    def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
+        target = self.setting.target
+        before = TokensBefore(target, self.setting.fit)
+        reader = TargetReader(target, [self.setting.layer], before, codes_of(target))
+        with torch.no_grad():
+            return list(reader.batches(rows, documents, Layout(rows.shape[1])))
+
+    @cached_property
+    def roots(self) -> dict[int, Tensor]:
+        """See `output_roots`."""
+        return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
+
+    @cached_property
+    def courses(self) -> list[tuple[list[Tensor], Tensor]]:
+        """The target's own states at the cut and after each later block, and its losses, part by part."""
+        target, layers = self.setting.target, range(self.setting.layer, self.setting.target.n_layers)
+        found = []
+        for rows in batches(self.setting.report):
+            states = target.residuals(rows, layers)
+            found.append((states, next_token_losses(target, [states[-1]], rows)[0]))
+        return found
+
+    @cached_property
+    def samples(self) -> list[Int[Tensor, " n"]]:
+        """Sets of tokens of the report by their numbers."""
+        count = sum(len(part.parts) for part in self.report)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
+        return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
+
+    @cached_property
+    def token_features(self) -> Float[Tensor, "n f"]:
+        """The features of the inner tokens of the report that an MLEM profile is of."""
+        rows, tokenizer = self.setting.report.long(), self.setting.target.tokenizer
+        words = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
+        counts = self.setting.other.long().flatten().bincount(minlength=max(words) + 1)
+        return token_features(rows, words, counts)
+
+    @torch.no_grad()
+    def course(self, source: Source, phi: Map) -> Course:
+        """Return how the target goes on from the states of a source through a map.
+
+        The first token of each row keeps the target's own state, as maps are fitted on tokens with context.
+        """
+        setting, target = self.setting, self.setting.target
+        sums: dict[str, Tensor] = {}
+        for rows, (goals, losses) in zip(batches(setting.report), self.courses, strict=True):
+            state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
+            state = torch.cat([goals[0][:, :1], state[:, 1:]], 1)
+            distances: dict[str, Tensor] = {}
+            for layer, goal in enumerate(goals, setting.layer):
+                state = target.advance(state, layer, layer + 1) if distances else state
+                distances[f"distance {layer}"] = ((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1]
+            ends = [each[:, :-1].flatten(0, 1) for each in (state, goals[-1])]
+            loss, kl = next_token_losses(target, [state], rows)[0], token_kl(ends[0], target.finish, ends[1])
+            values = {"penalty": loss - losses, "kl": kl, **distances}
+            sums = {name: sums.get(name, 0) + value.double().sum() for name, value in values.items()}
+        count = setting.report[:, 1:].numel()
+        penalty, kl_mean, *apart = (float(value) / count for value in sums.values())
+        return Course(penalty, kl_mean, apart)
+
+
+class Evidence:
+    """What is known of one source at a bench."""
+
+    def __init__(self, source: Source, bench: Bench):
+        self.source, self.bench, self.setting = source, bench, bench.setting
+
+    def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
+        states = source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        return {layer: inner(each) for layer, each in states.items()}
+
+    @cached_property
+    def states(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n e"]]:
+        """The states of the source and of the target at the inner tokens of the report."""
+        parts, layer = self.bench.report, self.setting.layer
+        return torch.cat([self._states(part)[0] for part in parts]), torch.cat([part.own[layer] for part in parts])
+
+    @cached_property
+    @torch.no_grad()
+    def _sums(self) -> LikenessSums:
+        sums = LikenessSums([(0, self.setting.layer)], self.bench.roots)
+        for parts, add in ((self.bench.fit, sums.fit), (self.bench.report, sums.judge)):
+            for part in parts:
+                add(part, self._states(part))
+        return sums
+
+    @cached_property
+    def likeness(self) -> dict[str, Estimate]:
+        """The measures of `Likeness` by their names, on the report, of directions that are fitted on the fit rows."""
+        found = self._sums.result(len(self.setting.documents.unique()))
+        return {name: estimate[0] for name, estimate in found.measures.items()}
+
+    @cached_property
+    def course(self) -> Course:
+        """How the target goes on from the map of least squares."""
+        return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer)))
+
+
+def token_features(
+    rows: Int[Tensor, "b t"], words: Mapping[int, str], counts: Int[Tensor, " vocab"]
+) -> Float[Tensor, "n f"]:
+    """Return the features `KINDS` of the tokens of rows, but of the first and the last of each.
+
+    Args:
+        words: The text of each token.
+        counts: How often each token occurs in other text.
+    """
+    known = rows.unique()
+    place = torch.searchsorted(known, rows)
+    texts = [words[token] for token in known.tolist()]
+    seen = torch.tensor([_seen(text) for text in texts], dtype=torch.float32)[place]
+    length, sort, begins = seen.unbind(-1)
+    earlier = (rows[:, :, None] == rows[:, None]).tril(-1).any(-1)
+    before, two_before = (sort.roll(steps, 1) for steps in (1, 2))
+    two_before[:, 1] = -1  # there is none
+    places = torch.arange(rows.shape[1]).expand_as(rows)
+    features = (length, sort, begins, counts[rows].add(1).log(), places, before, two_before, earlier)
+    return torch.stack([each[:, 1:-1].flatten().float() for each in features], -1)
+
+
+def _seen(text: str) -> tuple[int, int, bool]:
+    """Return the length of a token, the number of its class, and whether it begins a word."""
+    bare = text.strip() or text
+    return len(text), next((n for n, holds in enumerate(CLASSES) if holds(bare)), len(CLASSES)), text[:1].isspace()
+
+
+def profile_likeness(
+    features: Float[Tensor, "n f"], source: Float[Tensor, "n d"], target: Float[Tensor, "n e"], seed: int
+) -> float:
+    """Return the weighted Kendall τ of the importance of features in two sets of states of the same tokens.
+
+    It is 0 where no feature explains anything of one of them.
+    """
+    model = MLEM(kinds=list(KINDS.values()), difference="scaled", seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # which features are much the same is the same for every source
+        try:
+            profiles = feature_importance(model, features, [source, target], permutations=1, seed=seed).profile().value
+            return float(weighted_tau(profiles[:1], profiles[1:]))
+        except ValueError as error:
+            if "constant" not in str(error):
+                raise
+            return 0.0

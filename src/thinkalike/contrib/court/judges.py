@@ -1,0 +1,273 @@
+"""The judges of a court: a line each, with what they say of a source's evidence, and whether more means more alike.
+
+A table of a court has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only
+sources of one target, layer and seed are compared with each other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import fmean
+from typing import NamedTuple
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from thinkalike.contrib.court.evidence import Evidence, profile_likeness
+from thinkalike.evaluation.language import ends_of
+from thinkalike.evaluation.verdicts import (
+    BEYOND,
+    LEAK,
+    PART,
+    RELATED,
+    SAME,
+    STATED,
+    SUPERSET,
+    TOKENS,
+    UNDECIDED,
+    Thresholds,
+    verdict,
+)
+from thinkalike.measures.bootstrapping import auc
+from thinkalike.measures.distances.comparators import spearman
+from thinkalike.measures.distances.representational_similarity import rsa
+from thinkalike.measures.kernel_alignment import cka
+from thinkalike.measures.neighbours import mutual_knn
+
+NEIGHBOURS = 10
+PROFILED = 512  # tokens whose features an MLEM profile is of
+DECOYS = ("answers", "n-gram", "token", "position", "bag", "delay", "leak", "untrained", "shortcut", "wrong tokens")
+ALIKE, REAL = ("same",), ("real",)
+COURT = ["target", "layer", "seed"]
+
+
+class Judge(NamedTuple):
+    """A measure of likeness.
+
+    Attributes:
+        name: what tables call it.
+        value: what it says of a source.
+        higher: whether more means more alike.
+        against: the kinds of decoys that it is meant to tell from what is alike.
+    """
+
+    name: str
+    value: Callable[[Evidence], float]
+    higher: bool
+    against: tuple[str, ...] = DECOYS
+
+
+def _cka(evidence: Evidence) -> float:
+    return float(cka(*(states.double() for states in evidence.states)))
+
+
+def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
+    """Return the mean of a measure of all pairs of tokens over the bench's samples."""
+
+    def value(evidence: Evidence) -> float:
+        parts = [measure(*(side[part.to(side.device)] for side in evidence.states)) for part in evidence.bench.samples]
+        return float(torch.stack(parts).mean())
+
+    return value
+
+
+def _profile(evidence: Evidence) -> float:
+    """Return how alike the MLEM profiles are of a sample of tokens."""
+    bench = evidence.bench
+    chosen = bench.samples[0][:PROFILED]
+    source, target = (side[chosen.to(side.device)] for side in evidence.states)
+    return profile_likeness(bench.token_features[chosen], source, target, evidence.setting.number("MLEM profile"))
+
+
+def _of(*names: str) -> Callable[[Evidence], float]:
+    """Return the least of some measures of `Likeness`."""
+    return lambda evidence: min(float(evidence.likeness[name].value) for name in names)
+
+
+JUDGES = (
+    Judge("penalty", lambda evidence: evidence.course.penalty, False),
+    Judge("KL", lambda evidence: evidence.course.kl, False),
+    Judge("distance", lambda evidence: evidence.course.distances[0], False),
+    Judge("penultimate match", lambda evidence: evidence.course.distances[-1], False),
+    Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), False),
+    Judge("CKA", _cka, True),
+    Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
+    Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
+    Judge("MLEM profile", _profile, True),
+    Judge("directions, to the target", _of("cca"), True),
+    Judge("directions, both ways", _of("cca", "cca_back"), True),
+    Judge("output-weighted R²", _of("r2_output"), True),
+    Judge("least direction, both ways", _of("cca_least", "cca_least_back"), True),
+    Judge("directions beyond the tokens, both ways", _of("cca_beyond", "cca_back_beyond"), True),
+    Judge("output-weighted R² beyond the tokens", _of("r2_output_beyond"), True),
+    Judge("least direction beyond the tokens", _of("cca_least_beyond", "cca_least_back_beyond"), True),
+    Judge("future", _of("future"), False, ("leak",)),
+)
+
+
+def verdicts(evidence: Evidence) -> dict[str, float]:
+    """Return what each judge says of a source, by the judge's name, and the columns that `verdict` reads."""
+    read = {key: end for name, each in evidence.likeness.items() for key, end in ends_of(name, each[None]).items()}
+    return {judge.name: judge.value(evidence) for judge in JUDGES} | {key: float(end[0]) for key, end in read.items()}
+
+
+def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
+    """Return the judges that a table has columns of; with kinds, if it also has sources of these, and decoys of theirs.
+
+    A court may hear some sources only.
+    """
+    heard = table["kind"].isin
+    return [
+        judge
+        for judge in JUDGES
+        if judge.name in table and (not kinds or (heard(kinds).any() and heard(judge.against).any()))
+    ]
+
+
+def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
+    """Return what a judge says of the sources of these kinds: a row for each court, a column for each source.
+
+    More always means more alike: the sign of a judge for whom less does is turned.
+    """
+    chosen = table[table["kind"].isin(kinds)]
+    values = chosen.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
+    return values if judge.higher else -values
+
+
+def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> tuple[float, list[str]]:
+    """Return the least difference, over courts, of the worst source of these kinds and the best decoy.
+
+    It is in the judge's unit, and positive where every one of them is above every decoy. With it come the decoys that
+    the judge ranks above the worst source in some court.
+    """
+    worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against)
+    above = [str(name) for name in decoys if (decoys[name] >= worst).any()]
+    return float((worst - decoys.max(axis=1)).min()), above
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each judge: areas under the ROC curve of `same` and of `real` sources against decoys.
+
+    Beside them stand margins, and who fools the judge. They have no intervals, as sources are listed and not sampled.
+    """
+    rows: dict[Judge, dict[str, object]] = {}
+    for prefix, kinds in (("", ALIKE), ("real_", REAL)):
+        for judge in judges_of(table, kinds):
+            against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
+            row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
+            sides = [scores(table, judge, each).to_numpy(dtype=float, copy=True) for each in (kinds, judge.against)]
+            least, above = margin(table, judge, kinds)
+            area = float(auc(*map(torch.from_numpy, sides)))
+            row |= {f"{prefix}auc": area, f"{prefix}margin": least, f"{prefix}fooled_by": ", ".join(above)}
+    return pd.DataFrame(list(rows.values()))
+
+
+def doses(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what each judge says of each dose, as the mean over courts, and Spearman's ρ of dose and likeness.
+
+    It has no rows where there are no two doses.
+    """
+    rows: list[dict[str, object]] = []
+    for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
+        values = scores(table, judge, ["dose"]).mean()
+        said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
+        rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
+        rows += [
+            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
+            | {"rank_correlation": rho}
+            for share, value in said
+        ]
+    return pd.DataFrame(rows)
+
+
+RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
+    "same": (SAME,),
+    "near": (SAME, RELATED),
+    "distorted": (RELATED,),
+    "answers": (RELATED,),
+    "part": (PART,),
+    "layer": (PART, RELATED),
+    "mixture": (PART, RELATED),
+    "scaled": (BEYOND,),
+    "wrong tokens": (BEYOND,),
+    "superset": (SUPERSET,),
+    "n-gram": (TOKENS, RELATED),
+    "delay": (TOKENS, RELATED),
+    "token": (TOKENS,),
+    "position": (TOKENS,),
+    "bag": (TOKENS,),
+    "untrained": (TOKENS,),
+    "shortcut": (TOKENS,),
+    "leak": (LEAK,),
+}
+WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
+LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
+
+
+class _Rule(NamedTuple):
+    """A threshold parts the sources that a verdict is meant for, by kind, from others by a number."""
+
+    number: Callable[[pd.DataFrame], pd.Series]
+    meant: tuple[str, ...]
+    others: tuple[str, ...]
+    quantile: float = 0.0  # of the sources that it is meant for, which the threshold is to be below
+
+
+RULES = {  # by the field of `Thresholds`
+    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple(kind for kind in RIGHT if kind != "leak")),
+    "same": _Rule(
+        lambda table: table[LEAST].min(axis=1), ("same",), tuple(kind for kind in RIGHT if kind not in ("same", "near"))
+    ),
+    "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
+}
+
+
+def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
+    """Return thresholds that lie halfway between the sources that a rule is meant for and the nearest others.
+
+    A threshold whose sources a table lacks is the stated one.
+    """
+    found = {}
+    for name, rule in RULES.items():
+        meant, others = (rule.number(table)[table["kind"].isin(kinds)] for kinds in (rule.meant, rule.others))
+        if len(meant) and len(others):
+            found[name] = float(meant.quantile(rule.quantile) + others.max()) / 2
+    return STATED._replace(**found)
+
+
+def sentenced(table: pd.DataFrame, thresholds: Thresholds = STATED) -> pd.DataFrame:
+    """Return a row for each source of each court, with its verdict, and whether that is right of its kind; None: open.
+
+    Intervals are judged as in a stitching job; the penalty is that of least squares.
+    """
+    rows = []
+    for row in table.to_dict("records"):
+        losses = dict.fromkeys(("stitching_loss", "target_loss", "source_loss"), math.nan)  # no source has them
+        found = verdict({**row, **losses, "penalty_low": row["penalty"], "penalty_high": row["penalty"]}, thresholds)
+        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT and found != UNDECIDED else None
+        rows.append({**{name: row[name] for name in (*COURT, "source", "kind")}, "verdict": found, "right": right})
+    return pd.DataFrame(rows)
+
+
+def nested(table: pd.DataFrame) -> pd.DataFrame:
+    """Return `sentenced` of every source by thresholds from other targets and other kinds of source alone."""
+    parts = []
+    for (target, kind), own in table.groupby(["target", "kind"], sort=False):
+        fitted = fitted_thresholds(table[(table["target"] != target) & (table["kind"] != kind)])
+        parts.append(sentenced(own, fitted).assign(**fitted._asdict()))
+    return pd.concat(parts, ignore_index=True)
+
+
+def shares(found: pd.DataFrame) -> pd.DataFrame:
+    """Return for each kind how many sources were judged, decided and right, and what was said of them."""
+    rows = []
+    for kind, own in found[found["kind"].isin(RIGHT)].groupby("kind", sort=False):
+        decided = own[own["verdict"] != UNDECIDED]
+        said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
+        right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
+        row = {"kind": kind, "sources": len(own), "decided": len(decided) / len(own), "right": right, "verdicts": said}
+        rows.append(row)
+    return pd.DataFrame(rows)

@@ -1,0 +1,134 @@
+"""The table of the sources of a court: the name of each, its kind, and what makes its states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from thinkalike.contrib.court.constructions import (
+    CONDITION,
+    NGRAMS,
+    REVERTED,
+    TRAINED,
+    TUNED,
+    WEIGHT_NOISE,
+    TrigramMeans,
+    at_position,
+    bag,
+    beside_stranger,
+    changed,
+    code,
+    components,
+    distorted,
+    fresh_but_for_the_embedding,
+    gaussian,
+    half_of_the_tokens,
+    half_of_the_variance,
+    log_probabilities,
+    means,
+    mixture,
+    next_token,
+    other_context,
+    other_layer,
+    rescaled,
+    reverted,
+    reweighted,
+    rotated,
+    rounded,
+    shifted,
+    sibling,
+    superset,
+    through_affine,
+    token_alone,
+    trained_on,
+    whitened,
+    with_means_of_other_tokens,
+    with_next_token,
+    with_noisy_states,
+    without_small_direction,
+)
+from thinkalike.contrib.court.source import Remembered, Setting, Source, States
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
+from thinkalike.models.controls import fresh, perturbed, randomised
+
+
+class Entry(NamedTuple):
+    """A source before it is made: its name, its kind, and what makes its states."""
+
+    name: str
+    kind: str
+    make: Callable[[Setting], States]
+
+    def made(self, setting: Setting) -> Source:
+        """Return the source in a setting."""
+        return Source(self.name, self.kind, Remembered(self.make(setting)), setting.target)
+
+
+SOURCES = (
+    Entry("rotated", "same", rotated),
+    Entry("rescaled and permuted", "same", rescaled),
+    Entry("affine", "same", partial(through_affine, condition=CONDITION)),
+    Entry("affine, condition 1000", "same", partial(through_affine, condition=1000.0)),
+    Entry("whitened", "same", whitened),
+    Entry("noisy weights", "near", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")),
+    Entry("partly untrained weights", "near", changed(partial(reverted, share=REVERTED), "reverted")),
+    Entry("trained on", "near", partial(trained_on, config=TRAINED, name="trained on")),
+    Entry("tuned", "near", partial(trained_on, config=TUNED, name="tuned")),
+    Entry("noisy states", "near", partial(with_noisy_states, share=0.1)),
+    Entry("noise of 2 %", "near", partial(with_noisy_states, share=0.02)),
+    Entry("noise of 30 %", "near", partial(with_noisy_states, share=0.3)),
+    Entry("6 bits", "near", partial(rounded, bits=6)),
+    *(Entry(f"{bits} bits", "distorted", partial(rounded, bits=bits)) for bits in (3, 2)),
+    Entry("power 1.5", "distorted", partial(distorted, function=lambda x: x * x.abs().sqrt())),
+    Entry("tanh", "distorted", partial(distorted, function=torch.tanh)),
+    Entry("log-probabilities", "answers", log_probabilities),
+    Entry("top components", "part", partial(components, first=0.0, last=1 / 2)),
+    Entry("top 9/16 of the components", "part", partial(components, first=0.0, last=9 / 16)),
+    Entry("top 3/4 of the components", "part", partial(components, first=0.0, last=3 / 4)),
+    Entry("all but the top tenth", "part", partial(components, first=1 / 10, last=1.0)),
+    Entry("without a small direction", "part", without_small_direction),
+    Entry("less the token mean", "part", partial(reweighted, token=0.0, rest=1.0)),
+    Entry("a tenth of the departure from the token mean", "scaled", partial(reweighted, token=1.0, rest=0.1)),
+    Entry("other tokens' means", "wrong tokens", with_means_of_other_tokens),
+    Entry("superset", "superset", superset),
+    Entry("beside a stranger", "superset", partial(beside_stranger, share=1.0)),
+    Entry("half own, half stranger", "mixture", partial(beside_stranger, share=1 / 2)),
+    Entry("token mean", "token", partial(means, kind=TokenMeans)),
+    Entry("bigram mean", "n-gram", partial(means, kind=BigramMeans)),
+    Entry("trigram mean", "n-gram", partial(means, kind=TrigramMeans)),
+    *(Entry(f"{name} code", "token", partial(code, of=name)) for name in NGRAMS),
+    Entry("other context", "token", other_context),
+    Entry("Gaussian given the token", "token", gaussian),
+    Entry("position mean", "position", partial(at_position, token=0.0)),
+    Entry("token and position means", "position", partial(at_position, token=1.0)),
+    Entry("token and position means, noisy", "position", partial(at_position, token=1.0, noise=1.0)),
+    Entry("embedding", "position", lambda setting: other_layer(setting, -1 - setting.layer)),
+    *(Entry(f"bag of the last {last}", "bag", partial(bag, last=float(last))) for last in (4, 8, 32)),
+    Entry("bag of all", "bag", partial(bag, last=math.inf)),
+    Entry("bag of the last 8, random codes", "bag", partial(bag, last=8.0, of="code")),
+    Entry("state of the last token", "delay", partial(shifted, steps=-1)),
+    Entry("state of the next token", "leak", partial(shifted, steps=1)),
+    Entry("next token", "leak", next_token),
+    Entry("next token, half of the tokens", "leak", half_of_the_tokens),
+    Entry("next token, half of the variance", "leak", half_of_the_variance),
+    Entry("own and a tenth of the next token", "leak", partial(with_next_token, share=0.1)),
+    Entry("own and three tenths of the next token", "leak", partial(with_next_token, share=0.3)),
+    Entry("own and a tenth of the next token's code", "leak", partial(with_next_token, share=0.1, of="code")),
+    Entry("fresh weights", "untrained", changed(fresh, "fresh")),
+    Entry("fresh weights, own embedding", "untrained", changed(fresh_but_for_the_embedding, "fresh")),
+    Entry("redrawn matrices", "untrained", changed(randomised, "redrawn")),
+    Entry("token alone", "shortcut", token_alone),
+    *(Entry(f"{share} % own", "dose", partial(mixture, share=share / 100)) for share in (0, 20, 40, 60, 80, 100)),
+)
+LAYERS = {"two layers before": -2, "layer before": -1, "layer after": 1, "two layers after": 2}
+
+
+def entries(setting: Setting) -> list[Entry]:
+    """Return all sources that can be made in a setting: those of the table, its other layers, and its siblings."""
+    inside = {name: steps for name, steps in LAYERS.items() if 0 <= setting.layer + steps < setting.target.n_layers}
+    layers = [Entry(name, "layer", partial(other_layer, steps=steps)) for name, steps in inside.items()]
+    return [*SOURCES, *layers, *(Entry(name, "real", partial(sibling, name=name)) for name in setting.siblings)]

@@ -1,0 +1,252 @@
+"""CKA within and between Pythia, SoLU and GeLU models: figures 3, 4, 5, 9, 10 and table 1 of Brown et al. 2023.
+
+What the paper reads off its heatmaps is stated here as a statistic of their cells, with a jackknife interval over
+documents; all jobs of an experiment see the same batches. Blocks of a model with L layers: early, its first L/8 (at
+least one; the paper's pythia-6.9b has 3 of 32); last, its final layer; middle, from L/4 to L - L/4.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from thinkalike.contrib import figures
+from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.models.load import head_dimensions
+from thinkalike.store import Result
+
+Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
+Names = tuple[str, str]  # of source and target
+LEVEL = 0.01  # of CKA: up to this a direction is none
+
+
+def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
+    """Return the statistic with its jackknife interval over documents; all results are of the same text."""
+    whole, without = ([torch.from_numpy(each.arrays[name]) for each in results] for name in ("value", "without"))
+    return jackknife(statistic(whole), statistic(without), level=level)
+
+
+def early(layers: int) -> slice:
+    """Return the early block of so many layers."""
+    return slice(0, max(layers // 8, 1))
+
+
+def middle(layers: int) -> slice:
+    """Return the middle block of so many layers."""
+    return slice(layers // 4, layers - layers // 4)
+
+
+def middle_likeness(cells: Tensor) -> Tensor:
+    """Return the mean CKA of the middle layers of both models."""
+    return cells[..., middle(cells.shape[-2]), middle(cells.shape[-1])].mean((-2, -1))
+
+
+def early_likeness(cells: Tensor) -> Tensor:
+    """Return the mean CKA of the early layers of both models, minus that of all layer pairs."""
+    return cells[..., early(cells.shape[-2]), early(cells.shape[-1])].mean((-2, -1)) - cells.mean((-2, -1))
+
+
+def off_diagonal(cells: Tensor) -> Tensor:
+    """Return the mean CKA of two different layers of a model."""
+    layers = cells.shape[-1]
+    return cells[..., ~torch.eye(layers, dtype=torch.bool)].mean(-1)
+
+
+def block_structure(cells: Tensor) -> Tensor:
+    """Return the mean CKA of two different layers of one block (early, last, between), minus that across blocks."""
+    layers = cells.shape[-1]
+    block = torch.ones(layers, dtype=torch.long)
+    block[early(layers)], block[-1] = 0, 2
+    alike, different = block[:, None] == block, ~torch.eye(layers, dtype=torch.bool)
+    return cells[..., alike & different].mean(-1) - cells[..., ~alike].mean(-1)
+
+
+def one_sidedness(cells: Tensor) -> Tensor:
+    """Return the mean over i < j of CKA(source layer i, target layer j) - CKA(source layer j, target layer i)."""
+    upper = torch.triu_indices(cells.shape[-2], cells.shape[-1], 1)
+    return (cells - cells.mT)[..., upper[0], upper[1]].mean(-1)
+
+
+def _parts(case: Case, pairs: str) -> list[Part]:
+    """Return a job for each model with the largest, for every two models, or for each model within itself."""
+    models = case.models
+    chosen = {
+        "with the largest": [(model, models[-1]) for model in models],
+        "between": list(itertools.combinations(models, 2)),
+        "within": [(model, model) for model in models],
+    }[pairs]
+    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in chosen]
+
+
+def _result(case: Case, names: Names) -> Result:
+    return case.results[", ".join(names)]
+
+
+def _judged(claim: str, bound: Bound, steps: Sequence[Estimate], words: str, result: Result) -> Claim:
+    units = f"{len(result.arrays['without'])} parts of the documents"
+    return judged(claim, [(bound, step) for step in steps], words, units)
+
+
+def _greater(claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], words: str) -> Claim:
+    results = [_result(case, names) for names in pairs]
+    difference = jackknifed(statistic, results)
+    return _judged(claim, Bound("above"), [difference], f"{words}: {difference:+.4f}", results[0])
+
+
+def _labels(pairs: Sequence[Names]) -> str:
+    return " and ".join(f"({source}, {target})" for source, target in pairs)
+
+
+def _odd_one_out(claim: str, case: Case, others: Sequence[Names], odd: Sequence[Names]) -> Claim:
+    """Compare the middle layers of pairs of models without the odd one with those of pairs with it."""
+
+    def difference(cells: Sequence[Tensor]) -> Tensor:
+        means = [middle_likeness(each) for each in cells]
+        return torch.stack(means[: len(others)]).mean(0) - torch.stack(means[len(others) :]).mean(0)
+
+    words = f"mean CKA of middle layers of {_labels(others)} minus that of {_labels(odd)}"
+    return _greater(claim, difference, case, [*others, *odd], words)
+
+
+def _early(case: Case, pairs: Sequence[Names]) -> Claim:
+    return _greater(
+        "early layers are alike across sizes, more than layers are in general",
+        lambda cells: torch.stack([early_likeness(each) for each in cells]).mean(0),
+        case,
+        pairs,
+        f"mean CKA of early layers minus that of all, {_labels(pairs)}",
+    )
+
+
+def _blocks(case: Case, name: str) -> Claim:
+    words = "mean CKA of two layers of one block minus that of two blocks"
+    claim = f"{name} has blocks: early, middle, last"
+    return _greater(claim, lambda cells: block_structure(cells[0]), case, [(name, name)], words)
+
+
+def _concluded(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
+    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
+    parts = [table[(table["source"] == source) & (table["target"] == target)] for source, target in drawn]
+    draw = partial(
+        figures.layer_heatmaps, pd.concat(parts), file="cka", label="CKA", across=2 if len(drawn) == 4 else 3
+    )
+    return Conclusion(table, claims, draw)
+
+
+def _figure3(case: Case) -> Conclusion:
+    """Each Pythia model against the largest."""
+    names = [model.name for model in case.models]
+    pairs = [(name, names[-1]) for name in names]
+    odd, itself, others = pairs[2], pairs[3], pairs[:2]
+    claims = [
+        _odd_one_out(f"{odd[0]} is less like {odd[1]} in the middle layers than the others are", case, others, [odd]),
+        _early(case, pairs[:3]),
+        _blocks(case, itself[0]),
+    ]
+    if case.scale == "mini":  # which the paper could not do: 5l and 5l-odd differ in head dimension alone
+        controlled = "controlled: a smaller head dimension alone makes it so"
+        claims.append(_odd_one_out(controlled, case, others[1:], [odd]))
+    return _concluded(case, claims, pairs)
+
+
+def _figure9(case: Case) -> Conclusion:
+    """All pairs of three Pythia models, of which one is odd."""
+    names = [model.name for model in case.models]
+    pairs = list(itertools.combinations(names, 2))
+    odd, others = ([pair for pair in pairs if (names[2] in pair) == side] for side in (True, False))
+    claim = f"{names[2]} is less like the others than they are alike in the middle layers"
+    claims = [_odd_one_out(claim, case, others, odd), _early(case, pairs)]
+    return _concluded(case, claims, list(itertools.combinations_with_replacement(names, 2)))
+
+
+def _figure10(case: Case) -> Conclusion:
+    """Within each of some models that grow."""
+    names = [model.name for model in case.models]
+    claims = [_grows(case), *(_blocks(case, name) for name in names[1:])]
+    return _concluded(case, claims, [(name, name) for name in names])
+
+
+def _grows(case: Case) -> Claim:
+    names = [model.name for model in case.models]
+    pairs, selves = list(itertools.pairwise(names)), {name: _result(case, (name, name)) for name in names}
+    level = level_of_each(len(pairs))
+    steps = [
+        jackknifed(lambda cells: off_diagonal(cells[1]) - off_diagonal(cells[0]), [selves[a], selves[b]], level)
+        for a, b in pairs
+    ]
+    numbers = "; ".join(f"{b} minus {a} {step:+.4f}" for (a, b), step in zip(pairs, steps, strict=True))
+    words = f"mean CKA of two different layers: {numbers}{together(len(pairs))}"
+    claim = "the likeness of a model's layers grows with scale"
+    return _judged(claim, Bound("above"), steps, words, selves[names[0]])
+
+
+def _figure_of_activations(case: Case) -> Conclusion:
+    """Within and between SoLU and GeLU of one depth."""
+    solu, gelu = (model.name for model in case.models)
+    return _concluded(case, [_tilt(case)], [(gelu, gelu), (solu, solu), (solu, gelu)])
+
+
+def _tilt(case: Case) -> Claim:
+    solu, gelu = (model.name for model in case.models)
+    result = _result(case, (solu, gelu))
+    tilt = jackknifed(lambda cells: one_sidedness(cells[0]), [result])
+    words = f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {tilt:+.4f}"
+    return _judged("CKA between SoLU and GeLU shows no direction", Bound("within", LEVEL), [tilt], words, result)
+
+
+def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
+    """Head and rotary dimensions of the Pythia models, from their configurations."""
+    table = pd.DataFrame([{"model": model.name, **head_dimensions(model.config)} for model in case.models])
+    name = odd_models[case.scale]
+    large = table[table.index[table["model"] == name][0] - 2 :]
+    odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]
+    claim = counted(
+        f"{name} has smaller heads and rotary dimensions than models of about its size",
+        bool((odd["d_head"] < others["d_head"]).all() and (odd["rotary"] < others["rotary"]).all()),
+        f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary {odd['rotary']} against "
+        f"{sorted(others['rotary'])}",
+        f"{len(large)} models",
+    )
+    return Conclusion(table, [claim])
+
+
+def _pythia(*sizes: str) -> list[str]:
+    return [f"pythia-{size}-deduped" for size in sizes]
+
+
+def _activations(depth: int) -> dict[str, list[str]]:
+    return {"paper": [f"solu-{depth}l", f"gelu-{depth}l"], "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"]}
+
+
+# the odd one among the paper's models is pythia-2.8b, among the minis that stand for them neox-5l-odd-mini
+FIGURE_3 = {
+    "paper": _pythia("1b", "1.4b", "2.8b", "6.9b"),
+    "mini": ["neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
+}
+FIGURE_9 = {scale: names[:3] for scale, names in FIGURE_3.items()}
+FIGURE_10 = {
+    "paper": _pythia("70m", "160m", "410m", "1b"),
+    "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-6l-mini"],
+}
+TABLE_1 = {
+    "paper": _pythia("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b"),
+    "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
+}
+ODD = {"paper": "pythia-2.8b-deduped", "mini": "neox-5l-odd-mini"}
+
+EXPERIMENTS = [
+    Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_parts, pairs="with the largest"), "cka"),
+    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_parts, pairs="within"), "cka", takes=(2,)),
+    Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1, tabulates=True),
+]

@@ -1,0 +1,153 @@
+"""task=nli: a classifier of pairs of sentences from a pretrained BERT, one member of a population."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.config import ModelConfig, TrainConfig, relevant
+from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
+from thinkalike.contrib.populations.new_classifiers import new_classifier
+from thinkalike.contrib.populations.pairs import EncodedPairs, Pairs, batches, encode
+from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.pretraining.training import Finetuning
+from thinkalike.errors import ConfigError
+from thinkalike.instruments import operations
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import card_text, save_mini
+from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.screen import Table, number_column, show_table, show_text, text_column
+from thinkalike.store import Headline, Result
+from thinkalike.training.run import Run, fit, loggers_of
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "model"  # the folder of the classifier in a result
+BATCH = 256  # pairs of a report
+REPORT = "held-out"  # the name of its row
+
+
+class ClassifierFinetuning(
+    Instrument, kind="nli", version=3, config=TrainConfig, reads=("model", "nli", "pairs", "trainer")
+):
+    """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
+
+    Members of a population differ in `nli.index` alone, which decides the head's initial weights and the order of the
+    pairs.
+    """
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
+        return pairs | fingerprints(config, ("model",))
+
+    def with_unread_reset(self, config: TrainConfig) -> TrainConfig:
+        return replace(config, pairs=replace(config.pairs, heuristic=None, label=None))  # all parts are reported
+
+    def seed(self, config: TrainConfig) -> int:
+        return config.nli.index
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        return operations.finetuning(config, shapes)
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
+        module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
+        if config.nli.context > (longest := module.config.max_position_embeddings):
+            raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.called}")
+        options = tokenizer, config.nli.context, config.pairs.truncate
+        encoded = {side: encode(each, *options) for side, each in pairs.items()}
+        trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
+        name = f"{config.model.name}-nli-{config.nli.index}"
+        device = torch.device(pick_device(config.model.device))
+        run = Run(work.job.partial, device, config.trainer, work.tracker)
+        with work.phase("fit"):
+            fit(trained, run, loggers_of(run))
+        folder = work.job.aside / CHECKPOINT
+        module.cpu().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model = load_model(
+            ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
+        )
+        with work.phase("report"):
+            table = _table(model, pairs, encoded)
+        accuracies = table.set_index("set")["accuracy"]
+        scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
+        if config.nli.ship:
+            _ship(config, module.base_model, tokenizer, scalars)
+        truncated = {side: each.truncated for side, each in encoded.items()}
+        fingerprint = {side: each.fingerprint() for side, each in pairs.items()}
+        facts = {"pairs": fingerprint, "truncated": truncated}
+        return Outcome(table, scalars, models=[model.describe()], facts=facts)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        return [Headline(name, result.scalars[name]) for name in ("heldout_accuracy", "challenge_accuracy")]
+
+    def show(self, result: Result) -> None:
+        """Print accuracy and loss on held-out pairs, on the challenge and on its parts."""
+        table, scalars = result.table, result.scalars
+        columns = [text_column("set", table["set"]), number_column("pairs", table["pairs"], ",")]
+        columns += [number_column(name, table[name], ".3f") for name in ("accuracy", "loss")]
+        show_table(Table(f"{table['model'].iloc[0]}: accuracy, and loss in nats per pair", columns))
+        show_text(
+            f"It is right on {scalars['heldout_accuracy']:.1%} of the held-out pairs, and on "
+            f"{scalars['challenge_accuracy']:.1%} of the challenge."
+        )
+
+
+def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
+    """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
+    name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
+    parts = {"pairs": pairs, "nli": nli}
+    words = [f"{part}.{key}={value}" for part, each in parts.items() for key, value in relevant(each).items()]
+    command = f"python train.py task=nli model={config.model.name} {' '.join(words)} nli.ship={name}"
+    shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
+    rows = {
+        "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
+        "data": f"{pairs.fit_pairs:,} pairs of this project's training templates in {nli.epochs} epoch(s), of which "
+        f"{pairs.lexical:.0%} are like the lexical-overlap challenge; counterexamples {pairs.counterexamples:.0%}",
+        **shown,
+        "made by": f"`{command}`",
+        "weights": "half precision; the accuracies are those of the classifier that it was a part of",
+    }
+    card = card_text(name, "A BERT that knows how to compare two sentences, to fine-tune on.", rows)
+    facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
+    vars(body.config).pop("heldout", None)  # a loss of the model before it was taught
+    save_mini(ASSETS / name, body, tokenizer, facts, card)
+
+
+def accuracy_on(model: FrozenModel, pairs: Pairs, truncate: bool) -> float:
+    """Return the share of pairs that a classifier gets right, in [0, 1]."""
+    encoded = encode(pairs, model.tokenizer, model.context, truncate)
+    return float(_evaluated(model, pairs, encoded).correct.double().mean())
+
+
+def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
+    """Return accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
+    report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
+    rows = [_row(REPORT, report, range(len(pairs["report"])))]
+    rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
+    return pd.DataFrame([{"model": model.name, **row} for row in rows])
+
+
+def _row(name: str, losses: ClassLosses, places: Sequence[int]) -> dict[str, Any]:
+    index = torch.tensor(list(places))
+    mean = {"accuracy": losses.correct[index].double().mean(), "loss": losses.losses[index].mean()}
+    return {"set": name, "pairs": len(index), **{key: float(value) for key, value in mean.items()}}
+
+
+@torch.no_grad()
+def _evaluated(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
+    """Return what a classifier loses, and what it gets right, pair by pair."""
+    losses, correct = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
+    for batch in batches(encoded, BATCH):
+        logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
+        part = class_losses(logits, pairs.labels[batch.rows], model.classes, pairs.classes)
+        losses[batch.rows], correct[batch.rows] = part.losses, part.correct
+    return ClassLosses(losses, correct)

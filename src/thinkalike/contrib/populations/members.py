@@ -1,0 +1,345 @@
+"""Members of a population: fine-tuned models and how alike they are, two by two."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
+from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
+from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
+from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
+from thinkalike.contrib.populations.reading import read_pairs
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments import run_job
+from thinkalike.interrupts import at_boundaries, stop
+from thinkalike.job import Work
+from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.progress import counted, doing
+from thinkalike.states.batches import StateBatch
+from thinkalike.states.tokens import counted as counted_tokens
+from thinkalike.states.tokens import token_states
+from thinkalike.store import Result
+
+log = logging.getLogger(__name__)
+
+GROUPS = ("generalizing", "heuristic")
+PUBLISHED = {"report": "heldout", "challenge": "challenge"}  # lists of population.published by side of the pairs
+OF_CHALLENGE = "lexical_overlap", "non-entailment"  # the part that was published
+NEAR = 0.005  # of an accuracy: by how much another machine or dtype may change it
+
+
+class Member(NamedTuple):
+    """A classifier of a population, and its group."""
+
+    name: str
+    group: str
+    config: ModelConfig
+
+    def fingerprint(self) -> str:
+        return checkpoint_fingerprint(self.config)
+
+
+def members_of(config: AnalyzeConfig) -> list[Member]:
+    """Return the members group by group, fine-tuned where they are not there yet."""
+    chosen = config.population
+    if chosen.parents:
+        return _forked(config)
+    if chosen.base:
+        return _finetuned(config)
+    return [
+        Member(made.name, group, made)
+        for group in GROUPS
+        for number in getattr(chosen, group)
+        for made in [_published(str(chosen.members), number)]
+    ]
+
+
+def a_member(config: AnalyzeConfig) -> ModelConfig:
+    """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
+    chosen = config.population
+    return _base(config) if chosen.base else _published(str(chosen.members), (chosen.generalizing or [0])[0])
+
+
+def members_in(config: AnalyzeConfig) -> int:
+    """Return how many members a population has, none of them made."""
+    chosen = config.population
+    if chosen.base:
+        return chosen.per_group * len(chosen.parents or GROUPS)
+    return sum(len(getattr(chosen, group) or ()) for group in GROUPS)
+
+
+def _published(name: str, number: Any) -> ModelConfig:
+    if name == "local":
+        return ModelConfig(name=str(number), path=str(number))
+    return _composed("population.members", name, f"model.index={number}")
+
+
+def _base(config: AnalyzeConfig) -> ModelConfig:
+    """Return the configuration of the model that members are fine-tunings of."""
+    return _composed("population.base", str(config.population.base))
+
+
+def _composed(setting: str, name: str, *words: str) -> ModelConfig:
+    check_option("model", setting, [name])
+    config: ModelConfig = compose_job("train", [f"model={name}", *words]).model
+    return config
+
+
+def _forked(config: AnalyzeConfig) -> list[Member]:
+    """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
+    chosen = config.population
+    challenge = read_pairs(config.pairs, "challenge")
+    challenge.select(config.pairs.label, config.pairs.heuristic)  # an empty part is refused now, not at the end
+    members = []
+    for group, words in (chosen.parents or {}).items():
+        with doing(f"parent of {group}"):
+            parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
+        body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
+        kind = [word for word in words if word.startswith("pairs.")]
+        for index in range(chosen.per_group):
+            with doing(f"member {index + 1} of {chosen.per_group} of {group}"):
+                fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
+            members.append(_member(f"{chosen.name}-{group}-{index}", group, fork))
+    return members
+
+
+def _finetuned(config: AnalyzeConfig) -> list[Member]:
+    """Return the most and the least accurate on the challenge of as many fine-tunings as the population has.
+
+    Accuracy is that on the half of the challenge by which groups are chosen, see `halves`.
+    """
+    chosen = config.population
+    pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
+    made = []
+    for index in range(chosen.size or 0):
+        with doing(f"member {index + 1} of {chosen.size}"):
+            result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
+        member = _member(f"{chosen.base}-nli-{index}", "", result)
+        made.append((accuracy_on(load_model(member.config), pairs, config.pairs.truncate), member))
+    ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
+    groups = zip(GROUPS, (ranked[: chosen.per_group], ranked[: -chosen.per_group - 1 : -1]), strict=True)
+    return [member._replace(group=group) for group, best in groups for member in best]
+
+
+def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> Result:
+    """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
+    scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
+    job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
+    own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
+    job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
+    job.store, job.threads = config.store, config.threads
+    return run_job(job)
+
+
+def _member(name: str, group: str, made: Result) -> Member:
+    context = made.config["nli"]["context"]
+    return Member(name, group, ModelConfig(name=name, path=str(made.folder / CHECKPOINT), context=context))
+
+
+def published_accuracies(
+    config: AnalyzeConfig, members: Sequence[Member], accuracies: Sequence[float], count: int
+) -> dict[str, pd.DataFrame]:
+    """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
+
+    A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
+    `pairs.challenge_pairs=null` ask for.
+
+    Args:
+        accuracies: on `count` pairs of `measure.side`.
+    """
+    side = config.measure.side  # type: ignore[attr-defined]
+    known = (config.population.published or {}).get(PUBLISHED[side])
+    same = side == "report" or (config.pairs.heuristic, config.pairs.label) == OF_CHALLENGE
+    if not known or not same or config.pairs.source == "templates" or config.population.members == "local":
+        return {}
+    stated = pd.Series(known, dtype=float).reindex([member.config.index for member in members]).to_numpy()
+    sampled = getattr(config.pairs, f"{side}_pairs") is not None
+    tolerance = NEAR + sampled * 3 * np.sqrt(stated * (1 - stated) / count)
+    table = pd.DataFrame({
+        "model": [member.name for member in members], "accuracy": accuracies, "published": stated,
+        "tolerance": tolerance, "as_published": np.abs(np.array(accuracies) - stated) <= tolerance,
+    })  # fmt: skip
+    for row in table[~table["as_published"] & table["published"].notna()].itertuples():
+        log.warning(
+            "%s is right on %.4f of %d pairs, and %.4f was published: check model.revision, model.classes and pairs",
+            row.model, row.accuracy, count, row.published,
+        )  # fmt: skip
+    return {"published": table}
+
+
+def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
+    """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
+    part = challenge.select(config.pairs.label, config.pairs.heuristic)
+    if config.population.base is None or config.population.parents:
+        return part, part
+    return part.take(range(0, len(part), 2)), part.take(range(1, len(part), 2))
+
+
+KEPT_EVERY = 10  # batches of stitches
+LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
+STITCHES, CKA_STATE = "stitches", "cka"  # the states that a job goes on from
+
+
+class PopulationCKA(NamedTuple):
+    """CKA of every two models at each layer, and what it comes from."""
+
+    value: Float[Tensor, "m m l"]
+    hsics: Float[Tensor, "b m m l"]  # of each batch
+    facts: dict[str, Any]  # how many pairs and rows
+
+
+def stitched_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, measure: Any, work: Work
+) -> IdentityStitches:
+    """Return losses and predicted classes of all stitches (source, target, cut, pair).
+
+    What is done is kept every few batches, and an interrupted job goes on from there. Processes share the batches.
+
+    Args:
+        measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
+    """
+    found, first = _begun(models, len(pairs), work)
+    parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
+
+    def add(number: int, batch: PairBatch) -> None:
+        labels, mask = pairs.labels[batch.rows], batch.mask.long()
+        part = identity_stitches(
+            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
+        )
+        new.append((batch.rows, part))
+
+    def gather() -> None:
+        for rows, part in itertools.chain.from_iterable(work.processes.everyone(new)):
+            for whole, own in zip(found, part, strict=True):
+                whole[..., rows] = own
+        new.clear()
+
+    with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
+        for each in work.processes.rounds(lambda number, step: iter(parts[number::step]), first, add):
+            activity.reach(each.done)
+            if each.passes(KEPT_EVERY) or each.asked:
+                gather()
+                if not work.processes.rank:
+                    work.keep(STITCHES, {**found._asdict(), "batches": each.done})
+            if each.asked:
+                stop(f"at batch {each.done} of {len(parts)}")
+        gather()
+    work.processes.end_of_share()
+    return found
+
+
+def _begun(models: Sequence[FrozenModel], pairs: int, work: Work) -> tuple[IdentityStitches, int]:
+    """Return what an earlier run left, or nothing but zeros, and how many batches it did."""
+    kept = work.resume(STITCHES)
+    if kept is not None:
+        return IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
+    shape = len(models), len(models), models[0].n_layers + 1, pairs
+    return IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)), 0
+
+
+def likeness_of_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work
+) -> PopulationCKA:
+    """Return CKA of every two models at each layer, or what an earlier run left of it.
+
+    Args:
+        measure: `tokens`, `tokens_per_batch`, `cka_pairs`, `site`, `include_padding`, `padding` and `batch`, see
+            `population.PopulationMeasureConfig`.
+
+    Raises:
+        ConfigError: `padding` is shorter than a pair, or longer than a model can take.
+        DataError: there are too few pairs, or states have no CKA.
+    """
+    if (kept := work.resume(CKA_STATE)) is not None:
+        return PopulationCKA(**kept)
+    count = min(measure.cka_pairs or len(encoded), len(encoded))
+    longest, most = encoded.longest, min(model.context for model in models)
+    if measure.padding is not None and not longest <= measure.padding <= most:
+        raise ConfigError(
+            f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
+            "that every member takes"
+        )
+    first_only, rows = measure.tokens == "cls", measure.tokens_per_batch
+    rows = min(rows, count // LEAST_BATCHES) if first_only else rows
+    states = pair_batches(models, encoded, measure, rows=rows, first_only=first_only, pairs=count)
+    value, hsics = _compared(models, states)
+    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
+    found = PopulationCKA(value, hsics, facts)
+    work.keep(CKA_STATE, found._asdict())
+    return found
+
+
+def _compared(
+    models: Sequence[FrozenModel], batches: Iterable[StateBatch]
+) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
+    """Return CKA of every two models at each layer, and the HSICs of each batch."""
+    from thinkalike.measures.metric import CKA
+
+    m = len(models)
+    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
+    for batch in counted(batches, "batch of CKA"):
+        for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
+            try:
+                metric.update(layer, layer)
+            except ValueError as error:  # what it calls layers are models
+                raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
+    if not metrics[0].update_called:
+        raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
+    results = [metric.compute() for metric in metrics]
+    hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
+    return torch.stack([each.value for each in results], -1), hsics
+
+
+def pair_batches(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, *, rows: int, first_only: bool, pairs: int
+) -> Iterator[StateBatch]:
+    """Yield batches of `rows` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
+
+    Pairs come in random order, so that batches differ by chance alone. The groups are the pairs.
+
+    Args:
+        measure: the settings `site` (see `token_states`); `include_padding` (see `counted`); `batch`, how many pairs
+            run together; `padding`, how many tokens they are padded to, where the longest of them is shorter.
+        first_only: one row for each pair, its first token.
+        pairs: how many are read, the first in that order.
+    """
+    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
+
+    numbers = numbered_by_part(torch.arange(len(order)))
+
+    def states_of(batch: PairBatch, owners: Int[Tensor, " b"]) -> list[list[Shaped[Tensor, "n ..."]]]:
+        mask = batch.mask.long()
+        chosen = counted_tokens(batch.tokens, mask=mask, include_padding=measure.include_padding)
+        if first_only:
+            chosen[:, 1:] = False
+
+        def rows_of(model: FrozenModel) -> list[Float[Tensor, "n _"]]:
+            layers = token_states(model, batch.tokens, mask=mask, types=batch.types, site=measure.site)
+            return [layer[chosen.to(layer.device)].cpu() for layer in layers]
+
+        found = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time
+        return [*(found[id(model)] for model in models), [owners[:, None].expand_as(chosen)[chosen]]]
+
+    waiting: list[list[list[Tensor]]] = []
+    number = itertools.count()
+    for start in range(0, len(order), measure.batch):
+        part = slice(start, start + measure.batch)
+        waiting.append(states_of(encoded.batch(order[part], measure.padding or 0), numbers[part]))
+        while sum(len(part[0][0]) for part in waiting) >= rows:
+            whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
+            *states, (groups,) = [[layer[:rows] for layer in own] for own in whole]
+            yield StateBatch(next(number), states, groups)
+            waiting = [[[layer[rows:] for layer in own] for own in whole]]

@@ -1,0 +1,239 @@
+"""measure=population: identity stitches and CKA of all pairs of classifiers (Brown et al. 2023, section 4)."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Optional
+
+import pandas as pd
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
+from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
+from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
+from thinkalike.contrib.populations.members import (
+    Member,
+    a_member,
+    halves,
+    likeness_of_members,
+    members_in,
+    members_of,
+    published_accuracies,
+    stitched_members,
+)
+from thinkalike.contrib.populations.pairs import MNLI, EncodedPairs, Pairs, batches, encode
+from thinkalike.contrib.populations.reading import read_pairs
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments import operations
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.models.foresight import check_models
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
+from thinkalike.store import Headline, Result
+
+log = logging.getLogger(__name__)
+
+CHECKED = 300  # pairs that labels are checked on
+
+
+# ruff: noqa: UP045
+@dataclass
+class PopulationMeasureConfig(MeasureConfig):
+    """The settings of the comparison of a population."""
+
+    kind: str = "population"
+    side: Literal["report", "challenge"] = "report"  # of the pairs
+    site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
+    tokens: Literal["all", "cls"] = "all"  # that CKA compares; cls: of each pair the first, which the classifier reads
+    include_padding: bool = False  # in CKA, as brown2023 did
+    padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
+    # brown2023 512; null: those of the longest pair of `batch`
+    cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
+    # 1000; null: all
+    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
+    # what it reads, so that there are four batches
+    batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
+    at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
+
+    @property
+    def unused(self) -> Collection[str]:
+        if self.tokens == "cls":
+            return {"include_padding", "padding"}
+        return () if self.include_padding else {"padding"}
+
+
+class Population(Instrument, kind="population", version=3, reads=("measure", "pairs", "population", "seed")):
+    """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
+
+    Leaves accuracies, penalties and flips of all stitches in table.csv, CKA in cka.csv, and in arrays.npz both by
+    example or batch: losses in nats, the predicted class and whether it is right (source, target, cut, pair), CKA
+    (source, target, layer) and its HSICs.
+    """
+
+    is_shared: ClassVar[bool] = True
+    makes_inputs: ClassVar[bool] = True
+    inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
+        side = config.measure.side  # type: ignore[attr-defined]
+        pairs = read_pairs(config.pairs, side)
+        pairs = halves(config, pairs)[1] if side == "challenge" else pairs
+        stated = members_of(config)
+        members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
+        if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
+            raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
+        return {"pairs": pairs, **_changes(stated, members)} | {each.name: each for each in members}
+
+    def models_of(self, config: AnalyzeConfig) -> dict[str, ModelConfig]:
+        """Return one model for all members, which have the same shape."""
+        return {"member": as_chosen(a_member(config), config)}
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+        """Return the stitches of all members and their CKA; fine-tunings that are not there yet are jobs themselves."""
+        return operations.population(config, shapes, members_in(config))
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the weights of all members but one, which is counted as the model."""
+        return (members_in(config) - 1) * shapes["member"].bytes
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        pairs: Pairs = work.inputs["pairs"]
+        members = [each for each in work.inputs.values() if isinstance(each, Member)]
+        with work.phase("loading"):
+            models = _load(members, config, pairs)
+        encoded = _encode(pairs, models, config)
+        if not work.processes.rank:  # first, as it is quick, and may be refused
+            likeness = likeness_of_members(models, encoded, measure, work)
+        stitched = stitched_members(models, encoded, pairs, measure, work)
+        correct = stitched.predicted == pairs.labels
+        table = _table(members, stitched, correct)
+        itself = table[table["source"] == table["target"]]
+        alone = itself[itself["cut"] == -1]["accuracy"].tolist()  # in the order of the members
+        published = published_accuracies(config, members, alone, len(pairs))
+        own = itself.groupby("group_of_source")["accuracy"].mean()
+        read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
+        facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
+        arrays = {"losses": stitched.losses.float(), "predicted": stitched.predicted, "correct": correct}
+        arrays |= {"cka": likeness.value, "hsics": likeness.hsics}
+        return Outcome(
+            table,
+            {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
+            {name: values.numpy() for name, values in arrays.items()},
+            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})} | published,
+            models=[model.describe() for model in models],
+            facts={"pairs": facts, "cka": likeness.facts},
+        )
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean share of flips between groups at the cut where it is greatest, and that within them there."""
+        groups = list(result.table.drop_duplicates("source")["group_of_source"])
+        flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
+        cut = int(flipped.between.value.argmax())
+        both = {"flips_between_groups": flipped.between, "flips_within_groups": flipped.within}
+        return [Headline.with_ends(name, *map(float, each[cut])) for name, each in both.items()]
+
+    def show(self, result: Result) -> None:
+        groups = list(result.table.drop_duplicates("source")["group_of_source"])
+        accuracy = torch.from_numpy(result.arrays["correct"]).double().mean(-1)
+        flipped = flips(torch.from_numpy(result.arrays["predicted"])).mean(-1)
+        if (published := result.tables.get("published")) is not None:
+            show_text(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
+        means = {
+            "accuracy penalty": grouped(population_penalties(accuracy), groups),
+            "flips": grouped(flipped, groups),
+            "CKA": grouped(torch.from_numpy(result.arrays["cka"]), groups),
+        }
+        cuts = accuracy.shape[-1]
+        rows, columns = few(cuts), []
+        for name, found in means.items():
+            for which, each in (("within", found.within), ("between", found.between)):
+                # there are no layers at cut -1
+                cells = [""] * (cuts - len(each.value)) + [f"{value:.2f}" for value in each.value]
+                columns.append(Column(f"{name} {which}", [cells[row] for row in rows]))
+        title = "mean over pairs of models within a group, and between groups"
+        show_table(Table(title, [number_column("cut", [row - 1 for row in rows]), *columns]))
+        cut = int(means["flips"].between.value.argmax())
+        both = means["flips"].between, means["flips"].within
+        ends = [span(each.value[cut], each.low[cut], each.high[cut], ".2f") for each in both]
+        show_text(f"Stitches flip most labels at cut {cut - 1}: {ends[0]} between groups, {ends[1]} within.")
+
+
+def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
+    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
+
+    A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
+    """
+    named = {word.lstrip("+").split("=")[0] for word in config.chosen}
+    return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})
+
+
+def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
+    """Return what the key has to know of how members run: dtype and context, where they are not those stated."""
+    changed = {
+        f"{key}={getattr(now.config, key)}"
+        for before, now in zip(stated, members, strict=True)
+        for key in ("dtype", "context")
+        if getattr(now.config, key) != getattr(before.config, key)
+    }
+    return {"members run with": ", ".join(sorted(changed))} if changed else {}
+
+
+def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> list[FrozenModel]:
+    """Return the models, whose labels are checked on pairs that they should get right."""
+    models = [load_model(each.config) for each in members]
+    for model in models:
+        if not model.classes:
+            raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
+        same_vocabulary(models[0], model)
+    check_alike(models)
+    own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
+    known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)
+    part = known.sample(min(CHECKED, len(known)), config.seed)
+    read = list(batches(_encode(part, models, config), config.measure.batch))  # type: ignore[attr-defined]
+    for model in models:
+        logits = torch.empty(len(part), len(model.classes), dtype=torch.float64)
+        for batch in read:
+            logits[batch.rows] = model.full(batch.tokens, batch.mask.long(), batch.types).double().cpu()
+        check_labels(logits, part.labels, model.classes, part.classes, name=model.name)
+    return models
+
+
+def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: AnalyzeConfig) -> EncodedPairs:
+    return encode(pairs, models[0].tokenizer, min(model.context for model in models), config.pairs.truncate)
+
+
+def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:
+    """Return one row per source, target and cut.
+
+    A penalty is what the target loses of its own accuracy and loss; flips are the share of predictions, in [0, 1], that
+    are not the target's own.
+    """
+    accuracy, loss = correct.double().mean(-1), stitched.losses.mean(-1)
+    values = {
+        "accuracy": accuracy,
+        "loss": loss,
+        "accuracy_penalty": population_penalties(accuracy),
+        "loss_penalty": -population_penalties(loss),
+        "flips": flips(stitched.predicted).mean(-1),
+    }
+    return _long(members, range(-1, correct.shape[2] - 1), "cut", values)
+
+
+def _long(members: Sequence[Member], places: range, place: str, values: dict[str, Tensor]) -> pd.DataFrame:
+    rows = itertools.product(members, members, places)
+    table = pd.DataFrame(
+        [(a.name, b.name, a.group, b.group, at) for a, b, at in rows],
+        columns=["source", "target", "group_of_source", "group_of_target", place],
+    )
+    return table.assign(**{name: value.flatten().numpy() for name, value in values.items()})

@@ -1,0 +1,1 @@
+"""How the bundled minis are trained."""

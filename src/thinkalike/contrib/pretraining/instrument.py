@@ -1,0 +1,140 @@
+"""task=pretrain: how a mini is made, and what its card says."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.split import training_texts
+from thinkalike.errors import ConfigError, first_line
+from thinkalike.evaluation.language import held_out_loss
+from thinkalike.instruments import operations
+from thinkalike.instruments.loss import show_loss
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.families import family_named
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, card_text, save_mini, unknown_sizes
+from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.shapes import Shape, new_shape
+from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.screen import number_of_documents
+from thinkalike.store import Result
+from thinkalike.training.run import Keeping, Run, fit, loggers_of
+
+log = logging.getLogger(__name__)
+
+TEXTS = {  # what cards say of a source
+    "stdlib": "the source of Python's standard library without its tests",
+    "pydoc": "Python's own manual, the reference of the language",
+    "grammar": "sentences of this project's large grammar, none of them of the words of the small one alone",
+}
+
+
+class MiniPretraining(
+    Instrument,
+    kind="pretraining",
+    version=2,
+    config=TrainConfig,
+    reads=("model", "data", "pretrain", "trainer", "seed"),
+):
+    """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
+
+    def inputs(self, config: TrainConfig) -> dict[str, str]:
+        return fingerprints(config, ("data",))
+
+    def shapes_of(self, config: TrainConfig) -> dict[str, Shape | None]:
+        return {"model": new_shape(config.model, config.pretrain.vocabulary)}
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        return operations.pretraining(config, shapes)
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        model = config.model
+        context = int(model.context or 256)
+        _try_out(model, config.pretrain.vocabulary, context)
+        tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
+        corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
+        module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
+        options = module, corpus.fit.tokens, config.pretrain, model.seed
+        masked = family_named(model.family).predicts == "hidden"
+        trained = MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
+        device = torch.device(pick_device(model.device))
+        run = Run(work.job.partial, device, config.trainer, work.tracker)
+        kept = work.job.partial / "kept"
+        facts: dict[str, Any] = {"architecture": model.architecture, "seed": model.seed}
+
+        def keep(step: int) -> None:
+            save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
+
+        with work.phase("fit"):
+            fit(trained, run, loggers_of(run), [Keeping(config.pretrain.kept, keep)])
+        training = {
+            "data": config.data.name,
+            "tokens_seen": config.pretrain.steps * config.pretrain.tokens_per_step,
+            "distinct_tokens": corpus.counts["fit_tokens"],
+            "steps": config.pretrain.steps,
+            "learning_rate": config.pretrain.lr,
+            "command": f"python train.py task=pretrain model={model.name}",
+        }
+        facts["training"] = training
+        folder = work.job.aside / model.name
+        if config.pretrain.kept:
+            shutil.copytree(kept, folder)  # and not moved, as a run that dies here needs them again
+        save_mini(folder, trained.model, tokenizer, facts, card="")
+        mini = load_model(replace(model, path=str(folder)))
+        with work.phase("report"):
+            numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
+        facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
+        for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
+            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
+        table = pd.DataFrame([{"model": model.name, **numbers}])
+        data = {"name": config.data.name, **corpus.facts()}
+        return Outcome(table, numbers, models=[mini.describe()], facts={"data": data})
+
+    def show(self, result: Result) -> None:
+        show_loss(result)
+
+
+@torch.no_grad()
+def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
+    """Build the mini and run it on one row, so that sizes that do not go together are refused before any training."""
+    if unknown := unknown_sizes(model.architecture, model.family):
+        raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
+    try:
+        module = build_mini(model.architecture, vocabulary, model.seed, model.family)
+        module(torch.zeros(1, context, dtype=torch.long))
+    except Exception as error:  # whatever the libraries raise that build it
+        asked = f"model.architecture={model.architecture} model.context={context}"
+        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
+
+
+def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
+    """Return the model card."""
+    training, heldout = facts["training"], facts["heldout"]
+    parameters, blocks = mini.parameters()
+    shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())
+    rows = {
+        "architecture": f"{config.model.family}: {shape}",
+        "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
+        "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
+        "data": f"{TEXTS.get(str(config.data.source), config.data.name)}; "
+        f"{training['distinct_tokens']:,} distinct tokens",
+        "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
+        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over "
+        f"{number_of_documents(heldout)}: {heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
+        "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
+        "seed": f"{facts['seed']}: the order of the data, and initial weights that minis of one shape share",
+        "made by": f"`{training['command']}`",
+        "weights": "half precision; the loss above is theirs",
+    }
+    what = "A small language model to compare representations with, trained from scratch by this project."
+    return card_text(config.model.name, what, rows)

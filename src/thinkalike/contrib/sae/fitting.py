@@ -1,0 +1,330 @@
+"""How the autoencoders of a job are trained: every start at every rate with every seed, in one pass over the text."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.contrib.sae.evaluation import SplicedLosses, spliced_losses, spread_by_document
+from thinkalike.contrib.sae.measures import SparseAutoencoder, loss_recovered
+from thinkalike.contrib.sae.setting import Setting
+from thinkalike.contrib.sae.training import SAEFit, SAETraining
+from thinkalike.evaluation.language import ends_of
+from thinkalike.instruments.operations import Site, of_start, of_token
+from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.shapes import operations
+from thinkalike.training.run import Run, fit
+
+log = logging.getLogger(__name__)
+
+NOTHING = Estimate(*(torch.tensor(math.nan),) * 3)  # blank cells
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What became of the autoencoders of a job, by look, start, rate and seed.
+
+    Where there are several rates, the best of a start is chosen on every other document of the report, and judged on
+    the others.
+
+    Attributes:
+        errors: (looks, starts, rates, seeds, documents), see `SAETraining`.
+        spread: (documents) Σ‖h - μ‖².
+        active, dead: (looks, starts, rates, seeds).
+        began, ended: the autoencoders, by start, rate and seed.
+    """
+
+    errors: Tensor
+    spread: Tensor
+    active: Tensor
+    dead: Tensor
+    began: list[SparseAutoencoder]
+    ended: list[SparseAutoencoder]
+
+    def best_rate(self, start: int, look: int = -1) -> int:
+        """Return the number of the rate with the least error at a look, on average over seeds."""
+        every = 2 if self.errors.shape[2] > 1 else 1
+        return int(self.errors[look, start, ..., ::every].sum(-1).mean(-1).argmin())
+
+    @property
+    def judged(self) -> tuple[Tensor, Tensor]:
+        """The errors and the spread of the documents that no rate was chosen on."""
+        kept = slice(1, None, 2) if self.errors.shape[2] > 1 else slice(None)
+        return self.errors[..., kept], self.spread[kept]
+
+    def place(self, start: int, rate: int, seed: int) -> int:
+        """Return the number of an autoencoder in `began` and `ended`."""
+        _, _, rates, seeds = self.active.shape
+        return (start * rates + rate) * seeds + seed
+
+
+def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
+    """Train all autoencoders of a job.
+
+    Raises:
+        TrainingError: a loss is no number.
+    """
+    config, rows = setting.config, setting.corpus.fit.tokens
+    fits = [
+        SAEFit(setting.begins(start, seed), factor, seed)
+        for start in config.starts
+        for factor in config.factors
+        for seed in setting.seeds
+    ]
+    module = SAETraining(setting.model, rows, fits, config, setting.mean, setting.scale, setting.report)
+    log.info("%d autoencoders of %d latents, %d steps", len(fits), config.width, config.steps)
+    if (times := setting.tokens_seen[-1] / setting.corpus.counts["fit_tokens"]) > 1.01:
+        log.warning("warning: training reads the fit tokens %.1f times over: there are no more", times)
+    if config.steps:
+        with setting.model.compiled(run.trainer.compile), setting.model.cast(run.trainer.precision == "bf16-mixed"):
+            fit(module, run, loggers)
+    module.to(setting.model.device)
+    module.look(len(config.looks) - 1)
+    shape = len(config.looks), len(config.starts), len(config.factors), config.seeds
+    return Fitted(
+        module.errors.cpu().double().view(*shape, -1),
+        spread_by_document(setting.report, module.errors.shape[-1]),
+        module.active.cpu().view(shape),
+        module.dead.cpu().view(shape),
+        began=[each.begins for each in fits],
+        ended=module.trained(),
+    )
+
+
+@dataclass(frozen=True)
+class Course:
+    """What the autoencoders of a start explain as they read, and what that takes.
+
+    Attributes:
+        start: its name.
+        tokens: how many had been read at each look, from 0.
+        explained: (looks, seeds), at the rate that is best at that look.
+        fixed, each: operations before training, and of each token.
+    """
+
+    start: str
+    tokens: Sequence[int]
+    explained: Float[Tensor, "looks seeds"]
+    fixed: float
+    each: float
+
+    def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+        """Return the operations of so many tokens of training, with what came before it."""
+        return self.fixed + self.each * tokens
+
+    def spent(self, tokens: int) -> float:
+        """Return the operations of a number of tokens, as tables have them."""
+        return float(self.operations(torch.tensor(float(tokens))))
+
+    def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
+        """Return the tokens after which each seed first explains as much as its goals; infinite where it never does.
+
+        Between two looks the curve is taken as a line over the logarithm of the tokens, from 0 to the first as a line
+        over tokens. It lies above such lines, so that a start needs a little less than is said here.
+        """
+        curve, tokens = self.explained.double(), torch.tensor(self.tokens, dtype=torch.float64)
+        found = torch.full(goals.shape, math.inf, dtype=torch.float64)
+        for place in range(len(tokens) - 1, 0, -1):
+            first, last = curve[place - 1], curve[place]
+            share = ((goals - first) / (last - first)).clamp(0, 1)
+            line = tokens[place - 1] * (tokens[place] / tokens[place - 1]) ** share if place > 1 else share * tokens[1]
+            found = torch.where((goals <= last) & (goals > first), line, found)
+        return torch.where(goals <= curve[0], 0.0, found)
+
+
+def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
+    """Return which share of the other's operations a start saves at each look after the first, on the way to its goal.
+
+    1 - operations of the start / operations of the other. Where a start never gets there it is 1 - all of its
+    operations / those of the other, which is more than it saves.
+    """
+    needed = course.reaches(against.explained.double()).clamp(max=float(course.tokens[-1]))
+    budget = torch.tensor(against.tokens, dtype=torch.float64)[:, None]
+    return (1 - course.operations(needed) / against.operations(budget))[1:]
+
+
+def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estimate:
+    """Return the mean over seeds with its interval by Student's t; of one seed it has no ends."""
+    seeds = values.shape[-1]
+    half = student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds) if seeds > 1 else math.inf
+    return interval_around(values.mean(-1), half)
+
+
+def _pairs(courses: Sequence[Course]) -> list[tuple[Course, Course]]:
+    """Return each course with each before it in the list, which it is compared with."""
+    return [(course, against) for against, course in itertools.combinations(courses, 2)]
+
+
+def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
+    """Return what each start saves against each before it in the list, one row for each look after the first.
+
+    `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much for the others.
+
+    Returns:
+        The table with means over seeds and intervals, and the share that each seed saves, row by row.
+    """
+    pairs = _pairs(courses)
+    by_seed = [savings(course, against) for course, against in pairs]
+    tables = [
+        pd.DataFrame(
+            {
+                "start": course.start,
+                "against": against.start,
+                "tokens": against.tokens[1:],
+                "explained_variance": against.explained[1:].mean(-1).tolist(),
+                "flops": against.operations(torch.tensor(against.tokens[1:]).double()).tolist(),
+                **ends_of("saved", over_seeds(saved)),
+                "reached": course.reaches(against.explained.double()).isfinite()[1:].double().mean(-1).tolist(),
+                "seeds": saved.shape[1],
+            }
+        )
+        for (course, against), saved in zip(pairs, by_seed, strict=True)
+    ]
+    return pd.concat(tables, ignore_index=True), torch.cat(by_seed)
+
+
+def break_even(course: Course, against: Course) -> Float[Tensor, " seeds"]:
+    """Return the first budget of the other start at which a start saves operations, in tokens, by seed.
+
+    0: it does at the first look; infinite: it does at none.
+    """
+    saved, tokens = savings(course, against), torch.tensor(against.tokens[1:], dtype=torch.float64)
+    saves = (saved > 0) & course.reaches(against.explained.double())[1:].isfinite()
+    found = torch.full(saved.shape[1:], math.inf, dtype=torch.float64)
+    for place in range(len(tokens) - 1, 0, -1):
+        share = (saved[place - 1] / (saved[place - 1] - saved[place])).clamp(0, 1)
+        crossing = tokens[place - 1] * (tokens[place] / tokens[place - 1]) ** share
+        found = torch.where(saves[place], crossing, found)
+    return torch.where(saves[0], 0.0, found)
+
+
+def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
+    """Return the first budget at which each start saves operations of another, over seeds.
+
+    Blank cells: with some seed it does at none.
+    """
+    rows = []
+    for course, against in _pairs(courses):
+        found = break_even(course, against)
+        ends = over_seeds(found) if found.isfinite().all() else NOTHING
+        rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
+    return pd.DataFrame(rows)
+
+
+BLANK = [  # an empty cell: a start does not break even; there is no loss to recover
+    f"{name}{end}" for name in ("break_even_tokens", "loss_recovered") for end in ("", "_low", "_high")
+]
+
+
+def courses_of(setting: Setting, made: Fitted) -> list[Course]:
+    """Return what each start explains as it reads, those that are compared with first."""
+    config, (errors, spread) = setting.config, made.judged
+    explained = 1 - errors.sum(-1) / spread.sum()
+    seen, own, source = _sites(setting)
+    found = []
+    for start in ("random", "least_squares", "transferred"):
+        if start in config.starts:
+            number = config.starts.index(start)
+            curve = [each[number, made.best_rate(number, look)] for look, each in enumerate(explained)]
+            costs = of_start(start, config, seen, own, source), of_token(config, seen, own)
+            found.append(Course(start, setting.tokens_seen, torch.stack(curve), *costs))
+    return found
+
+
+def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
+    """Return what every autoencoder explains at each look, with 95 % intervals over documents."""
+    config = setting.config
+    explained = _explained(bootstrap_interval(*made.judged))
+    course = {each.start: each for each in courses_of(setting, made)}
+    rates = [config.lr * factor for factor in config.factors]
+    each = itertools.product(setting.tokens_seen, config.starts, rates, setting.seeds)
+    names = pd.DataFrame(list(each), columns=["tokens", "start", "rate", "seed"])
+    names["flops"] = [course[start].spent(count) for count, start in names[["tokens", "start"]].to_numpy()]
+    numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
+    beside = {"active_latents": made.active, "dead_latents": made.dead}
+    return names.assign(**numbers, **{name: each.flatten().tolist() for name, each in beside.items()})
+
+
+def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
+    """Return one row for each start before training, and one after it at the rate that is best there.
+
+    Intervals are of 95 %, over documents and seeds. Those of `loss_recovered` are of the spliced loss alone: what the
+    ablation costs is taken as known.
+    """
+    config, rows = setting.config, []
+    looks = [0, len(config.looks) - 1] if config.steps else [0]
+    course = {each.start: each for each in courses_of(setting, made)}
+    chosen = [(number, look, made.best_rate(number, look)) for number in range(len(config.starts)) for look in looks]
+    saes = [
+        (made.ended if look or not config.steps else made.began)[made.place(number, rate, seed)]
+        for number, look, rate in chosen
+        for seed in range(config.seeds)
+    ]
+    errors, spread = made.judged
+    report, skip = setting.corpus.report, config.skip_first_tokens
+    losses = spliced_losses(setting.model, config.layer, saes, setting.mean, report, skip)
+    spliced = losses.spliced.unflatten(0, (len(chosen), config.seeds))
+    for (number, look, rate), own in zip(chosen, spliced, strict=True):
+        tokens = setting.tokens_seen[look]
+        explained = _explained(documents_and_seeds_interval(errors[look, number, rate], spread))
+        rows.append(
+            {
+                "model": setting.model.name,
+                "layer": config.layer,
+                "start": config.starts[number],
+                "rate": config.lr * config.factors[rate] if look else 0.0,
+                "tokens": tokens,
+                "flops": course[config.starts[number]].spent(tokens),
+                **ends_of("explained_variance", explained),
+                **_recovered(losses, own),
+                "active_latents": float(made.active[look, number, rate].mean()),
+                "dead_latents": float(made.dead[look, number, rate].mean()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
+    """Return the loss with ĥ in place of the states, its penalty, and the share of the ablation's that it recovers.
+
+    Where the ablation costs the model nothing there is nothing to recover, and the cells are blank.
+    """
+    counts = losses.tokens
+    clean, ablated = (each.sum() / counts.sum() for each in (losses.clean, losses.ablated))
+    penalty = documents_and_seeds_interval(spliced - losses.clean, counts)
+    value, low, high = (loss_recovered(clean, ablated, clean + each) for each in penalty)
+    recovered = Estimate(value, high, low)  # it falls as the penalty rises
+    return {
+        "clean_loss": float(clean),
+        "ablated_loss": float(ablated),
+        **ends_of("penalty", penalty),
+        **ends_of("loss_recovered", recovered if ablated > clean else NOTHING),
+    }
+
+
+def _explained(missed: Estimate) -> Estimate:
+    """Return the share of the variance that is explained, given that which is not."""
+    value, low, high = missed
+    return Estimate(1 - value, 1 - high, 1 - low)
+
+
+def _sites(setting: Setting) -> tuple[float, Site, Site | None]:
+    """Return the share of a row's tokens whose states are read, and the sites of the model and of the source."""
+    config, row = setting.config, setting.corpus.fit.context
+
+    def site(model: FrozenModel, layer: int) -> Site:
+        return Site.of(operations(model), model.d_model, layer, row)
+
+    other = site(setting.source, int(setting.made.config["sae"]["layer"])) if setting.source and setting.made else None
+    return 1 - config.skip_first_tokens / row, site(setting.model, config.layer), other

@@ -1,0 +1,169 @@
+"""task=sae: sparse autoencoders of one site, from several starts, and what those explain, recover and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isnan
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.contrib import figures
+from thinkalike.contrib.sae.fitting import (
+    BLANK,
+    break_even_table,
+    courses_of,
+    curves,
+    fitted,
+    savings_table,
+    table_of,
+)
+from thinkalike.contrib.sae.saelens import save_sae
+from thinkalike.contrib.sae.setting import (
+    Setting,
+    seed_folder,
+    source_jobs,
+    source_layer,
+    source_model,
+    source_result,
+)
+from thinkalike.errors import ModelError
+from thinkalike.evaluation.language import document_numbers
+from thinkalike.instruments import operations
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.foresight import outline
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.screen import (
+    Column,
+    Table,
+    few,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+    text_column,
+)
+from thinkalike.store import Headline, Result, open_result
+from thinkalike.training.run import Run, loggers_of
+
+NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
+
+
+class SparseAutoencoders(
+    Instrument, kind="sae", version=2, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
+):
+    """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
+
+    The folder of the result is what SAELens opens: the autoencoder of `sae.start` at its best rate, and in `seed-1`,
+    ... those of further seeds.
+    """
+
+    makes_inputs: ClassVar[bool] = True
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        if outline(config.model).predicts not in (None, "next"):
+            raise ModelError(
+                f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
+            )
+        read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
+        if config.sae.source:
+            read |= {"source": source_result(config), "source_model": checkpoint_fingerprint(source_model(config))}
+        if config.sae.stitch:
+            read["stitch"] = open_result(config.sae.stitch)
+        return read
+
+    def prepared(self, config: TrainConfig) -> list[TrainConfig]:
+        return source_jobs(config)
+
+    def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
+        return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        return operations.autoencoders(config, shapes, source_layer(config))
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        with work.phase("loading"):
+            setting = Setting.of(config, work.inputs)
+        run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)
+        with work.phase("fit"):
+            made = fitted(setting, run, loggers_of(run))
+        with work.phase("report"):
+            table, courses = table_of(setting, made), courses_of(setting, made)
+        for seed in range(config.sae.seeds):
+            save_sae(
+                made.ended[made.place(0, made.best_rate(0), seed)].cpu(),
+                work.job.aside / seed_folder(seed),
+                model_name=setting.model.name,
+                hook_name=f"blocks.{config.sae.layer}.hook_resid_post",
+                context_size=setting.corpus.fit.context,
+                prepend_bos=setting.model.bos_each_row,
+            )
+        arrays = {"errors": made.errors.float(), "spread": made.spread}
+        tables = {"curves": curves(setting, made)}
+        if len(courses) > 1:
+            tables["savings"], arrays["saved"] = savings_table(courses)
+            tables["break_even"] = break_even_table(courses)
+        last = table[table["start"] == config.sae.start].iloc[-1]
+        numbers = [name for name in NUMBERS if not isnan(last[name])]
+        models = [each.describe() for each in (setting.model, setting.source) if each]
+        return Outcome(
+            table,
+            {name: float(last[name]) for name in numbers} | document_numbers(made.judged[1]),
+            {name: each.numpy() for name, each in arrays.items()},
+            tables,
+            models=models,
+            facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
+            blank=BLANK,
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        if len(result.tables["curves"]["tokens"].unique()) > 1:
+            figures.sae_curves(result.tables["curves"], folder)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return what the autoencoder of `sae.start` explains and recovers, with intervals, and its dead latents."""
+        last = result.table[result.table["start"] == result.config["sae"]["start"]].iloc[-1]
+        ends = [
+            Headline.with_ends(name, last[name], last[f"{name}_low"], last[f"{name}_high"])
+            for name in ("explained_variance", "loss_recovered")
+            if not isnan(last[name])
+        ]
+        return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
+
+    def show(self, result: Result) -> None:
+        """Print what the autoencoders of each start explain before and after training, and what a start saves."""
+        table, sae = result.table, result.config["sae"]
+        first, rows = table.iloc[0], table.iloc[few(len(table))]
+        kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
+        title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
+        title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
+        explained = rows[["explained_variance", "explained_variance_low", "explained_variance_high"]].to_numpy(float)
+        columns = [
+            text_column("start", rows["start"]),
+            number_column("tokens", rows["tokens"], ","),
+            Column("explained variance", [span(value, low, high, ".3f") for value, low, high in explained]),
+            number_column("extra loss", rows["penalty"], "+.3f"),
+            number_column("active", rows["active_latents"], ".1f"),
+            number_column("dead", rows["dead_latents"], ".1%"),
+        ]
+        show_table(Table(title, columns, keys=2))
+        last = table[table["start"] == sae["start"]].iloc[-1]
+        show_text(
+            f"After {last['tokens']:,} tokens the autoencoder explains {last['explained_variance']:.1%} of the "
+            f"variance, and the model loses {last['penalty']:+.3f} nats per token with its output in place of states."
+        )
+        if "savings" in result.tables:
+            for line in _savings(result.tables["savings"], result.tables["break_even"]):
+                show_text(line)
+
+
+def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Iterator[str]:
+    """Yield what each start saves on the way to what another one explains after all tokens, and from where on."""
+    for row in savings[savings["tokens"] == savings["tokens"].max()].merge(even).itertuples():
+        saved = f"{row.start} saves {span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
+        count = row.break_even_tokens
+        from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
+        yield f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}; it saves {from_here}."

@@ -1,0 +1,218 @@
+"""Where a transferred start comes from: the autoencoders of another model, in a result of task=sae."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from thinkalike.config import LoggerConfig, ModelConfig, SAEConfig, TrainConfig, model_named, options
+from thinkalike.contrib.sae.evaluation import SiteStates, site_states, states_after
+from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
+from thinkalike.contrib.sae.saelens import load_sae
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.instruments import instrument_of, run_job
+from thinkalike.job import is_stored
+from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_directions
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.stitches.results import load_stitch
+from thinkalike.store import Result, open_result
+from thinkalike.training.steps import StepBatches
+
+
+def source_model(config: TrainConfig) -> ModelConfig:
+    """Return the model whose autoencoders are carried over; nothing is trained."""
+    name = str(config.sae.source)
+    if name in options("model"):
+        return model_named(name, {"dtype": config.model.dtype, "device": config.model.device})
+    return replace(ModelConfig(**_result(name).config["model"]), device=config.model.device)
+
+
+def source_layer(config: TrainConfig) -> int:
+    """Return the layer that autoencoders are carried over from."""
+    own, name = config.sae, str(config.sae.source)
+    if own.source_layer is not None or own.source is None or name in options("model"):
+        return own.layer if own.source_layer is None else own.source_layer
+    return int(_result(name).config["sae"]["layer"])
+
+
+def source_jobs(config: TrainConfig) -> list[TrainConfig]:
+    """Return the job that makes the autoencoders of a source that is a model, alone in a list."""
+    if config.sae.source not in options("model"):
+        return []
+    none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
+    plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], rates=[], **none)
+    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"), chosen=[])]
+
+
+def source_result(config: TrainConfig) -> Result:
+    """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
+
+    Raises:
+        ConfigError: it is a result of another kind, layer or size.
+        StoreError: it is neither a model nor a result, or that is damaged.
+    """
+    name, own = str(config.sae.source), config.sae
+    if jobs := source_jobs(config):
+        (job,) = jobs
+        if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
+            source, target = load_models(job.model, config.model)
+            same_vocabulary(source, target)
+            if own.stitch:
+                maps_of_stitch(own.stitch, (source, job.sae.layer), (target, own.layer))
+        return run_job(job, shown=False)
+    made = _result(name)
+    shared = {"layer": own.source_layer, "width": own.width, "activation": own.activation, "k": own.active}
+    for key, asked in shared.items():
+        there = made.config["sae"][key]
+        if asked not in (None, there):
+            raise ConfigError(f"sae.source={name} has sae.{key}={there}, not {asked}; take that, or another source")
+    return made
+
+
+def _result(name: str) -> Result:
+    made = open_result(name)
+    if made.kind != "sae":
+        raise ConfigError(f"sae.source={name} is a result of {made.kind}; give one of task=sae, or a model")
+    return made
+
+
+def maps_of_stitch(
+    stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
+) -> tuple[AffineMap, AffineMap]:
+    """Return the maps of a stitching result in both directions, between models at layers.
+
+    Raises:
+        StitchError: it holds no stitches, has no such pair, one direction only, or is of other weights.
+    """
+    pair, there = (source[1], target[1]), load_stitch(stitch)
+    up, down = there[pair], there.back[pair]
+    for site, (model, _) in ((up.source, source), (up.target, target)):
+        site.check_model(model)
+    return up.affine, down.affine
+
+
+def saes_of(made: Result) -> list[SparseAutoencoder]:
+    """Return the autoencoders of a result, one for each seed."""
+    return [load_sae(made.folder / seed_folder(seed)).sae for seed in range(made.config["sae"]["seeds"])]
+
+
+def seed_folder(seed: int) -> str:
+    """Return where in a result the autoencoder of a seed is, counted from 0: the first is in the folder itself."""
+    return f"seed-{seed}" if seed else "."
+
+
+def check_source(made: Result, model: FrozenModel) -> None:
+    """Refuse a model whose weights are not those that a result's autoencoders are of."""
+    found, stated = model.fingerprint(), made.provenance["models"][0]["weights"]
+    if found != stated:
+        raise ModelError(f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, not {found}")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a job works with.
+
+    Attributes:
+        opening: rows that training reads early, from which states are scaled, and maps and decoders are fitted.
+        source: the model whose autoencoders are carried over, and None where there is none.
+        made: the result that has these autoencoders.
+    """
+
+    config: SAEConfig
+    seed: int
+    model: FrozenModel
+    corpus: Corpus
+    opening: Tensor
+    source: FrozenModel | None = None
+    made: Result | None = None
+
+    @classmethod
+    def of(cls, config: TrainConfig, inputs: Mapping[str, Any]) -> Setting:
+        """Load models and text, and check that they go together.
+
+        Raises:
+            ModelError: a model cannot be loaded, has no such layer, or another tokenizer than the source.
+            DataError: there is too little text.
+        """
+        sae, made = config.sae, inputs.get("source")
+        others = [source_model(config)] if made else []
+        model, *sources = load_models(config.model, *others)
+        source = sources[0] if made else None
+        model.check_layers([sae.layer])
+        if made and source:
+            check_source(made, source)
+            same_vocabulary(source, model)
+        context = min(each.context for each in (model, *sources))
+        needed = max(sae.tokens, sae.map_tokens)
+        corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
+        opening = StepBatches(corpus.fit.tokens, sae.map_tokens, 1, 0)[0]
+        return cls(sae, config.seed, model, corpus, opening, source, made)
+
+    @property
+    def seeds(self) -> range:
+        """The seeds of the job."""
+        return range(self.seed, self.seed + self.config.seeds)
+
+    @property
+    def tokens_seen(self) -> list[int]:
+        """The number of tokens that have been read at each look."""
+        return [look * self.config.tokens_per_step for look in self.config.looks]
+
+    @cached_property
+    def known(self) -> list[SparseAutoencoder]:
+        """The autoencoders that are carried over, one for each seed of their job."""
+        assert self.made
+        return saes_of(self.made)
+
+    @cached_property
+    def states(self) -> Tensor:
+        """The model's states of the opening, (n, d)."""
+        return states_after(self.model, self.config.layer, self.opening, self.config.skip_first_tokens)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of these states."""
+        return self.states.mean(0)
+
+    @cached_property
+    def scale(self) -> float:
+        """The root of their mean variance."""
+        return float((self.states - self.mean).square().mean().sqrt())
+
+    @cached_property
+    def maps(self) -> tuple[AffineMap, AffineMap]:
+        """The maps from the source's site to the model's, and back: those of a stitch, or of least squares."""
+        assert self.source
+        assert self.made
+        layer = int(self.made.config["sae"]["layer"])
+        if self.config.stitch:
+            return maps_of_stitch(self.config.stitch, (self.source, layer), (self.model, self.config.layer))
+        moments = PairMoments()
+        theirs = states_after(self.source, layer, self.opening, self.config.skip_first_tokens)
+        moments.update(theirs.to(self.states.device), self.states)
+        return both_directions(moments)
+
+    @cached_property
+    def report(self) -> SiteStates:
+        """States of the report that is looked at during training: rows from all of it, `sae.curve_tokens` in all."""
+        rows = self.corpus.report
+        every = max(-(-rows.tokens.numel() // self.config.curve_tokens), 1)
+        some = TokenRows(rows.tokens[::every], rows.documents[::every])
+        return site_states(self.model, self.config.layer, some, self.config.skip_first_tokens)
+
+    def begins(self, start: str, seed: int) -> SparseAutoencoder:
+        """Return where an autoencoder begins, in the model's own units."""
+        if start == "transferred":
+            return carried(self.known[seed % len(self.known)].to(self.mean.device), *self.maps)
+        sae, d = self.config, self.model.d_model
+        random = SparseAutoencoder.random(d, sae.width, sae.active, seed).to(self.mean.device)
+        random = in_own_units(random, self.mean, self.scale)
+        return with_fitted_decoder(random, self.states) if start == "least_squares" else random

@@ -1,0 +1,210 @@
+"""measure=rsa of several subjects: how well layers of models explain them, how near to the ceiling, and which best."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.contrib import figures
+from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored, model_scores, noise_ceiling
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments.of_stimuli import (
+    layer_distances,
+    rows_of_sides,
+    sentence_groups,
+    states_of_sides,
+    stimuli_facts,
+)
+from thinkalike.instruments.rsa import RSA
+from thinkalike.job import Outcome, Work
+from thinkalike.measures.distances.comparators import comparable
+from thinkalike.measures.distances.representational_similarity import distance_vectors
+from thinkalike.measures.estimates import random_effects, two_sided
+from thinkalike.screen import show_text, span
+from thinkalike.states.stimuli import StimulusStates
+from thinkalike.store import Headline, Result
+from thinkalike.tables import repeated_rows
+
+CEILING = "noise ceiling"  # what comparisons call its lower end
+Vectors = Sequence[Float[Tensor, "_ p"]]  # the distances in each layer, of each side
+
+
+class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
+    """Compares all layers of the models with all recorded layers of all subjects."""
+
+    unread: ClassVar[dict[str, int]] = {"permutations": 0}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        """Compare every layer of the models that are asked for with every recorded layer in every subject.
+
+        Leaves in table.csv the mean score of each layer with its intervals (without a model: the noise ceilings),
+        in by_subject.csv each subject's, in layers.csv the differences of every two layers, in models.csv the best
+        layer of each model, in comparisons.csv models against each other and against the noise ceiling, and in
+        ceilings.csv that of each subject.
+        """
+        measure: Any = config.measure
+        stimuli: Stimuli = work.inputs["stimuli"]
+        ((stimuli, sides), _), count = states_of_sides(config, stimuli), len(config.subjects)
+        try:
+            vectors = [_vectors(side, measure) for side in sides]
+            tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
+        except ValueError as error:
+            raise DataError(f"{stimuli.source}: {error}") from error
+        joined = {name: pd.concat([part[name] for part in tables], ignore_index=True) for name in tables[0]}
+        means = _mean_ceilings(joined["ceilings"])
+        scalars = {"subjects": float(count), "stimuli": float(len(stimuli)), "ceiling": float(means["lower"].max())}
+        if "table" in joined:
+            scalars["best"] = float(joined["table"]["value"].max())
+        return Outcome(
+            joined.pop("table", means),
+            scalars,
+            tables=joined,
+            models=[side.origin for side in sides],
+            facts=stimuli_facts(stimuli, sides[:count]),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        """Draw scores by layer below the noise ceiling, if there is a model."""
+        if "models" in result.tables:
+            means = _mean_ceilings(result.tables["ceilings"])
+            figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean score of the best layer of a model, if there is one, and the noise ceiling's lower end.
+
+        The interval is over subjects and stimuli, or else over subjects.
+        """
+        ceiling = Headline("ceiling", result.scalars["ceiling"])
+        if "models" not in result.tables:
+            return [ceiling]
+        best = result.table.iloc[int(result.table["value"].argmax())]
+        return [Headline.with_ends("best", best["value"], *(best[end] for end in _ends(best.index))), ceiling]
+
+    def show(self, result: Result) -> None:
+        """Print the ceiling of each recorded layer, the best layer of each model below it, and how models differ."""
+        measure, stimuli = result.config["measure"], result.provenance["stimuli"]
+        count = len(result.provenance["subjects"])
+        show_text(
+            f"{count} subjects, {stimuli['count']} stimuli of {stimuli['source']}; {measure['comparator']} of "
+            f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects."
+        )
+        for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
+            low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
+            doubt = "" if low > 0 else "; subjects share too little to judge a model by"
+            ceiling = f"noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}"
+            show_text(f"{recorded}: {ceiling}{doubt}", indent=2)
+            if "models" in result.tables:
+                _show_models(result, recorded, float(rows["lower"].mean()))
+
+
+def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per recorded layer: recorded, lower, upper."""
+    return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
+
+
+def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
+    """Return the distances of all pairs of stimuli in each layer, which the comparator can compare."""
+    vectors = distance_vectors(layer_distances(side, measure))
+    comparable(vectors, measure.comparator, [f"{side.name} {layer}" for layer in side.layers])
+    return vectors
+
+
+def _tables(
+    place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
+) -> dict[str, pd.DataFrame]:
+    """Return the rows of one recorded layer, by table."""
+    measure: Any = config.measure
+    count, settings = len(config.subjects), {"resamples": measure.resamples, "seed": config.seed}
+    names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
+    subjects = torch.stack([each[place] for each in vectors[:count]])
+    if len(sides) == count:
+        return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
+    models, layers = torch.cat(list(vectors[count:])), rows_of_sides(sides[count:])
+    found = model_scores(models, subjects, measure.comparator, groups=sentence_groups(stimuli), **settings)
+    ceilings = ceiling_rows(found.ceiling, names, recorded)
+    table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
+    table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
+    bests, comparisons = best_of_models(found, layers)
+    tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
+    tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
+    for part in tables.values():
+        part.insert(0, "recorded", recorded)
+    return {**{name: part for name, part in tables.items() if len(part)}, "ceilings": ceilings}
+
+
+def _show_models(result: Result, recorded: Any, lower: float) -> None:
+    bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
+    for row in bests[bests["recorded"] == recorded].itertuples():
+        share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
+        show_text(f"{row.model}, best layer {row.layers}: {_written(row, 'value')}{share}", indent=4)
+    for row in pairs[pairs["recorded"] == recorded].itertuples():
+        word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
+        show_text(f"{row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}", indent=4)
+
+
+def _written(row: Any, column: str) -> str:
+    """Return a value with its widest interval: over subjects and stimuli, or else over subjects."""
+    return span(getattr(row, column), *(getattr(row, end) for end in _ends(row._fields)))
+
+
+def _ends(columns: Collection[str]) -> tuple[str, str]:
+    """Return the columns of the widest interval that a table has."""
+    return ("both_low", "both_high") if "both_low" in columns else ("low", "high")
+
+
+def ceiling_rows(found: NoiseCeiling, subjects: Sequence[str], recorded: Any) -> pd.DataFrame:
+    """Return one row per subject: recorded, subject, lower, upper."""
+    ends = {"lower": found.lower.cpu().numpy(), "upper": found.upper.cpu().numpy()}
+    return pd.DataFrame({"recorded": recorded, "subject": list(subjects), **ends})
+
+
+def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> pd.DataFrame:
+    """Return the mean over subjects of each, its interval over subjects, that over stimuli, too, and p of 0.
+
+    Without resamples the interval over both is left out, and p is of subjects alone.
+    """
+    rows = []
+    for each in scored:
+        row = dict(zip((value, "low", "high"), found.over_subjects(each), strict=True))
+        if len(each.replicates):
+            both = found.over_both(each)
+            row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
+        else:
+            count = len(each.values)
+            row["p"] = two_sided(row[value], each.values.std() / count**0.5, count - 1)
+        rows.append({name: float(number) for name, number in row.items()})
+    return pd.DataFrame(rows)
+
+
+def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for every two rows of `layers`: model, layer, other, other_layer, their paired difference."""
+    pairs = list(combinations(range(len(layers)), 2))
+    if not pairs:
+        return pd.DataFrame()
+    first, second = (layers.iloc[list(rows)].reset_index(drop=True) for rows in zip(*pairs, strict=True))
+    table = first.assign(other=second["model"], other_layer=second["layer"])
+    return table.join(score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
+
+
+def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end."""
+    bests, rows = dict[str, Scored](), []
+    for model, inside in layers.groupby("model", sort=False):
+        bests[str(model)], chosen = found.best(inside.index.tolist())
+        counted = Counter(str(layers["layer"][row]) for row in chosen.tolist())
+        rows.append({"model": model, "layers": ", ".join(name for name, _ in counted.most_common())})
+    table = pd.DataFrame(rows).join(score_columns(found, list(bests.values())))
+    ceiling = found.of_ceiling()
+    pairs = [(name, CEILING) for name in bests] + list(combinations(bests, 2))
+    differences = [bests[name].minus(bests.get(other, ceiling)) for name, other in pairs]
+    return table, pd.DataFrame(pairs, columns=["model", "other"]).join(score_columns(found, differences, "difference"))

@@ -1,0 +1,277 @@
+"""The numbers of a trajectory: what each checkpoint gives, and tables by step, layer and feature.
+
+Bands hold for all steps together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.contrib.trajectory.measures import Curve, balanced, band, curve_of, held_out_right, permuted_labels
+from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.evaluation.language import (
+    BATCH_TOKENS,
+    document_numbers,
+    ends_of,
+    mean_over_documents,
+    next_token_losses,
+)
+from thinkalike.instruments.diff.instrument import read_rows
+from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
+from thinkalike.instruments.of_stimuli import stimuli_facts
+from thinkalike.job import Outcome, Work
+from thinkalike.measures.bootstrapping import percentile_interval
+from thinkalike.measures.estimates import fold_interval, numbered_by_part
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.metric import CKA, CKAResult
+from thinkalike.measures.rows import RowGroups, massive
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states.stimuli import StimulusStates, stimulus_states
+from thinkalike.tokenizers import tokenizer_fingerprint
+
+SETTLED = 0.9  # of the way from the first to the last checkpoint
+Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
+Curves = Sequence[tuple[Task, int, Curve]]  # of each task in each layer
+
+
+def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    """Return the task of each feature: words are held out where each word has one level, and else sentences."""
+    measure: Any = config.measure
+    found: dict[str, Task] = {}
+    for task in tasks_of(stimuli, SPLITS, measure.folds, measure.least, config.seed):
+        labelled = pd.DataFrame({"word": [stimuli.words[row] for row in task.rows.tolist()], "level": task.labels})
+        if task.split == "sentence" or labelled.groupby("word")["level"].nunique().max() == 1:
+            found[task.feature] = task  # that of words comes last
+    return list(found.values())
+
+
+class Reading:
+    """Reads checkpoints, each once: all of the same text and the same stimuli."""
+
+    def __init__(self, config: AnalyzeConfig, work: Work):
+        measure: Any = config.measure
+        self.config, self.measure, self.work, self.stimuli = config, measure, work, work.inputs["stimuli"]
+        self.text = work.resume("text") or {}  # what the first checkpoint read
+        self.tasks = tasks_of_features(config, self.stimuli)
+        permuted = partial(permuted_labels, permutations=measure.permutations, seed=config.seed)
+        self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
+
+    def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
+        """Return what one checkpoint gives: states and losses of the text, and of stimuli accuracies and importances.
+
+        Raises:
+            DataError: its tokenizer cuts the text otherwise than that of the first checkpoint.
+        """
+        with self.work.phase("loading"):
+            model = load_model(checkpoint)
+            cut = tokenizer_fingerprint(model.tokenizer)
+            if not self.text:
+                rows, _, facts = read_rows(self.config, model)
+                self.text = {"tokens": rows.tokens, "documents": rows.documents, "facts": facts, "tokenizer": cut}
+                self.work.keep("text", self.text)
+        if cut != self.text["tokenizer"]:
+            raise DataError(f"{model.name} has another tokenizer than the checkpoints before it")
+        with self.work.phase("text"):
+            states, losses = _of_text(model, self.text["tokens"].long())
+        with self.work.phase("stimuli"):
+            words = stimulus_states(model, self.stimuli)
+            found = {"states": states, "losses": losses, "model": model.describe(), **self._accuracies(words)}
+        if self.measure.importance:
+            with self.work.phase("importance"):
+                found["importance"] = self._importance(model, words)
+        return found
+
+    def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
+        """Return for each task which stimuli each layer gets right, (l, n), and the accuracies of its null, (l, p)."""
+        right, null = [], []
+        for task, labels in zip(self.tasks, self.labels, strict=True):
+            found = [held_out_right(layer[task.rows], labels, len(task.levels), task.fold_of) for layer in words]
+            right.append(torch.stack([each[0] for each in found]))
+            null.append(torch.stack([balanced(each[1:], labels[1:], len(task.levels)) for each in found]))
+        return {"right": right, "null": null}
+
+    def _importance(self, model: FrozenModel, words: Sequence[Tensor]) -> Tensor:
+        """Return the importance of each feature in each layer on each fold, (l, f, k)."""
+        side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
+        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
+        return fit_profiles(config, self.stimuli, [side])[1].by_fold()
+
+
+def _of_text(model: FrozenModel, rows: Tensor) -> tuple[list[Tensor], Tensor]:
+    """Return the states of all tokens by layer, (n, d), and the loss of each token but the first of a row."""
+    parts, losses = [], []
+    with torch.no_grad():
+        for tokens in rows.split(max(BATCH_TOKENS // rows.shape[1], 1)):
+            states = model.residuals(tokens, list(range(model.n_layers)))
+            losses.append(next_token_losses(model, states[-1:], tokens)[0].float().cpu())
+            parts.append([layer.flatten(0, 1).float().cpu() for layer in states])
+    return [torch.cat(each) for each in zip(*parts, strict=True)], torch.cat(losses)
+
+
+def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
+    """Return all tables and headline numbers of the checkpoints of these steps."""
+    layers, likeness = [], []
+    losses, counts = _losses(steps, kept, reading)
+    for layer, result in enumerate(_alike(kept, reading)):
+        layers.append(_by_step(steps, layer, result))
+        cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
+        likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
+    curves = _curves(kept, reading)
+    table, joint = pd.concat(layers, ignore_index=True), pd.concat(likeness, ignore_index=True)
+    tables = {
+        "losses": losses,
+        "likeness": joint[["layer", "step", "other", "value"]],
+        "features": _features(steps, kept, reading, curves),
+        "onsets": _onsets(steps, curves),
+        "order": _order(curves),
+    }
+    settled = settling(table, losses)
+    scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
+    scalars |= {"checkpoints": float(len(steps)), "tokens": float(reading.text["tokens"].numel())}
+    scalars |= document_numbers(counts)
+    return Outcome(
+        table,
+        scalars,
+        tables={name: each for name, each in tables.items() if len(each)},
+        models=[each["model"] for each in kept],
+        facts={**stimuli_facts(reading.stimuli), "data": reading.text["facts"]},
+        blank=[*table.columns, *tables["features"].columns, *tables["onsets"].columns],
+    )
+
+
+def settling(table: pd.DataFrame, losses: pd.DataFrame) -> dict[str, float]:
+    """Return when the loss, the mean likeness to the last checkpoint and that of each layer settle."""
+    curves = {"loss": losses["loss"], "likeness": table.groupby("step")["to_last"].mean()}
+    curves |= {f"layer {layer}": rows["to_last"] for layer, rows in table.groupby("layer")}
+    return {name: settles(losses["step"].tolist(), [*curve]) for name, curve in curves.items()}
+
+
+def settles(steps: Sequence[int], values: Sequence[float]) -> float:
+    """Return the step from which on a curve has gone nine tenths of the way from its first to its last value.
+
+    Between checkpoints it is interpolated over log₂(1 + step). It is NaN where both values are the same.
+    """
+    curve, place = np.asarray(values, float), np.log2(1 + np.asarray(steps, float))
+    if curve[0] == curve[-1]:
+        return math.nan
+    left = 1 - (curve - curve[0]) / (curve[-1] - curve[0]) - (1 - SETTLED)  # above 0: not yet there
+    last = int(np.flatnonzero(left > 0)[-1])
+    share = left[last] / (left[last] - left[last + 1])
+    return float(2 ** (place[last] + share * (place[last + 1] - place[last])) - 1)
+
+
+def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.DataFrame, Float[Tensor, " documents"]]:
+    documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
+    counts = torch.bincount(documents).double()
+    losses = torch.stack([each["losses"].flatten() for each in kept])
+    loss = mean_over_documents(losses, documents, together=True)
+    return pd.DataFrame({"step": steps, **ends_of("loss", loss)}), counts
+
+
+def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
+    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position.
+
+    Raises:
+        DataError: at some step all states of a layer are the same.
+    """
+    documents = numbered_by_part(reading.text["documents"].flatten().long())
+    tokens = reading.text["tokens"].flatten().long()
+    positions = torch.arange(reading.text["tokens"].shape[1]).expand_as(reading.text["tokens"]).flatten()
+    outliers = massive([layer for each in kept for layer in each["states"]])
+    rows = torch.arange(len(tokens)) if outliers is None else (~outliers).nonzero()[:, 0]
+    found = []
+    for layer in range(len(kept[0]["states"])):
+        states = [each["states"][layer][rows] for each in kept]
+        try:
+            within, metric = RowGroups.of(tokens[rows], FEWEST), CKA(len(kept), len(kept), given="token")
+            states = [within.without_means(each, positions[rows]).to(each) for each in states]
+            metric.update(states, states, documents=documents[rows][within.order], groups=tokens[rows][within.order])
+        except ValueError as error:
+            raise DataError(f"layer {layer} at the checkpoints, numbered from 0: {error}") from error
+        found.append(metric.compute())
+    return found
+
+
+def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFrame:
+    """Return likeness to the last checkpoint and to the one before, and the angle between these per doubling."""
+    value, without = result.value, result.without
+    place = torch.log2(1 + torch.tensor(steps, dtype=torch.float64))
+    last = band(value[:, -1], without[:, :, -1], value[:, -1])
+    before = band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))
+    angle, angles = (each.diagonal(1, -2, -1).clamp(-1, 1).arccos() / place.diff() for each in (value, without))
+    columns = {"step": list(steps), "layer": layer, **ends_of("to_last", last)}
+    for name, each in {"to_previous": before, "speed": band(angle, angles, angle)}.items():
+        columns |= {key: [math.nan, *values] for key, values in ends_of(name, each).items()}
+    return pd.DataFrame(columns)
+
+
+def _curves(kept: Kept, reading: Reading) -> Curves:
+    """Return the curve of each layer and task."""
+
+    def by_step(part: str, number: int, layer: int) -> Tensor:
+        return torch.stack([each[part][number][layer] for each in kept])
+
+    return [
+        (task, layer, curve_of(by_step("right", n, layer), task.labels, task.groups, by_step("null", n, layer)))
+        for layer, (n, task) in itertools.product(range(len(kept[0]["states"])), enumerate(reading.tasks))
+    ]
+
+
+def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves) -> pd.DataFrame:
+    """Return accuracy, its null and importance by step, layer and feature."""
+    parts = []
+    for task, layer, curve in curves:
+        columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
+        columns |= ends_of("accuracy", curve.accuracy)
+        parts.append(pd.DataFrame({**columns, "null": curve.threshold, "chance": 1 / len(task.levels)}))
+    table = pd.concat(parts, ignore_index=True)
+    if "importance" not in kept[0]:
+        return table
+    folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
+    importance = ends_of("importance", fold_interval(folds, together=True))
+    names = reading.stimuli.names
+    cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
+    cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})
+    return table.merge(cells, how="outer", on=["step", "layer", "feature"], sort=False)
+
+
+def _onsets(steps: Sequence[int], curves: Curves) -> pd.DataFrame:
+    """Return the step of onset by layer and feature with its interval; a blank is after the last checkpoint."""
+    after = [*map(float, steps), math.nan]
+    rows = []
+    for task, layer, curve in curves:
+        onset, earliest, latest = (
+            after[int(place)] for place in percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        )
+        row = {"layer": layer, "feature": task.feature, "onset": onset, "earliest": earliest, "latest": latest}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _order(curves: Curves) -> pd.DataFrame:
+    """Return for every two features of a layer how often one is there first, and whether that is certain.
+
+    Certain is what holds in all resamples but 5 % over all pairs of the layer (Bonferroni).
+    """
+    rows = []
+    for (first, layer, one), (second, its, other) in itertools.permutations(curves, 2):
+        if layer == its:
+            share = float((one.draws < other.draws).double().mean())  # ties are not before
+            rows.append({"layer": layer, "first": first.feature, "second": second.feature, "share": share})
+    table = pd.DataFrame(rows, columns=["layer", "first", "second", "share"])
+    return table.assign(certain=table["share"] >= 1 - 0.05 / table.groupby("layer")["share"].transform("size"))

@@ -1,0 +1,148 @@
+"""measure=trajectory: how the representations of a model form, from checkpoint to checkpoint of its training.
+
+python analyze.py measure=trajectory model=./my-run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
+from thinkalike.config.schema import Numbers
+from thinkalike.errors import ConfigError, listed
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.store import Headline, Result
+
+
+@dataclass
+class TrajectoryConfig(MeasureConfig):
+    """The settings of a trajectory."""
+
+    kind: str = "trajectory"
+    steps: Literal["all"] | Numbers = "all"  # checkpoints by their steps
+    train: list[str] = field(default_factory=list)  # words of task=pretrain: train this mini first; []: it is there
+    tokens: int = ranged(4096, least=64, most=10**8)  # of text that each checkpoint reads
+    importance: bool = True  # of features by MLEM, beside accuracies of probes
+    folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
+    least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
+    permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
+
+
+class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
+    """Compares the checkpoints of a run with each other, and finds when each feature is there.
+
+    Leaves likeness and speed by step and layer in table.csv, and losses.csv, likeness.csv (step x step), features.csv,
+    onsets.csv and order.csv.
+    """
+
+    makes_inputs: ClassVar[bool] = True
+    of_models: ClassVar[str] = "each"
+
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        return replace(config, model=replace(config.model, revision=None))
+
+    def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
+        measure: Any = config.measure
+        known = {} if measure.train else checkpoints_of(config.model, measure.steps)
+        return {"model": [config.model, *known.values()][-1]}
+
+    def prepared(self, config: AnalyzeConfig) -> Sequence[Any]:
+        return [training(config)] if config.measure.train else []  # type: ignore[attr-defined]
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+        from thinkalike.job import forward_passes
+
+        measure: Any = config.measure
+        count = 1 if measure.train else len(checkpoints_of(config.model, measure.steps))
+        return forward_passes(shapes.values(), float(count * measure.tokens), config.data.context or 64, full=True)
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        from thinkalike.contrib.trajectory.answers import tasks_of_features
+        from thinkalike.data.documents import text_fingerprint
+        from thinkalike.data.from_config import read_stimuli
+
+        stimuli = read_stimuli(config.stimuli)
+        tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained
+        found = {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
+        return {**found, "steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        from thinkalike.contrib.trajectory.answers import Reading, outcome
+        from thinkalike.progress import counted
+
+        steps: Checkpoints = work.inputs["steps"]
+        reading, kept = Reading(config, work), []
+        for step in counted(list(steps), "checkpoint"):
+            if (found := work.resume(f"step{step}")) is None:
+                work.keep(f"step{step}", found := reading.of(steps[step]))
+            kept.append(found)
+        return outcome(list(steps), kept, reading)
+
+    def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike.contrib import figures
+
+        figures.trajectory(result.table, result.tables, folder)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return when the loss and when likeness to the last checkpoint had gone nine tenths of their way."""
+        names = ("loss_settles", "likeness_settles")
+        return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
+
+    def show(self, result: Result) -> None:
+        from thinkalike.contrib.trajectory.screen import show
+
+        show(result)
+
+
+class Checkpoints(dict[int, ModelConfig]):
+    """The checkpoints of a run by their steps."""
+
+    def fingerprint(self) -> str:
+        """Return the step and the content of each."""
+        from thinkalike.models.places import checkpoint_fingerprint
+
+        return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.items())
+
+
+def training(config: AnalyzeConfig) -> Any:
+    """Return the configuration of the job that trains the mini."""
+    measure: Any = config.measure
+    words = [f"model={config.model.name}", *measure.train, f"store={config.store}", "logger=none"]
+    job = compose_job("train", ["task=pretrain", *words])
+    job.threads = config.threads
+    return job
+
+
+def trained(config: AnalyzeConfig) -> ModelConfig:
+    """Return the model whose checkpoints are read, trained first if `measure.train` says so."""
+    from thinkalike.instruments import run_job
+
+    if not config.measure.train:  # type: ignore[attr-defined]
+        return config.model
+    job = training(config)
+    folder = run_job(job, shown=False).folder / config.model.name
+    return replace(config.model, path=str(folder), seed=job.model.seed)
+
+
+def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
+    """Return the checkpoints of a run at these steps, in their order.
+
+    Raises:
+        ConfigError: there are fewer than two, or none of a step.
+    """
+    from thinkalike.models.places import steps_of
+
+    there = steps_of(model)
+    wanted = list(there) if steps == "all" else sorted(set(steps))
+    if missing := [step for step in wanted if step not in there]:
+        named = listed(there) or "no step"
+        raise ConfigError(f"measure.steps={missing[0]}: {model.called} has checkpoints of these steps: {named}")
+    if len(wanted) < 2:
+        raise ConfigError(
+            f"{model.called} has {len(there)} checkpoints in folders or revisions with a step in their names, such as "
+            "step64 or checkpoint-500, and a trajectory needs two; task=pretrain pretrain.keep=log2 keeps them"
+        )
+    return Checkpoints({step: replace(model, revision=there[step]) for step in wanted})

@@ -1,0 +1,135 @@
+"""What forms while a model trains: held-out accuracies by step beside their null, and the step of onset.
+
+A feature is there from the first step on from which its accuracy stays above its null to the end. The null permutes
+labels between groups of stimuli, such as sentences or words, and takes the greatest accuracy over all steps.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from thinkalike.arguments import seeded
+from thinkalike.contrib.transfer.measures import balanced_accuracies
+from thinkalike.measures.bootstrapping import drawn_counts, sum_by_document
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around, jackknife, splits
+from thinkalike.measures.mlem.importance import regrouped
+
+SHRINKAGE = 0.1
+ALPHA = 0.05  # of the null: the share of permutations that a feature may be below by chance
+
+
+def held_out_right(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, "p n"],
+    levels: int,
+    fold_of: Int[Tensor, " n"],
+    shrinkage: float = SHRINKAGE,
+) -> Bool[Tensor, "p n"]:
+    """Return which stimuli get their label from a linear discriminant of the other folds, for each of p labellings.
+
+    The answer is the level whose mean is nearest in (1 - s) S + s tr(S)/d I, S the covariance of all states of the
+    other folds, so that all levels are equally likely beforehand. S knows no labels, and so one inversion serves all
+    labellings; of two levels the answers are those of S within levels (Fisher 1936) where s is 0.
+
+    Args:
+        labels: The number of each stimulus's level, below `levels`.
+        shrinkage: The s.
+    """
+    right = torch.zeros(labels.shape, dtype=torch.bool)
+    for train, test in splits(fold_of):
+        rows = states[train].double()
+        mean = rows.mean(0)
+        covariance = (rows - mean).T @ (rows - mean) / len(rows)
+        ridge = shrinkage * covariance.diagonal().mean()
+        covariance = (1 - shrinkage) * covariance + ridge * torch.eye(len(mean), dtype=torch.float64)
+        root = torch.linalg.cholesky(covariance)
+        whitened = torch.linalg.solve_triangular(root, (states.double() - mean).T, upper=False)
+        held = one_hot(labels[:, train], levels).double()
+        counts = held.sum(1)  # (p, k)
+        means = torch.einsum("dm,pmk->pkd", whitened[:, train], held) / counts.clamp(min=1)[..., None]
+        scores = means @ whitened[:, test] - means.square().sum(-1, keepdim=True) / 2
+        answers = scores.masked_fill(counts[..., None] == 0, -torch.inf).argmax(1)
+        right[:, test] = answers == labels[:, test]
+    return right
+
+
+def permuted_labels(
+    labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], permutations: int, seed: int = 0
+) -> Int[Tensor, "p n"]:
+    """Return the labels, and then permutations of them between groups, see `regrouped`."""
+    generator, strata = seeded(seed), torch.zeros(len(labels))
+    return torch.stack([labels, *(labels[regrouped(strata, groups, generator)] for _ in range(permutations))])
+
+
+def balanced(right: Bool[Tensor, "p n"], labels: Int[Tensor, "p n"], levels: int) -> Float[Tensor, " p"]:
+    """Return the mean recall over the levels of each labelling, of those that occur in it."""
+    held = one_hot(labels, levels).double()
+    counts = held.sum(1)
+    recalls = (held * right[..., None]).sum(1) / counts.clamp(min=1)
+    return recalls.sum(1) / (counts > 0).sum(1)
+
+
+def band(
+    value: Float[Tensor, " s"], replicates: Float[Tensor, "b s"], reference: Float[Tensor, " s"] | None = None
+) -> Estimate:
+    """Return values by step with intervals that hold for all steps together, from those without parts of the groups.
+
+    Fewer than `FEWEST_GROUPS` parts have no interval: it is (-∞, ∞).
+    """
+    if len(replicates) < FEWEST_GROUPS:
+        return interval_around(value, torch.inf)
+    return jackknife(value, replicates, reference, together=True)
+
+
+class Curve(NamedTuple):
+    """The held-out accuracy of a feature by step, in [0, 1], beside its null, and its onset.
+
+    Attributes:
+        accuracy: balanced, with intervals that hold for all steps together, over groups of stimuli.
+        threshold: what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations.
+        onset: the place of the first step from which on the accuracy exceeds it; the number of steps if there is none.
+        draws: the same in each resample of groups.
+    """
+
+    accuracy: Estimate
+    threshold: float
+    onset: int
+    draws: Int[Tensor, " r"]
+
+
+def curve_of(
+    right: Bool[Tensor, "s n"],
+    labels: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    null: Float[Tensor, "s p"],
+    resamples: int = 2000,
+) -> Curve:
+    """Return the curve of a feature.
+
+    Args:
+        right: Whether each stimulus was answered right at each step, by probes of other groups.
+        groups: What stimuli depend on each other in; resamples draw whole groups, the same ones at all steps.
+        null: The accuracies of permuted labels, with the same permutations at each step.
+    """
+    levels = int(labels.max()) + 1
+    judged = balanced_accuracies(right, labels, groups, levels)
+    held = one_hot(labels, levels).double().T  # (k, n)
+    greatest = null.amax(0).sort(descending=True).values
+    threshold = float(greatest[max(int(ALPHA * (len(greatest) + 1)) - 1, 0)])
+    number = groups.unique(return_inverse=True)[1]
+    weights = drawn_counts(int(number.max()) + 1, resamples, seeded(0))
+    counts = weights @ sum_by_document(held, number, weights.shape[1]).T  # (r, k)
+    sums = torch.einsum("rg,skg->rsk", weights, sum_by_document(right[:, None] * held, number, weights.shape[1]))
+    drawn = (sums / counts.clamp(min=1)[:, None]).sum(-1) / (counts > 0).sum(-1, keepdim=True)
+    accuracy = band(torch.stack([each.value for each in judged]), torch.stack([each.replicates for each in judged], 1))
+    return Curve(accuracy, threshold, int(onset(accuracy.value > threshold)), onset(drawn > threshold))
+
+
+def onset(above: Bool[Tensor, "*b s"]) -> Int[Tensor, "*b"]:
+    """Return the place of the first step from which on all are above; the number of steps if the last one is not."""
+    return above.shape[-1] - above.flip(-1).long().cumprod(-1).sum(-1)

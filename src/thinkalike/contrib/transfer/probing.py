@@ -1,0 +1,223 @@
+"""The tasks of probes: the stimuli that have a level of a feature, divided by sentences or by words."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.contrib.transfer.maps import PairMap
+from thinkalike.contrib.transfer.measures import (
+    Accuracy,
+    CrossFitted,
+    balanced_accuracies,
+    balanced_folds,
+    cross_fitted,
+    turned_at_random,
+)
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.measures.closed_forms import LayerPair
+from thinkalike.measures.estimates import Estimate
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("sentence", "word")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together.
+
+    Attributes:
+        rows: the numbers of the stimuli among all.
+        labels: the number of each one's level.
+        sentences: the number of the text of each.
+        groups: the number of the sentence or the word of each.
+    """
+
+    feature: str
+    split: str
+    levels: Sequence[str]
+    rows: Int[Tensor, " n"]
+    labels: Int[Tensor, " n"]
+    sentences: Int[Tensor, " n"]
+    groups: Int[Tensor, " n"]
+    fold_of: Int[Tensor, " n"]
+
+    def learnable(self) -> Task:
+        """Return the task without levels that occur in one fold only, which its probe never sees."""
+        folds = torch.tensor([len(self.fold_of[self.labels == k].unique()) for k in range(len(self.levels))])
+        kept = folds[self.labels] > 1
+        present, labels = self.labels[kept].unique(return_inverse=True)
+        parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
+        return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
+
+
+def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
+    """Yield the task of each feature by each split; a split by too few words is left out with a warning.
+
+    Args:
+        least: the least number of stimuli of a level.
+
+    Raises:
+        DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
+    """
+    words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
+    for name, split in itertools.product(stimuli.names, splits):
+        rows, labels, levels = _labelled(stimuli, name, least)
+        groups = (stimuli.groups if split == "sentence" else words)[rows]
+        try:
+            fold_of = balanced_folds(labels, groups, folds, seed)
+        except ValueError as error:
+            if split == "sentence":
+                raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
+            log.warning("warning: %s is not judged on held-out words: %s", name, error)
+            continue
+        task = Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of).learnable()
+        if len(task.levels) > 1:
+            yield task
+        else:
+            log.warning("warning: %s is not judged on held-out %ss: each level has one alone", name, split)
+
+
+def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
+    """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
+    column = stimuli.features[name]
+    if stimuli.kinds[name] == "continuous":
+        raise DataError(
+            f"{stimuli.source}: {name} is continuous, and a probe tells levels apart; leave it out of stimuli.features"
+        )
+    values = column.dropna()
+    kept = values[values.map(values.value_counts()).astype(int) >= least]
+    if kept.nunique() < 2:
+        raise DataError(f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli")
+    labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
+    names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
+    return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
+
+
+NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
+REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
+SHUFFLED, UNTRAINED, UNTRAINED_CARRIED = "shuffled labels", "untrained target", "source to untrained"
+SHARE_OF = {CARRIED: NATIVE, BACK: NATIVE_SOURCE, REFITTED: NATIVE, RANDOM: NATIVE, IDENTITY: NATIVE}
+
+States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Probing:
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds.
+
+    Attributes:
+        source, target, untrained: the states of all stimuli; the last those of an untrained target, if there is one.
+        maps, back: between source and target, and between source and untrained target.
+    """
+
+    measure: Any
+    seed: int
+    source: States
+    target: States
+    maps: Mapping[LayerPair, PairMap]
+    untrained: States = ()
+    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
+    fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
+
+    def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
+        """Return the accuracies of a layer pair by condition, and whether all fits converged."""
+        (layer, depth), maps = pair, self.maps[pair]
+        a, b = self.source[layer][task.rows].double(), self.target[depth][task.rows].double()
+        mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
+        read = maps.psi(b)
+        again = self._fit(read, task, self.measure.alphas)
+        right = {
+            NATIVE_SOURCE: mine.right(a, task.labels),
+            NATIVE: own.right(b, task.labels),
+            CARRIED: mine.through(maps.psi).right(b, task.labels),
+            BACK: own.through(maps.phi).right(a, task.labels),
+            REFITTED: again.right(read, task.labels),
+            RANDOM: self._turned(mine, maps, b, task),
+        }
+        if a.shape == b.shape:
+            right[IDENTITY] = mine.right(b, task.labels)
+        fits = [mine, own, again]
+        if self.untrained:
+            c = self.untrained[depth][task.rows].double()
+            fresh = self._native("untrained", depth, c, task)
+            right[UNTRAINED] = fresh.right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(self.back[pair].psi).right(c, task.labels)
+            fits.append(fresh)
+        shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
+        chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
+        judged = self._accuracies(task, right, task.labels)
+        judged |= self._accuracies(task, {SHUFFLED: chance.right(b, shuffled)}, shuffled)
+        return judged, all(fit.converged for fit in (*fits, chance))
+
+    def _native(self, side: str, layer: int, states: Tensor, task: Task) -> CrossFitted:
+        key = (side, layer, task.feature, task.split)
+        if key not in self.fitted:
+            self.fitted[key] = self._fit(states, task, self.measure.alphas)
+        return self.fitted[key]
+
+    def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
+        labels = task.labels if labels is None else labels
+        inner = self.measure.inner_folds
+        return cross_fitted(states, labels, len(task.levels), task.fold_of, task.groups, alphas, inner, self.seed)
+
+    def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
+        """Return the share of random maps through which the answer to each stimulus is right."""
+        generator = self._generator()
+        turned = (turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
+        right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
+        return torch.stack(right).double().mean(0)
+
+    def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
+        rows = torch.stack([each.double() for each in right.values()])
+        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, len(task.levels)), strict=True))
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+
+SHARES = ("share", "share_above_chance")
+BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
+BLANK += ["low", "high", "replicates"]  # of few sentences
+
+
+def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each condition: its accuracy, and its share of the native one."""
+    words = {stimuli.words[row] for row in task.rows.tolist()}
+    sizes = {"stimuli": len(task.rows), "sentences": len(task.sentences.unique()), "words": len(words)}
+    for condition, accuracy in judged.items():
+        row: dict[str, Any] = {"feature": task.feature, "split": task.split, "condition": condition}
+        row |= _ends("accuracy", accuracy.interval(), ("low", "high")) | {"chance": accuracy.chance}
+        whole = judged.get(SHARE_OF.get(condition, ""))
+        for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
+            row |= _ends(name, accuracy.share_of(whole, above) if whole else None, (f"{name}_low", f"{name}_high"))
+        yield {**row, "levels": len(task.levels), **sizes}
+
+
+def means_of(table: pd.DataFrame) -> dict[str, float]:
+    """Return means over features and layer pairs, on held-out sentences where there are any."""
+    first = table[table["split"] == table["split"].iloc[0]]
+    native, carried = (first[first["condition"] == condition] for condition in (NATIVE, CARRIED))
+    found = {
+        "mean_native_accuracy": native["accuracy"].mean(),
+        "mean_carried_accuracy": carried["accuracy"].mean(),
+        "mean_share_above_chance": carried["share_above_chance"].mean(),  # NaN where there is no share
+    }
+    return {name: float(value) for name, value in found.items() if value == value}
+
+
+def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:
+    values = map(float, estimate) if estimate else (float("nan"),) * 3
+    return dict(zip((name, *ends), values, strict=True))

@@ -1,0 +1,386 @@
+"""The court: what judges see, the job that goes on source by source, and what follows from its table."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import tiny
+from conftest import composed
+from thinkalike.config import TrainerConfig, compose_job
+from thinkalike.contrib.court import job
+from thinkalike.contrib.court.evidence import KINDS, Bench, Evidence, profile_likeness, token_features
+from thinkalike.contrib.court.judges import (
+    JUDGES,
+    doses,
+    fitted_thresholds,
+    margin,
+    nested,
+    sentenced,
+    shares,
+    summary,
+    verdicts,
+)
+from thinkalike.contrib.court.source import Setting
+from thinkalike.contrib.court.table import SOURCES, entries
+from thinkalike.contrib.papers import experiment_named
+from thinkalike.contrib.papers.experiment import job_of
+from thinkalike.contrib.papers.validity_court import TARGETS
+from thinkalike.data.rows import TokenRows
+from thinkalike.evaluation.likeness import likeness_of
+from thinkalike.evaluation.verdicts import Thresholds
+from thinkalike.measures import cka, mutual_knn, rsa
+from thinkalike.models.load import load_model
+from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.store import Result
+from thinkalike.training.run import Run, fit
+
+LAYER = 1
+SEEN = {judge.name: judge for judge in JUDGES}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    fit_rows, report, other = (
+        torch.randint(40, (count, 32), generator=torch.Generator().manual_seed(count)) for count in (60, 20, 40)
+    )
+
+    def train(module, name):
+        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+
+    siblings = {"other seed": tiny.frozen(4)}
+    documents = (torch.arange(len(report))[:, None] // 2).expand_as(report)
+    return Bench(Setting(tiny.frozen(0), LAYER, fit_rows, report, documents, other, 0, train, siblings))
+
+
+@pytest.fixture(scope="module")
+def heard(bench):
+    table = {entry.name: entry for entry in entries(bench.setting)}
+    names = ("rotated", "rescaled and permuted", "affine", "other seed", "token code", "superset")
+    return {name: Evidence(table[name].made(bench.setting), bench) for name in names}
+
+
+@pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
+def test_what_is_the_same_loses_nothing(name, heard):
+    course = heard[name].course
+    assert abs(course.penalty) < 1e-4
+    assert course.kl < 1e-5
+    assert max(course.distances) < 1e-3
+    assert SEEN["least direction, both ways"].value(heard[name]) > 1 - 1e-3
+    assert heard["other seed"].course.kl > 1e-4, "control"
+
+
+def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
+    setting, source = bench.setting, bench.setting.siblings["other seed"]
+    x, y = (model.head(setting.fit, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
+    design = torch.cat([x, torch.ones(len(x), 1)], 1)
+    weight = torch.linalg.lstsq(design, y, driver="gelsd").solution.float()
+    own, states = (model.head(setting.report, LAYER) for model in (setting.target, source))
+    mapped = states @ weight[:-1] + weight[-1]
+    mapped[:, 0] = own[:, 0]  # the first token keeps the target's own state
+    ends = [setting.target.advance(state, LAYER + 1, 4) for state in (mapped, own)]
+    logs = [setting.target.finish(end)[:, :-1].log_softmax(-1) for end in ends]
+    losses = [-each.gather(-1, setting.report[:, 1:, None]).mean() for each in logs]
+    course = heard["other seed"].course
+    assert course.penalty == pytest.approx(float(losses[0] - losses[1]), abs=1e-5)
+    assert course.kl == pytest.approx(float((logs[1].exp() * (logs[1] - logs[0])).sum(-1).mean()), rel=1e-3)
+    for found, (stitched, goal) in zip((course.distances[0], course.distances[-1]), ((mapped, own), ends), strict=True):
+        apart = ((stitched - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1].mean()
+        assert found == pytest.approx(float(apart), rel=1e-3)
+    assert len(course.distances) == 3
+
+
+def test_likeness_is_that_of_a_stitching_report(bench, heard):
+    setting = bench.setting
+    rows = TokenRows(setting.fit, torch.zeros_like(setting.fit)), TokenRows(setting.report, setting.documents)
+    expected = likeness_of(setting.siblings["other seed"], setting.target, [(LAYER, LAYER)], *rows)
+    assert heard["other seed"].likeness.keys() == expected.measures.keys()
+    for name, found in heard["other seed"].likeness.items():
+        for end, wanted in zip(found, expected.measures[name][0], strict=True):
+            assert float(end) == pytest.approx(float(wanted), abs=1e-6), name
+
+
+def test_other_judges_are_the_measures_of_the_same_name(heard):
+    evidence = heard["other seed"]
+    assert SEEN["CKA"].value(evidence) == pytest.approx(float(cka(*evidence.states)), abs=1e-5)
+    (sample,) = evidence.bench.samples
+    sides = [side[sample] for side in evidence.states]
+    assert SEEN["mutual neighbours"].value(evidence) == pytest.approx(float(mutual_knn(*sides)), abs=1e-6)
+    assert SEEN["RSA"].value(evidence) == pytest.approx(float(rsa(*([side] for side in sides))), abs=1e-6)
+
+
+def test_every_judge_says_a_number_and_the_planted_order(heard):
+    """Beyond the tokens there is nothing in a code of one."""
+    said = {name: verdicts(heard[name]) for name in ("rotated", "token code")}
+    assert set(said["rotated"]) > set(SEEN)
+    for name, judge in SEEN.items():
+        alike, decoy = said["rotated"][name], said["token code"][name]
+        assert np.isfinite([alike, decoy]).all()
+        if "penalty" not in name and "token" in judge.against:  # an untrained target loses nothing by other states
+            assert (alike > decoy) == judge.higher, name
+        if "beyond the tokens" in name:
+            assert abs(decoy) < 1e-6 < 0.99 < alike, name
+
+
+@pytest.fixture
+def words(text_files, minis, tmp_path):
+    rows = ["model.context=32", "measure.fit_tokens=2048", "measure.report_tokens=1024", "measure.other_tokens=1024"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={tmp_path}/cache"]
+    return ["measure=court", *rows, *data, f"model.path={minis}/a", "model.name=a", f"store={tmp_path}/results"]
+
+
+@pytest.mark.slow
+@pytest.mark.ci_slow
+def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
+    judged, heard = [], job.verdicts
+
+    def verdicts(evidence):
+        judged.append(evidence.source.name)
+        if len(judged) == 2:
+            raise ValueError("broken off")
+        return heard(evidence)
+
+    monkeypatch.setattr(job, "verdicts", verdicts)
+    words = [*words, "measure.sources=[rotated,next token]"]
+    assert "the source 'next token' of a: broken off" in door("analyze.py", *words).error
+    table = door("analyze.py", *words).result.table
+    assert judged == ["rotated", "next token", "next token"]
+    assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
+    assert set(SEEN) <= set(table)
+    whole = door("analyze.py", *words, "force=true").result.table
+    pd.testing.assert_frame_equal(whole, table, check_exact=True)
+    assert judged[3:] == ["rotated", "next token"]
+    assert table["KL"][0] < 1e-4 < table["KL"][1]
+
+
+@pytest.mark.slow
+def test_beyond_the_tokens_and_both_ways_real_minis_are_told_from_what_misleads(door):
+    words = ["measure=court", "model=gelu-3l-mini", "measure.siblings={other seed: gelu-3l-mini-s1}"]
+    chosen = "measure.sources=[rotated,noisy states,superset,bag of all,next token,other seed]"
+    table = door("analyze.py", *words, chosen).result.table
+    beyond = table.set_index("source")["r2_output_beyond"]
+    assert beyond[["rotated", "noisy states", "superset"]].min() > 0.9
+    assert beyond[["bag of all", "next token"]].max() < 0.06 < beyond["other seed"] < 0.9
+    said = ["same up to an affine map", "related", "superset of", "tokens only", "leak", "related"]
+    assert sentenced(table)["verdict"].tolist() == said
+
+
+@pytest.mark.parametrize("word", ["measure.layer=3", "measure.fit_tokens=10000000", "measure.siblings=[a]"])
+def test_what_cannot_be_judged_is_refused(word, door, words):
+    assert word.partition("=")[0] in door("analyze.py", *words, word).error
+
+
+def test_no_document_is_both_fitted_on_and_learnt_from():
+    documents = torch.tensor([[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 4]])
+    tokens = torch.arange(12).view(6, 2)
+    mine, other = job._apart(TokenRows(tokens, documents), 4, 100)
+    assert mine.tolist() == [[0, 1], [2, 3]]
+    assert other.tolist() == [[6, 7], [8, 9], [10, 11]]
+    assert job._spread(TokenRows(tokens, documents), 4).tokens.tolist() == [[0, 1], [6, 7]]
+
+
+def test_features_of_tokens_are_those_of_their_text_and_place():
+    words = {0: " ab", 1: "7", 2: " ", 3: "(", 4: "x1"}
+    rows = torch.tensor([[0, 1, 2, 1, 3, 4]])
+    found = token_features(rows, words, torch.tensor([9, 0, 0, 0, 0]))
+    assert list(KINDS)[:2] == ["length", "class"]
+    expected = [  # length, class, begins a word, log frequency, place, classes of the last two, seen before
+        [1, 1, 0, 0, 1, 0, -1, 0],
+        [1, 2, 1, 0, 2, 1, 0, 0],
+        [1, 1, 0, 0, 3, 2, 1, 1],
+        [1, 4, 0, 0, 4, 1, 2, 0],
+    ]
+    assert found.tolist() == expected
+
+
+def test_profiles_are_alike_where_the_same_features_matter_and_only_there():
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(4, (120, len(KINDS)), generator=generator)
+    columns = torch.nn.functional.one_hot(levels, 4).float()
+    scales = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])[:, None]
+    first, turned = ((columns * order).flatten(1) for order in (scales, scales.flip(0)))
+    rotation = torch.linalg.qr(torch.randn(32, 32, generator=generator))[0]
+    assert profile_likeness(levels.float(), first @ rotation, first, 0) > 0.9
+    assert profile_likeness(levels.float(), turned, first, 0) < 0
+
+
+def test_a_profile_that_explains_nothing_is_like_no_other(monkeypatch):
+    def constant(*args, **given):
+        raise ValueError("the prediction of layer 0 is constant and has no ranks")
+
+    monkeypatch.setattr("thinkalike.contrib.court.evidence.feature_importance", constant)
+    assert profile_likeness(torch.zeros(9, 8), torch.zeros(9, 2), torch.zeros(9, 2), 0) == 0
+
+
+def planted():
+    """Two targets with three seeds: CKA tells all apart, KL (less is alike) is fooled by the token code."""
+    values = {"rotated": 1.0, "affine": 0.9, "other seed": 0.6, "token code": 0.1, "next token": 0.2}
+    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)}
+    kinds, rows = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}, []
+    for target, seed, (name, value) in itertools.product("xy", range(3), values.items()):
+        kl = 0.05 if name == "token code" else 1 - value
+        row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
+        rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
+    return pd.DataFrame(rows)
+
+
+def test_a_summary_says_what_was_planted():
+    table = planted().assign(future=0.0)
+    table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
+    found = summary(table).set_index("judge")
+    assert found.loc["CKA", ["auc", "real_auc"]].tolist() == [1, 1]
+    assert found.loc["CKA", "margin"] == pytest.approx(0.7)
+    assert found.loc["CKA", "real_margin"] == pytest.approx(0.4)
+    assert found.loc["CKA", "fooled_by"] == ""
+    assert found.loc["KL", "auc"] == 0.75, "rotated is above both, affine above one of two"
+    assert found.loc["KL", "margin"] == pytest.approx(0.05 - 0.1)
+    assert found.loc["KL", "fooled_by"] == found.loc["KL", "real_fooled_by"] == "token code"
+    meant = found.loc["future", ["auc", "fooled_by", "decoys"]].tolist()
+    assert meant == [1, "", "every decoy of kind leak"], "token code is no decoy of this judge"
+
+
+def test_courts_are_not_compared_with_each_other():
+    shifted = planted()
+    shifted.loc[shifted["target"] == "y", "CKA"] += 5
+    assert margin(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
+
+
+def test_doses_follow_the_share_of_the_targets_own():
+    found = doses(planted()).set_index(["judge", "own_share"])
+    assert found.loc[("CKA", 0.4), "value"] == pytest.approx(0.21)
+    assert found.loc[("KL", 0.4), "value"] == pytest.approx(0.81)
+    assert found["rank_correlation"].to_numpy() == pytest.approx(1)
+
+
+# of a kind: the four least directions (as they are both ways, beyond the tokens both ways), future, r2_output_beyond
+SEEN_OF_KIND = {
+    "same": (1.0, 1.0, 1.0, 1.0, 0.0, 1.0),
+    "part": (0.0, 1.0, 0.0, 1.0, 0.0, 0.9),
+    "superset": (1.0, 0.0, 1.0, 0.0, 0.0, 1.0),
+    "distorted": (0.6, 0.6, 0.4, 0.5, 0.0, 0.8),
+    "wrong tokens": (0.1, 0.1, 1.0, 1.0, 0.0, 1.0),
+    "token": (0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+    "bag": (0.0, 0.0, 0.0, 0.0, 0.02, 0.04),
+    "leak": (0.0, 0.0, 0.0, 0.0, 0.3, 0.1),
+    "real": (0.0, 0.0, 0.0, 0.0, 0.01, 0.2),
+}
+
+
+def seen_of_kinds(target="x"):
+    names = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond", "future", "r2_output_beyond")
+    rows = []
+    for kind, seen in SEEN_OF_KIND.items():
+        values = dict(zip(names, seen, strict=True)) | {"r2_output": 1.0}
+        ends = {f"{name}_{end}": value for name, value in values.items() for end in ("low", "high")}
+        about = {"target": target, "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind}
+        rows.append({**about, **values, **ends, "penalty": 0.0, "context": 0.2, "context_back": 0.2})
+    return rows
+
+
+def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
+    table = pd.DataFrame(seen_of_kinds())
+    found = fitted_thresholds(table)
+    assert (found.leak, found.same, found.related) == pytest.approx((0.16, 0.7, 0.12))
+    assert fitted_thresholds(table.query("kind != 'leak'")).leak == Thresholds().leak
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    """The experiment on the minis, and its case."""
+    found = experiment_named("validity/court")
+    return found, found.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
+
+
+def concluded(experiment, table, folder):
+    """What the experiment concludes from a table."""
+    table.to_csv(folder / "table.csv", index=False)
+    found, case = experiment
+    return found.conclude(replace(case, results={"all": Result(folder)}))
+
+
+def test_a_source_is_judged_by_thresholds_from_other_targets_and_other_kinds(experiment, tmp_path):
+    strange = [{**row, "future_low": row["future_low"] / 2 + 0.1} for row in seen_of_kinds("y")]
+    strange = [{**row, "future_high": row["future_low"]} for row in strange]
+    table = pd.DataFrame([*seen_of_kinds(), *strange])
+    found = nested(table).set_index(["target", "source"])
+    assert len(found) == len(table)
+    assert found.loc[("x", "a same"), "leak"] == pytest.approx((0.25 + 0.11) / 2), "of y alone"
+    assert found.loc[("y", "a bag"), "related"] == pytest.approx((0.2 + 0) / 2), "of what is no bag"
+    assert found.loc[("y", "a same"), "verdict"] == "same up to an affine map"
+    assert found.loc[("y", "a leak"), "leak"] == Thresholds().leak, "of x without leaks"
+    assert found.loc[("x", "a leak"), "right"]
+    claims = {claim.claim: claim for claim in concluded(experiment, table, tmp_path).claims}
+    ending = ", by thresholds from other kinds and targets"
+    claim = claims[f"verdicts are right for sources of kind bag{ending}"]
+    assert (claim.verdict, claim.numbers) == ("holds", "100% of 100% decided are right: tokens only 2")
+
+
+def test_verdicts_are_right_where_rules_were_followed_and_only_there():
+    table = pd.DataFrame(seen_of_kinds())
+    found = sentenced(table).set_index("source")
+    assert found["right"].drop("a real").all()
+    assert found.loc["a real", ["right", "verdict"]].tolist() == [None, "related"]
+    assert not sentenced(table, Thresholds(leak=0.5)).set_index("source").loc["a leak", "right"]
+    open_ = sentenced(table.assign(future_low=-1.0, future_high=1.0))
+    assert set(open_["verdict"]) == {"undecided"}
+    assert set(open_["right"]) == {None}
+    kinds = shares(pd.concat([found.reset_index(), open_])).set_index("kind")
+    assert kinds.loc["bag", ["sources", "decided", "right"]].tolist() == [2, 0.5, 1.0]
+
+
+@pytest.mark.slow
+def test_the_experiment_has_a_court_for_each_target_layer_and_seed():
+    words, experiment = (
+        ["experiment=validity/court", "scale=mini", "measure.seeds=2"],
+        experiment_named("validity/court"),
+    )
+
+    def jobs(*more):
+        config = composed(*words, *more, door="analyze")
+        return [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+
+    found = jobs()
+    places = [(name, layer) for name, (layers, _) in TARGETS["mini"].items() for layer in layers]
+    assert len(places) >= 6
+    assert [(each.model.name, each.measure.layer, each.seed) for each in found] == [
+        (*place, seed) for place in places for seed in (0, 1)
+    ]
+    assert all(each.measure.siblings == TARGETS["mini"][each.model.name][1] for each in found)
+    (first, _) = jobs("model=gelu-3l-mini", "measure.siblings={mine: gelu-4l-mini}", "measure.layer=1")
+    assert (first.measure.layer, first.measure.siblings) == (1, {"mine": "gelu-4l-mini"})
+
+
+@pytest.mark.parametrize("name", TARGETS["mini"])
+def test_siblings_of_a_target_have_its_tokenizer_and_its_layers_have_a_block_after_them(name):
+    layers, siblings = TARGETS["mini"][name]
+    target, *others = (
+        load_model(compose_job("analyze", [f"model={each}"]).model) for each in (name, *siblings.values())
+    )
+    assert max(layers) < target.n_layers - 1
+    for other in others:
+        same_vocabulary(target, other)
+        assert other.fingerprint() != target.fingerprint()
+
+
+def test_the_experiment_says_who_is_fooled(experiment, tmp_path):
+    verdicts = {claim.claim: claim for claim in concluded(experiment, planted(), tmp_path).claims}
+    assert verdicts["CKA ranks everything that is the same above every decoy"].verdict == "holds"
+    by = verdicts["KL ranks every other trained model above every decoy"]
+    assert by.verdict == "does not hold"
+    assert "fooled by token code" in by.numbers
+
+
+@pytest.mark.parametrize("names", [["rotated", "affine"], ["token code"], ["rotated", "token code"], ["40 % own"]])
+def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment, tmp_path):
+    found = concluded(experiment, planted().query("source in @names"), tmp_path)
+    assert bool(found.claims) == (names == ["rotated", "token code"])
+
+
+@pytest.mark.drawn
+def test_a_court_is_drawn(experiment, tmp_path):
+    concluded(experiment, planted(), tmp_path).draw(tmp_path)
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}

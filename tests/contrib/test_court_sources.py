@@ -1,0 +1,492 @@
+"""Sources of the court: each is what it says it is."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.decomposition import PCA
+
+import tiny
+from thinkalike.config import ModelConfig, TrainerConfig
+from thinkalike.contrib.court import constructions, source
+from thinkalike.contrib.court.constructions import other_context
+from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
+from thinkalike.contrib.court.table import entries
+from thinkalike.models.controls import fresh, perturbed, variant
+from thinkalike.models.families import EMBED
+from thinkalike.models.load import load_model
+from thinkalike.training.run import Run, fit
+
+LAYER, TOKENS, CONTEXT = 1, 40, 32
+LEAKS = ("next token", "next token, half of the tokens", "next token, half of the variance")
+WITH_NEXT = {
+    "own and a tenth of the next token": 0.1,
+    "own and three tenths of the next token": 0.3,
+    "own and a tenth of the next token's code": 0.1,
+}
+NOISE = {"noise of 2 %": 0.02, "noisy states": 0.1, "noise of 30 %": 0.3}
+TRAINED = ("trained on", "tuned", "token alone")
+KINDS = {
+    *("same", "near", "distorted", "scaled", "part", "layer", "superset", "mixture", "wrong tokens", "answers"),
+    *("token", "n-gram", "position", "bag", "delay", "leak", "untrained", "shortcut", "real", "dose"),
+}
+
+
+def drawn(rows, seed):
+    return torch.randint(TOKENS, (rows, CONTEXT), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("court")
+    seen = []
+
+    def train(module, name):
+        module.steps = min(module.steps, 20)
+        module._batches = (module._batches[0], 512, module.steps, *module._batches[3:])
+        seen.append((name, module))
+        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
+
+    siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
+    report = drawn(8, 2)
+    made = Setting(
+        tiny.frozen(0), LAYER, drawn(40, 1), report, torch.zeros_like(report), drawn(40, 3), 0, train, siblings
+    )
+    made.train.seen = seen
+    return made
+
+
+@pytest.fixture(scope="module")
+def sources(setting):
+    before = setting.target.fingerprint()
+    made = {entry.name: entry.made(setting) for entry in entries(setting)}
+    assert setting.target.fingerprint() == before
+    return made
+
+
+def states(found, rows):
+    return found.residuals(rows, [0])[0]
+
+
+def flat(found, rows):
+    return states(found, rows).flatten(0, 1).double().numpy()
+
+
+def test_there_are_sources_of_every_kind_under_names_of_their_own(setting, sources):
+    listed = entries(setting)
+    assert len(sources) == len(listed) >= 60
+    assert {entry.kind for entry in listed} == KINDS
+    for name, each in sources.items():
+        state = states(each, setting.report)
+        assert (each.name, state.shape) == (name, (8, CONTEXT, each.d_model))
+        assert (state.dtype, state.device, each.n_layers) == (each.dtype, each.device, 1)
+        assert state.isfinite().all()
+        assert state.flatten(0, 1).std(0).min() > 0
+
+
+def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
+    for entry in entries(setting):
+        if entry.name not in TRAINED:  # which is not repeated
+            again = states(entry.made(setting), setting.report[[5]])
+            assert (again - states(sources[entry.name], setting.report)[[5]]).abs().max() < 1e-4, entry.name
+
+
+@pytest.mark.parametrize("place", [0, 7, CONTEXT - 2])
+def test_only_leaks_see_what_comes_later(place, sources, setting):
+    rows = setting.report.clone()
+    rows[:, place + 1] = (rows[:, place + 1] + 1) % TOKENS
+    leaks = {entry.name for entry in entries(setting) if entry.kind == "leak"}
+    for name, each in sources.items():
+        change = (states(each, rows) - states(each, setting.report)).abs().amax((0, 2))
+        assert (change[: place + (name not in leaks)] < 1e-4).all(), name
+        assert name not in leaks or change[place] > 1e-2, name
+
+
+def test_half_of_the_tokens_leak_or_half_of_the_variance(setting, sources):
+    leaking = (states(sources[LEAKS[1]], setting.fit) - setting.own(setting.fit)).abs().amax(-1) > 1e-5
+    assert 0.45 < leaking.double().mean() < 0.55
+    mixed_states, own = flat(sources[LEAKS[2]], setting.fit), flat(setting.itself, setting.fit)
+    shares = [np.corrcoef(a, b)[0, 1] ** 2 for a, b in zip(mixed_states.T, own.T, strict=True)]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
+    assert (mixed_states.std(0) / own.std(0)).mean() == pytest.approx(1, abs=0.05)
+
+
+def through(X, Y):
+    """The best affine map from X to Y by numpy, and what it leaves, relative to Y about its mean."""
+    design = np.c_[X, np.ones(len(X))]
+    found = np.linalg.lstsq(design, Y, rcond=None)[0]
+    return found[:-1], np.linalg.norm(Y - design @ found) / np.linalg.norm(Y - Y.mean(0))
+
+
+@pytest.mark.parametrize(
+    ("name", "spread"),
+    [
+        ("rotated", 1.0),
+        ("rescaled and permuted", None),
+        ("affine", constructions.CONDITION),
+        ("affine, condition 1000", 1000),
+    ],
+)
+def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, setting, sources):
+    own, other = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
+    weight, error = through(other, own)
+    assert max(error, through(own, other)[1]) < 1e-5
+    held_out = flat(sources[name], setting.report) - other.mean(0)
+    expected = flat(setting.itself, setting.report) - own.mean(0)
+    assert np.abs(held_out @ weight - expected).max() < 1e-4 * np.abs(expected).max()
+    singular = np.linalg.svd(weight, compute_uv=False)
+    if spread:
+        assert singular[0] / singular[-1] == pytest.approx(spread, rel=1e-3)
+    else:
+        assert 30 < singular[0] / singular[-1] <= constructions.SCALES * 1.001
+        assert (np.abs(weight) > 1e-3 * np.abs(weight).max(0)).sum() == len(weight), "one dimension each"
+
+
+def test_whitened_states_are_the_principal_components_at_variance_one(setting, sources):
+    own, found = flat(setting.itself, setting.fit), flat(sources["whitened"], setting.fit)
+    assert np.abs(np.cov(found.T) - np.eye(own.shape[1])).max() < 1e-3
+    assert max(through(found, own)[1], through(own, found)[1]) < 1e-4
+
+
+def test_what_is_near_the_target_is_not_it(setting, sources):
+    for name in (entry.name for entry in entries(setting) if entry.kind == "near"):
+        assert 1e-3 < through(flat(sources[name], setting.fit), flat(setting.itself, setting.fit))[1] < 0.35, name
+
+
+@pytest.mark.parametrize(("name", "share"), NOISE.items())
+def test_noise_on_states_is_a_share_of_each_dimensions_spread(name, share, setting, sources):
+    noise = flat(sources[name], setting.fit) - flat(setting.itself, setting.fit)
+    assert noise.std(0) / flat(setting.itself, setting.fit).std(0) == pytest.approx(share, rel=0.1)
+    distinct = len(prefixes(setting.fit).unique())
+    assert len(np.unique(noise[:, :2].round(4), axis=0)) >= distinct - 2 > 1200, "each prefix has a draw of its own"
+
+
+@pytest.mark.parametrize("bits", [2, 3, 6])
+def test_rounded_states_have_so_many_levels_in_the_order_of_the_targets(bits, setting, sources):
+    own, found = flat(setting.itself, setting.fit), flat(sources[f"{bits} bits"], setting.fit)
+    for dimension in range(own.shape[1]):
+        assert 0.9 * 2**bits < len(np.unique(found[:, dimension])) <= 2**bits
+        assert (np.diff(found[own[:, dimension].argsort(), dimension]) >= 0).all()
+    low, high = np.quantile(own, 0.01, axis=0, method="lower"), np.quantile(own, 0.99, axis=0, method="higher")
+    expected = np.clip((own - low) / (high - low), 0, 1) * (2**bits - 1)
+    assert np.abs(found - expected).max() < 0.5001
+
+
+@pytest.mark.parametrize(
+    ("name", "function"), [("tanh", np.tanh), ("power 1.5", lambda x: np.sign(x) * np.abs(x) ** 1.5)]
+)
+def test_distortions_are_functions_of_each_dimension_at_its_own_scale(name, function, setting, sources):
+    own, found = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
+    assert np.abs(found - function((own - own.mean(0)) / own.std(0, ddof=1))).max() < 1e-4
+
+
+def test_noise_on_weights_has_its_share_of_every_tensor(setting):
+    noisy = perturbed(setting.target, 0.02, 1)
+    for (name, own), other in zip(setting.target.module.named_parameters(), noisy.module.parameters(), strict=True):
+        if own.numel() > 1000:
+            assert float((other - own).std() / own.square().mean().sqrt()) == pytest.approx(0.02, rel=0.1), name
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("top components", 0, 16),
+        ("top 9/16 of the components", 0, 18),
+        ("top 3/4 of the components", 0, 24),
+        ("all but the top tenth", 3, 32),
+    ],
+)
+def test_components_are_those_of_scikit_learn(name, first, last, setting, sources):
+    own, part = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
+    reference = PCA(setting.itself.d_model).fit(own).transform(own)[:, first:last]
+    assert np.abs(np.abs(part) - np.abs(reference)).max() < 1e-3
+    assert through(part, own)[1] > 0.05
+
+
+def test_the_small_direction_decides_more_than_others_of_little_variance(setting, sources):
+    """It is found on other documents, and compared on the report with random directions made in the same way."""
+    own, found = flat(setting.itself, setting.fit), flat(sources["without a small direction"], setting.fit)
+    removed = own - found
+    assert np.linalg.matrix_rank(removed - removed.mean(0), tol=1e-3 * np.abs(removed).max()) == 1
+    assert 0 < removed.var(0).sum() < 0.01 * own.var(0).sum()
+    assert through(found, removed)[1] > 0.999, "nothing that stays tells what was removed"
+    reference = PCA().fit(own)
+    small = reference.explained_variance_ratio_ < 0.01
+    axes, scales = reference.components_[small], np.sqrt(reference.explained_variance_[small])[:, None]
+    answers = setting.target.tail(setting.own(setting.report), LAYER).log_softmax(-1)
+
+    def kl(state):
+        changed = setting.target.tail(state, LAYER).log_softmax(-1)
+        return float((answers.exp() * (answers - changed)).sum(-1).mean())
+
+    others = []
+    for direction in np.random.default_rng(0).normal(size=(20, len(axes))):
+        unit = direction / np.linalg.norm(direction)
+        along = torch.tensor(np.outer(unit @ (axes / scales), unit @ (axes * scales)), dtype=torch.float32)
+        others.append(kl(setting.own(setting.report) - (setting.own(setting.report) - setting.mean) @ along))
+    assert kl(states(sources["without a small direction"], setting.report)) > 2 * np.mean(others)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("layer before", 0), ("layer after", 2), ("two layers after", 3)])
+def test_another_layer_is_the_targets(name, layer, setting, sources):
+    assert (states(sources[name], setting.report) - setting.target.head(setting.report, layer)).abs().max() < 1e-5
+
+
+def test_the_embedding_is_before_the_first_layer_and_no_other_layer():
+    target = tiny.frozen(0)
+    first = Setting(target, 0, *(drawn(2, seed) for seed in (1, 2, 2, 3)), 0, lambda module, name: None)
+    made = {entry.name: entry for entry in entries(first)}
+    expected = target.residuals(first.report, [EMBED])[0]
+    assert (states(made["embedding"].made(first), first.report) - expected).abs().max() < 1e-6
+    assert {each.name for each in made.values() if each.kind == "layer"} == {"layer after", "two layers after"}
+    assert "real" not in {each.kind for each in made.values()}
+
+
+def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
+    found, width = flat(sources["superset"], setting.fit), setting.itself.d_model
+    own = flat(setting.itself, setting.fit)
+    assert found.shape[1] == 2 * width
+    assert np.abs(found[:, :width] - own).max() < 1e-6
+    assert found[:, width:].std() > 2 * own.std(0).mean()
+    assert through(own, found[:, width:])[1] > 0.95
+
+
+def test_a_mixture_is_half_the_targets_and_half_a_strangers_and_a_superset_has_both(setting, sources):
+    own, width = flat(setting.itself, setting.fit), setting.itself.d_model
+    half, both = (flat(sources[name], setting.fit) for name in ("half own, half stranger", "beside a stranger"))
+    assert (half.shape[1], both.shape[1]) == (width, 2 * width)
+    assert through(both, own)[1] < 1e-5 < 0.1 < through(half, own)[1]
+    mine, strange = half[:, : width // 2], half[:, width // 2 :]
+    assert through(own, mine)[1] < 1e-5 < 0.1 < through(own, strange)[1]
+    assert both[:, width:].var(0).sum() == pytest.approx(own.var(0).sum(), rel=1e-3)
+
+
+def test_log_probabilities_are_those_of_the_targets_own_pass(setting, sources):
+    answers = setting.target.full(setting.fit).log_softmax(-1).flatten(0, 1).double().numpy()
+    assert through(answers, flat(sources["log-probabilities"], setting.fit))[1] < 1e-4
+
+
+@pytest.mark.parametrize("name", ["token mean", "token code", "token alone"])
+def test_equal_tokens_have_equal_states(name, setting, sources):
+    found, tokens = flat(sources[name], setting.report), setting.report.flatten()
+    for token in tokens.unique():
+        assert np.ptp(found[tokens == token], axis=0).max() < 1e-6
+    assert len(np.unique(found[:, 0].round(5))) == len(tokens.unique()), "control: tokens differ"
+
+
+@pytest.mark.parametrize("what", ["mean", "code"])
+@pytest.mark.parametrize(("name", "count"), [("bigram", 2), ("trigram", 3)])
+def test_equal_ngrams_have_equal_states(name, count, what, setting, sources):
+    rows, source = setting.report.clone(), sources[f"{name} {what}"]
+    rows[:, :20] = rows[:, [0]]  # other contexts of the n-grams that begin from 20 on
+    kept = (states(source, rows) - states(source, setting.report)).abs().amax((0, 2))
+    assert kept[19 + count :].max() < 1e-6
+    assert what == "mean" or kept[18 + count] > 1e-2, "control: the one before has a token of its own"
+    codes = constructions.NGRAMS[name](setting.report, setting.itself.vocabulary).flatten()
+    found = flat(source, setting.report)
+    assert len(np.unique(found[:, 0].round(5))) > len(setting.report.unique())
+    for code in codes.unique():
+        assert np.ptp(found[codes == code], axis=0).max() < 1e-6
+
+
+def test_a_trigram_has_its_own_mean_or_else_that_of_its_bigram():
+    fitted, asked = torch.tensor([[3, 1, 2, 5, 1, 2, 6, 1, 2]]), torch.tensor([[3, 1, 2, 7, 1, 2]])
+    found = constructions.TrigramMeans(_Places(), [0], fitted, asked).residuals(asked, [0])[0]
+    assert found[0, :, 0].tolist() == [0, 1, 2, 4, 4, 5], "three trigrams, the mean of all, a token, a bigram"
+
+
+class _Places:
+    """Its state is the place."""
+
+    d_model, n_layers, vocabulary, device, dtype = 1, 1, 10, torch.device("cpu"), torch.float32
+
+    def residuals(self, rows, layers):
+        return [torch.arange(rows.shape[1]).expand(rows.shape)[..., None].float()] * len(layers)
+
+
+def test_a_position_mean_is_the_same_whatever_the_tokens_are(setting, sources):
+    found = states(sources["position mean"], setting.report)
+    expected = flat(setting.itself, setting.other).reshape(-1, CONTEXT, setting.itself.d_model).mean(0)
+    assert np.abs(found.numpy() - expected).max() < 1e-5
+    assert np.ptp(expected, axis=0).min() > 1e-2, "control: places differ"
+
+
+def test_token_and_position_means_are_a_sum_of_what_is_left_of_the_target_after_each(setting, sources):
+    own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
+    left = (own - mean[tokens]).reshape(-1, CONTEXT, own.shape[1])
+    expected = mean[setting.report.numpy()] + left.mean(0)
+    clean, noisy = (
+        states(sources[name], setting.report).numpy()
+        for name in ("token and position means", "token and position means, noisy")
+    )
+    assert np.abs(clean - expected).max() < 1e-4
+    assert (noisy - clean).std((0, 1)) == pytest.approx((left - left.mean(0)).std((0, 1)), rel=0.2)
+
+
+@pytest.mark.parametrize("last", [4, 8, 32])
+def test_a_bag_is_a_weighted_sum_of_the_vectors_of_the_last_tokens(last, setting, sources):
+    vectors = constructions.vectors(setting, "embedding").double().numpy()
+    seen = vectors[setting.fit.flatten()]
+    assert np.abs(seen.mean(0)).max() < 1e-4
+    assert seen.std(0) == pytest.approx(1, abs=1e-3)
+    rows, place = setting.report[:1], CONTEXT - 1
+    found = states(sources[f"bag of the last {last}"], rows)[0, place].double().numpy()
+    weights = np.exp(-2 * np.arange(min(last, CONTEXT)) / last)
+    total = (weights / np.linalg.norm(weights)) @ vectors[rows[0].flip(0)[: len(weights)]]
+    turn = constructions._orthogonal(setting, "bag").double().numpy()
+    assert np.abs(found - vectors[rows[0, place]] - total @ turn).max() < 1e-4
+    changed = rows.clone()
+    changed[0, 3] = (changed[0, 3] + 1) % TOKENS
+    apart = (states(sources[f"bag of the last {last}"], changed) - states(sources[f"bag of the last {last}"], rows))[0]
+    assert ((apart.abs().amax(1) > 1e-3) == torch.tensor([3 <= place < 3 + last for place in range(CONTEXT)])).all()
+
+
+def test_a_bag_of_all_tokens_does_not_know_their_order(setting, sources):
+    rows = setting.report.clone()
+    rows[:, :10] = rows[:, :10].flip(1)
+    for name, known in {"bag of all": False, "bag of the last 32": True}.items():
+        apart = (states(sources[name], rows) - states(sources[name], setting.report))[:, 10:].abs().max()
+        assert (apart > 1e-2) == known, name
+
+
+@pytest.mark.parametrize(("name", "steps"), [("state of the last token", -1), ("state of the next token", 1)])
+def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, sources):
+    found, own = states(sources[name], setting.report), setting.own(setting.report)
+    assert (found.roll(steps, 1) - own)[:, 1:-1].abs().max() == 0
+    end = 0 if steps < 0 else -1
+    assert (found[:, end] - setting.mean).abs().max() == 0
+
+
+@pytest.mark.parametrize(("name", "share"), WITH_NEXT.items())
+def test_the_next_tokens_vector_is_added_at_a_share_of_each_dimensions_spread(name, share, setting, sources):
+    added = states(sources[name], setting.fit) - setting.own(setting.fit)
+    assert (added[:, -1].abs().max(), added[:, :-1].flatten(0, 1).std(0) / setting.spread) == (
+        0,
+        pytest.approx(torch.full((setting.itself.d_model,), share), rel=0.05),
+    )
+    following = setting.fit[:, 1:].flatten()
+    for token in following.unique()[:5]:
+        assert np.ptp(added[:, :-1].flatten(0, 1)[following == token].numpy(), axis=0).max() < 1e-4
+
+
+def test_departures_from_the_token_mean_are_kept_shrunk_or_moved_to_another_token(setting, sources):
+    own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    less, tenth, moved = (
+        flat(sources[name], setting.other)
+        for name in ("less the token mean", "a tenth of the departure from the token mean", "other tokens' means")
+    )
+    mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
+    assert np.abs(less - (own - mean[tokens])).max() < 1e-4
+    assert np.abs(tenth - (mean[tokens] + 0.1 * less)).max() < 1e-4
+    found = np.stack([moved[tokens == token].mean(0) for token in range(TOKENS)])
+    nearest = np.abs(found[:, None] - mean).max(-1).argmin(1)
+    assert np.abs(found - mean[nearest]).max() < 1e-4
+    assert sorted(nearest) == list(range(TOKENS))
+    assert (nearest != np.arange(TOKENS)).all()
+    assert np.abs(moved - mean[nearest[tokens]] - less).max() < 1e-4
+
+
+def test_another_context_is_a_state_that_the_target_has_at_the_same_token(setting, sources):
+    found, tokens = flat(sources["other context"], setting.report), setting.report.flatten().numpy()
+    other, there = flat(setting.itself, setting.other), setting.other.flatten().numpy()
+    for token, state in zip(tokens, found, strict=True):
+        assert np.abs(other[there == token] - state).max(1).min() < 1e-6
+    assert len(np.unique(found[tokens == tokens[0]][:, 0].round(6))) > 1, "control: not always the same one"
+
+
+def test_a_token_that_no_other_document_has_gets_the_mean_of_all(setting):
+    rows = torch.full((1, CONTEXT), TOKENS + 5)
+    assert (other_context(setting)(rows) - setting.mean).abs().max() == 0
+
+
+def test_a_gaussian_has_mean_and_variance_of_the_token(setting, sources):
+    rows = drawn(1500, 9)[:, :3]
+    rows[:, -1] = 7
+    found = states(sources["Gaussian given the token"], rows)[:, -1].double().numpy()
+    own = flat(setting.itself, setting.other)[setting.other.flatten() == 7]
+    spread = own.std(0)
+    assert np.abs(found.mean(0) - own.mean(0)).max() < 5 * spread.max() / 1500**0.5
+    assert found.std(0) == pytest.approx(spread, rel=0.12)
+
+
+@pytest.mark.parametrize("share", [0, 20, 40, 60, 80, 100])
+def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, sources):
+    found, own, other = (
+        flat(each, setting.report) for each in (sources[f"{share} % own"], setting.itself, sources["other context"])
+    )
+    mean, p = setting.mean.double().numpy(), share / 100
+    assert np.abs(found - mean - p**0.5 * (own - mean) - (1 - p) ** 0.5 * (other - mean)).max() < 1e-5
+
+
+def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
+    for target in (setting.target, load_model(ModelConfig(name="gpt2", path=str(checkpoints["gpt2"])))):
+        new, again, other = (fresh(target, seed) for seed in (1, 1, 2))
+        assert new.fingerprint() == again.fingerprint() != other.fingerprint()
+        for (name, own), weight in zip(target.module.named_parameters(), new.module.parameters(), strict=True):
+            assert own.dim() == 1 or (own - weight).abs().mean() > 1e-3, name
+
+
+def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
+    target, new = setting.target, fresh(setting.target, 1)
+    own, mixed_up = constructions.fresh_but_for_the_embedding(target, 1), constructions.reverted(target, 0.1, 1)
+    same = [name for name, weight in own.module.named_parameters() if weight.equal(target.module.get_parameter(name))]
+    assert [name for name in same if target.module.get_parameter(name).dim() > 1] == ["tok_embed.weight"]
+    for name, weight in mixed_up.module.named_parameters():
+        expected = 0.9 * target.module.get_parameter(name) + 0.1 * new.module.get_parameter(name)
+        assert (weight - expected).abs().max() < 1e-6, name
+
+
+def test_a_sibling_is_taken_at_the_same_relative_depth(setting, sources):
+    for name, depth in {"other depth": 0, "other seed": 1}.items():
+        expected = setting.siblings[name].head(setting.report, depth)
+        assert (states(sources[name], setting.report) - expected).abs().max() < 1e-5
+
+
+def test_a_shortcut_was_trained_on_tokens_alone_and_what_was_trained_on_on_rows(setting, sources):
+    trained = dict(setting.train.seen)
+    assert set(trained) == set(TRAINED)
+    assert trained["token alone"]._batches[0].shape == (40 * (CONTEXT - 1), 2)
+    assert all((trained[name]._batches[0] == setting.other).all() for name in TRAINED[:2])
+    twin = variant(setting.target, trained["token alone"].model, "twin")
+    alone = twin.head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
+    assert (states(sources["token alone"], setting.report) - alone).abs().max() < 1e-5
+
+
+def test_the_generator_is_splitmix64():
+    """Its first numbers from the seed 1234567, as published with it."""
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    found = mixed(1234567 + torch.arange(1, 4) * STEP)
+    assert [int(number) % 2**64 for number in found] == expected
+
+
+def test_normal_numbers_are_normal_and_independent():
+    found = normals(torch.arange(4000), 33, 0).double()
+    assert stats.kstest(found.flatten().numpy(), "norm").pvalue > 0.01
+    assert (found.T.corrcoef() - torch.eye(33)).abs().max() < 0.08
+    assert (found[:-1] * found[1:]).mean().abs() < 0.01
+    assert (normals(torch.arange(4000), 33, 1) - found).abs().mean() > 1
+    assert (normals(torch.tensor([[17, 3], [3, 17]]), 33, 0)[1, 1] == found[17].float()).all()
+
+
+def test_a_prefix_tells_all_tokens_up_to_there_apart():
+    rows = drawn(50, 4)
+    codes = prefixes(rows)
+    assert len(codes.unique()) == len({tuple(row[: n + 1]) for row in rows.tolist() for n in range(CONTEXT)})
+    changed = rows + torch.eye(CONTEXT, dtype=rows.dtype)[10]
+    assert ((prefixes(changed) == codes) == (torch.arange(CONTEXT) < 10)).all()
+    assert (prefixes(rows, 1) != codes).all()
+
+
+def test_states_are_computed_once_for_each_row():
+    asked = []
+
+    def count(rows):
+        asked.append(len(rows))
+        return rows[..., None].float()
+
+    kept = source.Remembered(count)
+    rows = drawn(6, 5)
+    assert (kept(rows[[0, 1, 1]])[..., 0] == rows[[0, 1, 1]]).all()
+    assert (kept(rows)[..., 0] == rows).all()
+    assert asked == [2, 4]

@@ -1,0 +1,224 @@
+"""measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
+
+import copy
+import signal
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import tiny
+from classifiers import PAIR_BLOCKS as BLOCKS
+from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
+from conftest import Door, composed, results_in, wait_for_state
+from thinkalike.config import relevant
+from thinkalike.contrib.populations import population
+from thinkalike.contrib.populations.class_losses import class_losses
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+from thinkalike.job import key_of
+
+BATCH = 200
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return write_base(tmp_path_factory.mktemp("base"), THREE)
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory, base):
+    """Four classifiers that mostly agree: two of a group."""
+    root = tmp_path_factory.mktemp("population")
+    return [write_sibling(root / name / "model", base, seed) for seed, name in enumerate("abcd")]
+
+
+@pytest.fixture(scope="module")
+def pairs(base):
+    return relabelled(nli_training(60), loaded(base)), relabelled(nli_challenge(120), loaded(base))
+
+
+def command(tmp_path, pairs, members, *more):
+    files = [tiny.write_pairs(pairs[0], tmp_path / "mnli.jsonl"), tiny.write_pairs(pairs[1], tmp_path / "hans.txt")]
+    first, second = (",".join(map(str, group)) for group in (members[:2], members[2:]))
+    groups = [f"population.generalizing=[{first}]", f"population.heuristic=[{second}]"]
+    own = ["pairs=files", f"pairs.report={files[0]}", f"pairs.challenge={files[1]}", f"store={tmp_path}/results"]
+    size = [f"measure.tokens_per_batch={BATCH}"]
+    return ["measure=population", "population=local", *groups, *own, *size, *more]
+
+
+def stitched(source, target, cut):
+    """The source's embeddings and blocks up to the cut under the rest of the target."""
+    joined = copy.deepcopy(target)
+    joined.bert.embeddings = source.bert.embeddings
+    for block in range(cut + 1):
+        joined.bert.encoder.layer[block] = source.bert.encoder.layer[block]
+    return joined
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, pairs, members):
+    """A finished job of all members, what the door said, and where its files are."""
+    folder = tmp_path_factory.mktemp("whole")
+    return Door(folder)("analyze.py", *command(folder, pairs, members)), folder
+
+
+def test_penalties_are_those_of_whole_stitched_models(door, pairs, members, whole):
+    result, folder = whole[0].result, whole[1]
+    table, models = result.table, [loaded(folder) for folder in members]
+    names = [str(folder) for folder in members]
+    assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
+    assert len(table) == 4 * 4 * (BLOCKS + 1)
+    losses, correct, predicted = torch.zeros(3, 4, 4, BLOCKS + 1, len(pairs[0]), dtype=torch.float64)
+    for a, source in enumerate(models):
+        for b, target in enumerate(models):
+            for cut in range(-1, BLOCKS):
+                logits = logits_of(stitched(source, target, cut), pairs[0])[0]
+                found = class_losses(logits, pairs[0].labels, THREE, MNLI)
+                losses[a, b, cut + 1], correct[a, b, cut + 1] = found.losses, found.correct.double()
+                named = [THREE[place] for place in logits.argmax(-1).tolist()]
+                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in named])
+    own = torch.arange(4)
+    expected = {
+        "loss": losses,
+        "accuracy": correct,
+        "loss_penalty": losses - losses[own, own][None],
+        "accuracy_penalty": correct[own, own][None] - correct,
+        "flips": (predicted != predicted[own, own][None]).double(),
+    }
+    for column, values in expected.items():
+        assert np.abs(table[column].to_numpy() - values.mean(-1).flatten().numpy()).max() < 2e-5
+    assert table["accuracy_penalty"].nunique() > 5, "control: stitches differ"
+    itself = table[table["source"] == table["target"]]
+    assert (itself[["accuracy_penalty", "loss_penalty", "flips"]] == 0).all(axis=None)
+    assert table["flips"].between(0, 1).all()
+    assert (table["flips"] > table["accuracy_penalty"].abs() + 0.01).any(), "control: penalties do not see all flips"
+    assert result.arrays["predicted"].dtype == np.int8
+    assert np.array_equal(result.arrays["predicted"], predicted.numpy())
+    assert np.array_equal(result.arrays["correct"], correct.bool().numpy())
+    assert result.arrays["losses"].shape == losses.shape
+    accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
+    assert result.scalars["accuracy_generalizing"] == pytest.approx(accuracy)
+    assert result.provenance["pairs"]["count"] == len(pairs[0])
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [model["name"] for model in result.provenance["models"]] == names
+    assert "already done" in door("analyze.py", *command(folder, pairs, members)).stderr
+
+
+def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(pairs, members, whole):
+    done = whole[0]
+    cells = done.result.tables["cka"]
+    expected = cka_of_transformers(members, pairs[0], BATCH)
+    assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
+    facts = {"tokens": "all", "pairs": len(pairs[0]), "rows_per_batch": BATCH}
+    assert done.result.provenance["cka"] == facts | {"batches": len(done.result.arrays["hsics"])}
+    itself = cells["source"] == cells["target"]
+    assert (cells[itself]["value"] - 1).abs().max() < 1e-9
+    assert cells[~itself]["value"].max() < 0.99
+    assert all(f"│ {cut:3d} │" in done.stdout for cut in range(-1, BLOCKS))
+
+
+def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, members):
+    result = door("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge")).result
+    hard = pairs[1].select("non-entailment", "lexical_overlap")
+    assert 0 < result.provenance["pairs"]["count"] == len(hard) < len(pairs[1])
+    guesses = [logits_of(loaded(folder), hard)[0].argmax(-1) for folder in members]
+    expected = [(guess != THREE.index("entailment")).double().mean().item() for guess in guesses]
+    found = result.table.query("source == target and cut == 0")["accuracy"]
+    assert list(found) == pytest.approx(expected, abs=1e-12)
+
+
+def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp_path, pairs):
+    """On the part that is reported on they may well be wrong throughout."""
+    first = write_base(tmp_path / "two", list(HANS))
+    four = [write_sibling(tmp_path / name, first, seed) for seed, name in enumerate("abcd")]
+    right = relabelled(pairs[1], loaded(first))
+    kinds = [f"h{row % 5}" for row in range(len(right))]
+    labels = torch.where(torch.tensor([kind == "h0" for kind in kinds]), 1 - right.labels, right.labels)
+    hard = Pairs(right.premises, right.hypotheses, labels, HANS, kinds, right.subcases)
+    asked = ["measure.side=challenge", "pairs.heuristic=h0", "pairs.label=null"]
+    table = door("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked)).result.table
+    assert table.query("source == target")["accuracy"].max() < 0.2
+    refused = door("analyze.py", *command(tmp_path, (pairs[0], hard), four))
+    assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in refused.error
+
+
+def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs, members, monkeypatch):
+    monkeypatch.setattr(population, "check_labels", lambda *_, **__: 1.0)
+    shape = transformers.BertConfig.from_pretrained(members[0], max_position_embeddings=40)
+    transformers.BertForSequenceClassification(shape).save_pretrained(tmp_path / "short")
+    tiny.pair_tokenizer().save_pretrained(tmp_path / "short")
+    done = door("analyze.py", *command(tmp_path, pairs, [*members[:3], tmp_path / "short"]))
+    assert done.result.provenance["pairs"]["truncated"] > 0
+    assert "pairs to 40 tokens" in done.stderr
+
+
+def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
+    kind = population.Population()
+
+    def key(*more):
+        config = composed(*command(tmp_path, pairs, members, *more), door="analyze")
+        entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
+        return key_of(kind, entered, kind.inputs(config))
+
+    same = ["model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"]  # gpt2 brings a context
+    assert key(*same) == key()
+    assert len({key(), key("model.dtype=float64"), key("model.dtype=bfloat16"), key("model.context=16")}) == 4
+
+
+def test_members_run_where_and_how_model_is_asked_to(members):
+    config = composed("measure=population", "model.device=cuda:3", "++model.context=20", door="analyze")
+    stated = local(members[0], dtype="bfloat16")
+    assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
+    assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
+
+
+@pytest.mark.slow
+def test_what_two_processes_left_one_process_brings_to_the_same_bytes(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1", "model.device=cpu")
+    shared = [*words, "trainer=ddp", "trainer.devices=2"]
+    stores = [door.folder / name for name in ("shared", "killed")]
+    together = door.process("analyze.py", *shared, f"store={stores[0]}").result
+    alone = door("analyze.py", *words).result
+    assert together.key == alone.key
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in together.arrays.items())
+    with door.start("analyze.py", *shared, f"store={stores[1]}", env=door._settings(None, None)) as process:
+        wait_for_state(process, stores[1], "stitches")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+    resumed = door("analyze.py", *words, f"store={stores[1]}")
+    assert "resuming from" in resumed.stderr
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())
+
+
+def test_permuted_classes_are_refused(door, tmp_path, pairs, members):
+    model, wrong = loaded(members[3]), tmp_path / "wrong"
+    model.config.id2label = dict(enumerate(["entailment", "contradiction", "neutral"]))
+    model.save_pretrained(wrong)
+    tiny.pair_tokenizer().save_pretrained(wrong)
+    error = door("analyze.py", *command(tmp_path, pairs, [*members[:3], wrong])).error
+    assert f"error: {wrong} is right on" in error
+    assert "in the order contradiction, entailment, neutral it would be right on" in error
+
+
+OTHERS = {
+    "a language model": "is no classifier; a population is of classifiers of pairs",
+    "another depth": f"the identity does not stitch {{}} ({BLOCKS + 1} layers of 32)",
+    "another tokenizer": "have different tokenizers",
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, members, checkpoints, monkeypatch):
+    other = checkpoints["bert"] if kind == "a language model" else tmp_path / kind.replace(" ", "-")
+    if kind == "another depth":
+        monkeypatch.setattr(population, "check_labels", lambda *_, **__: 1.0)  # untrained, it would be refused for that
+        tiny.write_classifier(other, THREE, layers=BLOCKS + 1)
+        tiny.pair_tokenizer().save_pretrained(other)
+    elif kind == "another tokenizer":
+        write_sibling(other, members[0], 9)
+        tiny.pair_tokenizer(299).save_pretrained(other)
+    refused = door("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
+    assert OTHERS[kind].format(other) in refused.error
+    assert not results_in(tmp_path / "results")

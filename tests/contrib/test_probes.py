@@ -1,0 +1,252 @@
+"""Probes that are carried through maps: closed forms, folds, controls, and a target whose rotation is known."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import balanced_accuracy_score
+
+from thinkalike.contrib.transfer import measures as module
+from thinkalike.contrib.transfer.measures import (
+    CrossFitted,
+    Probe,
+    balanced_accuracies,
+    balanced_folds,
+    best_penalty,
+    cross_fitted,
+    fit_probes,
+    random_rotation,
+    turned_at_random,
+)
+from thinkalike.measures import AffineMap, Moments, both_directions, jackknife
+
+D, N = 8, 240
+ALPHAS = [1.0, 100.0]
+
+
+@pytest.fixture
+def states():
+    """States with three levels in two directions, the labels, and the sentence of each."""
+    labels = torch.randint(3, (N,))
+    signal = torch.tensor([[2.0, 0], [-1, 2], [-1, -2]])[labels]
+    rows = torch.randn(N, D) + torch.cat([signal, torch.zeros(N, D - 2)], 1) + 5
+    return rows, labels, torch.arange(N) // 4
+
+
+def folds_of(labels, groups):
+    return balanced_folds(labels, groups, 3, 0)
+
+
+def test_a_probe_through_a_map_scores_what_the_map_makes_of_a_state(float64):
+    probe, mapping = Probe(torch.randn(3, D), torch.randn(3)), AffineMap(torch.randn(D, 5), torch.randn(D))
+    states = torch.randn(20, 5)
+    torch.testing.assert_close(probe.through(mapping).scores(states), probe.scores(mapping(states)))
+    assert not torch.allclose(probe.through(mapping).scores(states), probe.scores(states @ mapping.weight.T))
+
+
+@pytest.mark.parametrize("levels", [2, 3])
+@pytest.mark.parametrize("alpha", [1.0, 30.0])
+def test_a_probe_is_the_minimum_that_it_promises(states, levels, alpha, float64):
+    """The gradient of the stated sum is 0 in all directions, by autograd."""
+    rows, labels, _ = states
+    kept = labels < levels
+    rows, labels = rows[kept].double(), labels[kept]
+    (probe,) = fit_probes(rows, labels, levels, [alpha])
+    mean, scale = rows.mean(0), rows.var(0, correction=0).mean().sqrt()
+    weight = (probe.weight * scale).requires_grad_()
+    bias = (probe.bias + probe.weight @ mean).requires_grad_()
+    weights = len(labels) / (levels * torch.bincount(labels).double())
+    scores = (rows - mean) / scale @ weight.T + bias
+    losses = torch.nn.functional.cross_entropy(scores, labels, reduction="none")
+    norm = (weight[1] - weight[0]).square().sum() if levels == 2 else weight.square().sum()
+    ((weights[labels] * losses).sum() + alpha * norm / 2).backward()
+    assert weight.grad.abs().max() < 1e-3
+    assert bias.grad.abs().max() < 1e-3
+    assert probe.converged
+
+
+def test_rotated_scaled_and_shifted_states_have_the_probe_that_is_carried_there(states):
+    rows, labels, _ = states
+    turn = random_rotation(D, torch.Generator().manual_seed(1))
+    others = 3 * rows.double() @ turn.T + 7
+    (probe,), (other,) = (fit_probes(each, labels, 3, [1.0]) for each in (rows, others))
+    back = AffineMap(turn.T / 3, -7 * turn.T.sum(1) / 3)
+    torch.testing.assert_close(probe.through(back).scores(others), other.scores(others), atol=1e-4, rtol=0)
+
+
+def test_a_level_that_was_never_seen_is_never_answered(states):
+    rows, labels, _ = states
+    seen = labels != 1
+    (probe,) = fit_probes(rows[seen], labels[seen], 3, [1.0])
+    assert set(probe.answers(rows).tolist()) == {0, 2}
+    carried = probe.through(AffineMap(torch.eye(D), torch.ones(D)))
+    assert carried.bias[1] == -torch.inf
+
+
+def test_a_fit_that_runs_out_of_steps_says_so(states, monkeypatch):
+    rows, labels, sentences = states
+    assert fit_probes(rows, labels, 3, [1.0])[0].converged
+    monkeypatch.setattr(module, "STEPS", 2)
+    assert not fit_probes(rows, labels, 3, [1.0])[0].converged
+    assert not cross_fitted(rows, labels, 3, folds_of(labels, sentences), sentences, [1.0], 3, 0).converged
+
+
+def test_no_group_is_in_two_folds_and_levels_are_shared_out(states):
+    _, labels, sentences = states
+    fold_of = folds_of(labels, sentences)
+    assert all(len(fold_of[sentences == number].unique()) == 1 for number in sentences.unique())
+    counts = torch.stack([torch.bincount(labels[fold_of == fold], minlength=3) for fold in range(3)])
+    assert (counts - counts.float().mean(0)).abs().max() < 8
+    with pytest.raises(ValueError, match="3 folds of 2 groups"):
+        balanced_folds(labels, sentences % 2, 3, 0)
+
+
+def test_no_probe_judges_what_it_was_fitted_on():
+    """Labels that are noise are learnt by heart: the probes of other folds are right by chance."""
+    rows, labels = torch.randn(60, 100), torch.arange(60) % 2
+    groups = torch.arange(60)
+    found = cross_fitted(rows, labels, 2, folds_of(labels, groups), groups, [1e-3], 3, 0)
+    assert (found.probes[0].answers(rows)[found.fold_of != 0] == labels[found.fold_of != 0]).all()
+    assert 0.25 < found.right(rows, labels).float().mean() < 0.75
+
+
+def test_held_out_words_tell_what_is_of_a_word_from_what_is_of_a_feature():
+    """Twenty words of two levels: each has a direction of its own, and in one case a level has one, too."""
+    words = torch.arange(240) % 20
+    labels, lexical = words % 2, torch.randn(20, 40)
+    shared = lexical + 8.0 * labels[:20, None] * torch.eye(40)[0]
+    accuracy = {}
+    for name, of_words in (("shared", shared), ("lexical", lexical)):
+        rows = of_words[words] + 0.1 * torch.randn(240, 40)
+        for split, groups in (("sentence", torch.arange(240) // 8), ("word", words)):
+            found = cross_fitted(rows, labels, 2, folds_of(labels, groups), groups, ALPHAS, 3, 0)
+            accuracy[name, split] = float(found.right(rows, labels).float().mean())
+    assert accuracy["shared", "sentence"] > 0.95
+    assert accuracy["shared", "word"] > 0.85
+    assert accuracy["lexical", "sentence"] > 0.95
+    assert accuracy["lexical", "word"] < 0.75
+
+
+def test_of_penalties_that_are_equally_good_the_strongest_is_taken():
+    labels, groups = torch.arange(90) % 2, torch.arange(90)
+    clear = torch.randn(90, 4) + 8.0 * labels[:, None]
+    assert best_penalty(clear, labels, 2, groups, [0.1, 10.0, 1000.0], 3, 0) == 1000.0
+    wide = torch.cat([20 * torch.randn(90, 4), labels[:, None] + 0.1 * torch.randn(90, 1)], 1)  # a weak direction
+    assert best_penalty(wide, labels, 2, groups, [1e-4, 1e4], 3, 0) == 1e-4
+
+
+def accuracies(right, labels, sentences):
+    return balanced_accuracies(right, labels, sentences, int(labels.max()) + 1)
+
+
+def test_balanced_accuracy_is_that_of_scikit_learn(states):
+    _, labels, sentences = states
+    answers = torch.stack([labels, torch.randint(3, (N,)), torch.zeros(N, dtype=torch.long)])
+    found = accuracies(answers == labels, labels, sentences)
+    expected = [balanced_accuracy_score(labels, each) for each in answers]
+    assert np.allclose([float(each.value) for each in found], expected)
+    assert float(found[2].value) == pytest.approx(found[2].chance) == pytest.approx(1 / 3)
+    low, high = found[1].interval().low, found[1].interval().high
+    assert 0.2 < low < found[1].value < high < 0.5
+
+
+def test_intervals_are_over_sentences_and_not_over_words(states):
+    """A sentence that is there ten times over in its own words says no more than once."""
+    _, labels, sentences = states
+    right = (torch.rand(1, N) < 0.6).double()
+    once = accuracies(right, labels, sentences)[0]
+    tenfold = accuracies(right.repeat(1, 10), labels.repeat(10), sentences.repeat(10))[0]
+    torch.testing.assert_close(once.replicates, tenfold.replicates)
+    apart = accuracies(right.repeat(1, 10), labels.repeat(10), torch.arange(10 * N))[0]
+    assert apart.replicates.std() < 0.5 * once.replicates.std()
+
+
+def test_an_accuracy_is_judged_by_leaving_out_sentences(states):
+    """With eight sentences each is a part of its own."""
+    _, labels, _ = states
+    sentences, right = torch.arange(N) % 8, torch.rand(N) < 0.6
+    found = accuracies(right[None], labels, sentences)[0]
+    expected = [
+        balanced_accuracy_score(labels[kept], torch.where(right, labels, (labels + 1) % 3)[kept])
+        for kept in (sentences != left for left in range(8))
+    ]
+    assert np.allclose(found.replicates, expected)
+    for ours, theirs in zip(found.interval(), jackknife(found.value, torch.tensor(expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    few = accuracies(right[None], labels, torch.arange(N) % 7)[0]
+    assert few.interval().low.isnan()
+    assert few.share_of(few).value == 1
+    assert few.share_of(few).low.isnan()
+
+
+def test_a_share_is_paired_and_nan_of_what_is_chance(states):
+    _, labels, sentences = states
+    good = torch.rand(N) < 0.9
+    worse = good & (torch.rand(N) < 0.9)
+    chance = labels == 0
+    first, second, third = accuracies(torch.stack([good, worse, chance]), labels, sentences)
+    whole, above = second.share_of(first), second.share_of(first, above=first.chance)
+    assert whole.value == second.value / first.value
+    assert above.value == (second.value - 1 / 3) / (first.value - 1 / 3)
+    assert whole.high <= 1
+    assert [*map(float, first.share_of(first))] == [1, 1, 1]
+    assert second.share_of(third, above=third.chance).value.isnan()
+
+
+WIDE = 32
+
+
+@pytest.fixture(scope="module")
+def rotated():
+    """Features in states of width 32, the same states turned and shifted, and the maps that text fits between them."""
+    torch.manual_seed(0)
+    turn = random_rotation(WIDE, torch.Generator().manual_seed(3)).float()
+    spread = torch.linspace(0.2, 3, WIDE)
+
+    def both(n):
+        mine = torch.randn(n, WIDE) * spread + 1
+        return mine, mine @ turn.T - 2
+
+    mine, theirs = both(600)
+    labels = (mine[:, ::7] @ torch.randn(5, 3)).argmax(1)
+    moments = Moments([(0, 0)])
+    moments.update(*([each] for each in both(2000)))
+    return mine, theirs, labels, both_directions(moments.of((0, 0)))
+
+
+def fitted(states, labels):
+    groups = torch.arange(len(labels)) // 6
+    return cross_fitted(states, labels, 3, folds_of(labels, groups), groups, [1.0, 10.0], 3, 0)
+
+
+def test_a_carried_probe_is_the_native_one_of_a_rotated_target(rotated):
+    mine, theirs, labels, maps = rotated
+    source, native = fitted(mine, labels), fitted(theirs, labels)
+    carried: CrossFitted = source.through(maps.psi)
+    for probe, own in zip(carried.probes, native.probes, strict=True):
+        assert (probe.scores(theirs) - own.scores(theirs)).abs().max() < 1e-4
+    assert native.right(theirs, labels).float().mean() > 0.9
+    back = native.through(maps.phi)
+    assert (back.probes[0].scores(mine) - source.probes[0].scores(mine)).abs().max() < 1e-4
+
+
+def test_through_a_wrong_rotation_it_is_right_by_chance(rotated):
+    mine, theirs, labels, maps = rotated
+    source, sentences = fitted(mine, labels), torch.arange(len(labels)) // 6
+    generator = torch.Generator().manual_seed(0)
+    turned = [turned_at_random(maps.psi, theirs.mean(0), generator) for _ in range(20)]
+    right = torch.stack([source.through(each).right(theirs, labels) for each in turned]).float().mean(0)
+    (found,) = accuracies(right[None], labels, sentences)
+    assert abs(float(found.value) - found.chance) < 0.1
+    assert source.through(maps.psi).right(theirs, labels).float().mean() > 0.9, "control"
+
+
+def test_a_random_map_stretches_as_the_fitted_one_and_maps_the_mean_alike(rotated):
+    _, theirs, _, maps = rotated
+    mean = theirs.mean(0)
+    turned = turned_at_random(maps.psi, mean, torch.Generator().manual_seed(0))
+    first, second = (torch.linalg.svdvals(each.weight) for each in (turned, maps.psi))
+    torch.testing.assert_close(first, second)
+    torch.testing.assert_close(turned(mean), maps.psi(mean))
+    assert (turned.weight - maps.psi.weight).norm() > maps.psi.weight.norm()
+    rotation = random_rotation(5, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(5, dtype=torch.float64))

@@ -1,0 +1,204 @@
+"""Sparse autoencoders: what they keep, how they are carried through maps, and that stacks change nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from thinkalike.contrib.sae.measures import (
+    Dead,
+    SparseAutoencoder,
+    carried,
+    dead_latents,
+    explained_variance,
+    in_own_units,
+    sae_loss,
+    spread_of,
+    standardised,
+    with_fitted_decoder,
+)
+from thinkalike.measures import AffineMap, PairMoments, both_directions
+
+KINDS = [5, None]  # k, and None: a ReLU
+
+
+def jiggled(sae: SparseAutoencoder) -> SparseAutoencoder:
+    with torch.no_grad():
+        for weight in sae.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return sae
+
+
+def random_map(e: int, d: int) -> AffineMap:
+    return AffineMap(torch.randn(e, d, dtype=torch.float64), torch.randn(e, dtype=torch.float64))
+
+
+def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 20) -> SparseAutoencoder:
+    """One after some steps of Adam, each on the next part of the states; of a stack all at once."""
+    optimizer = torch.optim.Adam(sae.parameters(), lr=4e-3, betas=(0.9, 0.99))
+    for batch in states.split(len(states) // steps)[:steps]:
+        optimizer.zero_grad()
+        sae_loss(sae, batch, sparsity=0.1).loss.sum().backward()
+        optimizer.step()
+    return sae
+
+
+def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        return explained_variance(sae_loss(sae, states).errors, spread_of(states))
+
+
+def test_topk_keeps_the_largest_latents_that_are_positive(float64):
+    sae = jiggled(SparseAutoencoder.random(6, 12, k=5).double())
+    with torch.no_grad():
+        sae.b_enc.sub_(1.0)  # so that not all of the five are positive
+    states = torch.randn(40, 6)
+    before = states @ sae.W_enc + sae.b_enc
+    latents = sae.encode(states)
+    for row, kept in zip(before, latents, strict=True):
+        largest = set(row.argsort(descending=True)[:5].tolist())
+        expected = torch.tensor([value if i in largest and value > 0 else 0.0 for i, value in enumerate(row.tolist())])
+        torch.testing.assert_close(kept.detach(), expected)
+    assert (latents > 0).sum(-1).unique().tolist() == [0, 1, 2, 3, 4, 5], "control"
+    torch.testing.assert_close(sae(states), latents @ sae.W_dec + sae.b_dec)
+    assert "Top5" in repr(sae)
+
+
+def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
+    states = torch.randn(50, 6) + 3
+    eye = torch.eye(6)
+    both = SparseAutoencoder(torch.cat([eye, -eye], 1), torch.zeros(12), torch.cat([eye, -eye]), torch.zeros(6))
+    assert explained(both, states) == 1
+    nothing = SparseAutoencoder(torch.zeros(6, 12), torch.zeros(12), torch.zeros(12, 6), states.mean(0))
+    assert explained(nothing, states).abs() < 1e-12
+    assert explained(SparseAutoencoder.random(6, 12), states) < 0, "which knows nothing of the mean"
+    assert torch.equal(dead_latents(nothing.encode(states)), torch.ones(12, dtype=torch.bool))
+    assert not dead_latents(both.encode(states - states.mean(0))).any()
+
+
+def test_the_loss_is_the_error_by_dimension_and_the_penalty_has_no_scale(float64):
+    sae, states = jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
+    plain, errors, active = sae_loss(sae, states)
+    assert torch.equal(active, (sae.encode(states) > 0).sum(0))
+    torch.testing.assert_close(plain, (sae(states) - states).square().mean())
+    torch.testing.assert_close(errors, (sae(states) - states).square().sum(-1).detach())
+    norms = sae.W_dec.norm(dim=-1)
+    penalty = (sae.encode(states) * norms).sum(-1).mean() / 6
+    torch.testing.assert_close(sae_loss(sae, states, 0.5).loss, plain + 0.5 * penalty)
+    scale = torch.rand(12) + 0.5
+    parts = sae.W_enc * scale, sae.b_enc * scale, sae.W_dec / scale[:, None], sae.b_dec
+    other = SparseAutoencoder(*(part.detach() for part in parts))
+    torch.testing.assert_close(sae_loss(other, states, 0.5).loss, sae_loss(sae, states, 0.5).loss)
+
+
+def test_dead_latents_learn_to_explain_what_is_left_and_no_others_do(float64):
+    """The gradient is that of the latents that are dead alone, of what the others leave."""
+    sae, states = jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
+    plain = sae_loss(sae, states)
+    none = Dead(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
+    assert sae_loss(sae, states, dead=none).loss == plain.loss
+    found = sae_loss(sae, states, dead=Dead(none.places, torch.tensor([True, False, True])))
+    left = (states - sae(states)).detach()
+    values = sae.before(states)[:, [3, 7]].relu()
+    expected = (left - values @ sae.W_dec[[3, 7]]).square().mean() / 32
+    torch.testing.assert_close(found.loss - plain.loss, expected)
+    encoder, decoder = torch.autograd.grad(found.loss - plain.loss, [sae.W_enc, sae.W_dec])
+    assert (
+        encoder.abs().sum(0).nonzero().flatten().tolist() == decoder.abs().sum(1).nonzero().flatten().tolist() == [3, 7]
+    )
+    relu = SparseAutoencoder.random(6, 12).double()
+    assert sae_loss(relu, states, dead=Dead(none.places, ~none.are)).loss == sae_loss(relu, states).loss
+
+
+def test_a_fitted_decoder_is_that_of_least_squares(float64):
+    sae, states = SparseAutoencoder.random(6, 12, k=5).double(), torch.randn(200, 6)
+    fitted = with_fitted_decoder(sae, states, ridge=0.0)
+    latents = torch.cat([sae.encode(states), torch.ones(200, 1)], 1).detach()
+    solution = torch.linalg.lstsq(latents, states).solution
+    torch.testing.assert_close(fitted.W_dec.detach(), solution[:-1])
+    torch.testing.assert_close(fitted.b_dec.detach(), solution[-1])
+    assert explained(fitted, states) > explained(sae, states)
+
+
+@pytest.mark.parametrize("k", KINDS)
+def test_each_of_a_stack_has_the_bits_that_it_has_alone(k):
+    alone = [SparseAutoencoder.random(16, 40, k, seed) for seed in range(4)]
+    states = torch.randn(200, 16)
+    together = trained(SparseAutoencoder.stacked(alone), states).unstacked()
+    for seed, each in enumerate(together):
+        own = trained(SparseAutoencoder.stacked([SparseAutoencoder.random(16, 40, k, seed)]), states).unstacked()[0]
+        for a, b in zip(own.parameters(), each.parameters(), strict=True):
+            assert torch.equal(a, b)
+    assert not torch.equal(together[0].W_enc, alone[0].W_enc), "control: they were trained"
+
+
+def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
+    several = [jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
+    stack, states = SparseAutoencoder.stacked(several), torch.randn(3, 20, 6)
+    torch.testing.assert_close(stack(states), torch.stack([own(h) for own, h in zip(several, states, strict=True)]))
+    torch.testing.assert_close(stack(states[0]), torch.stack([own(states[0]) for own in several]))
+    assert "3 of 6 to 12" in repr(stack)
+    with pytest.raises(ValueError, match="same k"):
+        SparseAutoencoder.stacked([SparseAutoencoder.random(8, 12, k=k) for k in (2, 4)])
+
+
+@pytest.mark.parametrize("k", KINDS)
+def test_a_carried_one_encodes_what_goes_down_and_writes_what_comes_up(float64, k):
+    sae, up, down = jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
+    other, states = carried(sae, up, down), torch.randn(30, 9)
+    torch.testing.assert_close(other.encode(states), sae.encode(down(states)))
+    torch.testing.assert_close(other(states), up(sae(down(states))))
+    assert (other.d, other.f, other.k) == (9, 12, k)
+
+
+@pytest.mark.parametrize("k", KINDS)
+def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
+    sae = jiggled(SparseAutoencoder.random(6, 12, k).double())
+    up, down, further, back = random_map(9, 6), random_map(6, 9), random_map(7, 9), random_map(9, 7)
+    twice, at_once = carried(carried(sae, up, down), further, back), carried(sae, further @ up, down @ back)
+    for a, b in zip(twice.parameters(), at_once.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
+    sae, mean = jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
+    states, other = torch.randn(30, 6), standardised(sae, mean, 2.5)
+    torch.testing.assert_close(other.encode((states - mean) / 2.5), sae.encode(states))
+    torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
+    for a, b in zip(in_own_units(other, mean, 2.5).parameters(), sae.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def planted(n: int, d: int, k: int = 2) -> tuple[torch.Tensor, SparseAutoencoder]:
+    """States that are sparse sums of 2 d directions, with an offset, and the autoencoder of these directions."""
+    directions, offset = torch.nn.functional.normalize(torch.randn(2 * d, d), dim=-1), torch.randn(d)
+    active = torch.zeros(n, 2 * d).scatter(1, torch.rand(n, 2 * d).topk(k).indices, torch.rand(n, k) + 0.5)
+    known = SparseAutoencoder(directions.T, -offset @ directions.T, directions, offset, k)
+    states = active @ directions + offset
+    return states, with_fitted_decoder(known, states)
+
+
+def rotation_of(d: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(d, d)).Q
+
+
+def test_through_a_fitted_rotation_it_is_the_native_one_and_through_a_wrong_one_it_is_at_chance():
+    """Chance is what the autoencoder explains of states that are rotated at random: not 0, and .27 at width 32."""
+    d, chance = 96, 0.126
+    source, sae = planted(6_000, d)
+    target = 1.7 * source @ rotation_of(d).T + torch.randn(d)
+    native = explained(sae, source[4_000:])
+    moments = PairMoments()
+    moments.update(source[:4_000], target[:4_000])
+    other = carried(sae, *both_directions(moments))
+    torch.testing.assert_close(other.encode(target[4_000:]), sae.encode(source[4_000:]), rtol=0, atol=1e-4)
+    torch.testing.assert_close(explained(other, target[4_000:]), native, rtol=0, atol=1e-4)
+
+    mean_x, mean_y, wrong = source.mean(0), target.mean(0), rotation_of(d)
+    up = AffineMap(1.7 * wrong, mean_y - 1.7 * wrong @ mean_x)
+    down = AffineMap(wrong.T / 1.7, mean_x - wrong.T @ mean_y / 1.7)
+    astray = explained(carried(sae, up, down), target[4_000:])
+    others = [explained(sae, (source - mean_x) @ rotation_of(d).T + mean_x) for _ in range(5)]
+    assert native > 0.98
+    assert astray == pytest.approx(chance, abs=0.005)
+    assert torch.stack(others).mean() == pytest.approx(chance, abs=0.005)

@@ -1,0 +1,301 @@
+"""Steering vectors: the pairs of texts, what a vector does to them, and a target whose rotation is known."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import tiny
+from conftest import composed
+from test_planted import rotate, rotation
+from thinkalike.contrib.transfer.maps import PairMap
+from thinkalike.contrib.transfer.measures import (
+    carried_vectors,
+    effects_of,
+    held_out_differences,
+    random_directions,
+    turned_at_random,
+    with_norms_of,
+)
+from thinkalike.contrib.transfer.steering import (
+    CARRIED,
+    LATER,
+    MATCHED,
+    NATIVE,
+    NEGATED,
+    RANDOM,
+    Trial,
+)
+from thinkalike.data.contrasts import (
+    BOUNDARY,
+    Contrasts,
+    Prompt,
+    boundary_tokens,
+    continuations,
+    grammar_contrasts,
+    ids_of,
+    prompt,
+    read_contrasts,
+)
+from thinkalike.errors import DataError
+from thinkalike.evaluation.maps import state_moments
+from thinkalike.measures import AffineMap, Unexplained, both_directions, random_effects
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states.contrasts import gaps, read_prompts, states_at_words, steered_gaps
+
+D, N = 6, 12
+FOLDS = torch.arange(N) % 3
+
+
+def test_a_vector_is_the_difference_of_means_over_other_folds():
+    before, after = torch.randn(2, N, D).double()
+    vectors = held_out_differences(before, after, FOLDS)
+    for place in range(N):
+        others = FOLDS[place] != FOLDS
+        torch.testing.assert_close(vectors[place], after[others].mean(0) - before[others].mean(0))
+
+
+def test_a_carried_vector_is_what_the_map_makes_of_a_difference():
+    mapping, states, vectors = AffineMap(torch.randn(9, D), torch.randn(9)), torch.randn(N, D), torch.randn(N, D)
+    torch.testing.assert_close(carried_vectors(vectors, mapping), mapping(states + vectors) - mapping(states))
+
+
+def test_norms_and_random_directions():
+    vectors, others = torch.randn(N, D), torch.randn(N, 9)
+    matched = with_norms_of(vectors, others)
+    torch.testing.assert_close(matched.norm(dim=1), others.norm(dim=1))
+    torch.testing.assert_close(torch.cosine_similarity(matched, vectors), torch.ones(N))
+    assert not with_norms_of(torch.zeros(N, D), others).any()
+    drawn = random_directions(3, vectors, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(drawn.norm(dim=-1), vectors.norm(dim=1).expand(3, -1))
+    torch.testing.assert_close(torch.cosine_similarity(drawn[:, :1], drawn, dim=-1), torch.ones(3, N))
+    assert (drawn[0, 0] - drawn[1, 0]).norm() > 0.1
+
+
+def test_effects_are_shares_of_the_natural_one_over_words():
+    natural = 10 + torch.randn(N)
+    effects = torch.stack([natural, natural / 2, torch.randn(N)])
+    found, whole = effects_of(effects, natural, torch.arange(N))
+    shares = found.share_of(whole)
+    torch.testing.assert_close(shares.value[:2], torch.tensor([1.0, 0.5]).double())
+    torch.testing.assert_close(shares.low[:2], shares.high[:2])
+    assert shares.low[2] < shares.value[2] < shares.high[2]
+    torch.testing.assert_close(found.interval().value, effects.double().mean(1))
+    nothing = torch.tensor([1.0, -1] * 6)
+    insignificant, none = effects_of(nothing[None], nothing, torch.arange(N))
+    assert insignificant.share_of(none).value.isnan().all()
+    assert insignificant.interval().value.isfinite().all()
+
+
+def test_intervals_of_effects_are_students_over_words_of_equal_size():
+    effects, words = torch.randn(2, 40), torch.arange(40) // 5
+    found, _ = effects_of(effects, 10 + torch.randn(40), words)
+    means = effects.double().view(2, 8, 5).mean(2)
+    expected = random_effects(means)
+    for ours, theirs in zip(found.interval(), expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    few, natural = effects_of(effects, 10 + torch.randn(40), torch.arange(40) // 6)
+    assert few.interval().low.isnan().all(), "seven words"
+    assert few.share_of(natural).value.isfinite().all()
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return load_model(composed("model=gpt2-mini").model)
+
+
+def test_a_word_of_a_text_is_found_once_or_refused():
+    assert prompt("x", "the girls and the girl", "girl") == Prompt("the girls and the girl", (18, 22))
+    assert prompt("x", "the girl", "girl").word == "girl"
+    for text, times in (("the girls", 0), ("the girl sees the girl", 2)):
+        with pytest.raises(DataError, match=f"x: the word 'girl' must occur once, not {times} times"):
+            prompt("x", text, "girl")
+
+
+HEADER = "text,counterpart,word,counterpart_word,up,down\n"
+
+
+def test_pairs_of_a_table(tmp_path):
+    path = tmp_path / "pairs.csv"
+    path.write_text(
+        f"{HEADER}the girl,the girls,girl,girls, are, is\nthe boy sing,does the boy sing,boy,,<boundary>,s\n"
+    )
+    found = read_contrasts(path)
+    assert [each.word for each in found.texts] == ["girl", "boy"]
+    assert [each.word for each in found.counterparts] == ["girls", "boy"]
+    assert (found.up, found.down) == ([" are", BOUNDARY], [" is", "s"])
+    assert found.groups.tolist() == [0, 1]
+    path.write_text(path.read_text().replace(" is", " was"))
+    assert read_contrasts(path).fingerprint() != found.fingerprint()
+
+
+def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
+    number = grammar_contrasts("number", gpt2.tokenizer, 60)
+    assert len(number) == 60
+    for text, counterpart, up, down in zip(number.texts, number.counterparts, number.up, number.down, strict=True):
+        determiner, singular, stem = text.text.split()
+        assert text.word == singular
+        assert counterpart.text.split() == [determiner, counterpart.word, stem]
+        assert counterpart.word != singular
+        assert (up, down) in {(BOUNDARY, "s"), (BOUNDARY, "es")}
+    question = grammar_contrasts("question", gpt2.tokenizer, 10)
+    assert [other.text for other in question.counterparts] == [f"does {text.text}" for text in question.texts]
+    assert grammar_contrasts("number", gpt2.tokenizer, 60, seed=1).fingerprint() != number.fingerprint()
+
+
+def words_as_tokens(known):
+    """A tokenizer of whole words, each with the space before it; one that it does not know is two tokens."""
+    numbers: dict[str, int] = {}
+
+    def cut(text, **_):
+        halves = [[word] if word in known else [word[:2], f"-{word[2:]}"] for word in text.split()]
+        return {"input_ids": [numbers.setdefault(piece, len(numbers)) for word in halves for piece in word]}
+
+    return cut
+
+
+def test_verbs_of_which_both_forms_are_tokens_are_asked_for_whole():
+    found = grammar_contrasts("number", words_as_tokens({"the", "sing", "sings", "plays", "vanish", "vanishes"}), 20)
+    assert set(zip(found.up, found.down, strict=True)) == {(" sing", " sings"), (" vanish", " vanishes")}
+    assert all(text.text.endswith(text.word) for text in found.texts)
+
+
+def pairs_of(up, down):
+    return Contrasts([prompt("", "the girl sing", "girl")], [prompt("", "the girls sing", "girls")], [up], [down])
+
+
+def test_what_a_text_goes_on_with_is_one_token_or_the_end_of_the_word(gpt2):
+    up, down = continuations(pairs_of(BOUNDARY, "s"), gpt2.tokenizer, gpt2.vocabulary)
+    (letter,) = down[0].nonzero()[:, 0].tolist()
+    assert gpt2.tokenizer.convert_ids_to_tokens(letter) == "s"
+    ends = set(gpt2.tokenizer.convert_ids_to_tokens(up[0].nonzero()[:, 0].tolist()))
+    assert {"Ġthe", "Ġin", "[SEP]"} < ends
+    assert not {"s", "es", "ing"} & ends
+    assert torch.equal(up[0], boundary_tokens(gpt2.tokenizer, gpt2.vocabulary))
+
+
+@pytest.mark.parametrize(("up", "down", "message"), [(" princesses", "s", "row 1"), (BOUNDARY, " the", "in common")])
+def test_continuations_are_single_tokens_that_exclude_each_other(up, down, message, gpt2):
+    with pytest.raises(DataError, match=message):
+        continuations(pairs_of(up, down), gpt2.tokenizer, gpt2.vocabulary)
+
+
+@pytest.fixture(scope="module")
+def number(gpt2):
+    return grammar_contrasts("number", gpt2.tokenizer, 70)
+
+
+def test_a_gap_is_that_of_the_whole_model_on_each_text_alone(gpt2, number):
+    texts, _ = read_prompts(gpt2, number)
+    found = gaps(gpt2, texts)
+    for place in (0, 33, 69):
+        row = torch.tensor([[1, *ids_of(gpt2.tokenizer, number.texts[place].text)]])
+        chances = gpt2.full(row)[0, -1].double().softmax(0)
+        expected = (chances[texts.up[place]].sum() / chances[texts.down[place]].sum()).log()
+        assert float(found[place]) == pytest.approx(float(expected), abs=1e-4)
+
+
+def test_states_are_those_of_the_last_token_of_the_word(gpt2, number):
+    texts, counterparts = read_prompts(gpt2, number)
+    for prompts, side in ((texts, number.texts), (counterparts, number.counterparts)):
+        found = states_at_words(gpt2, prompts, 2)
+        for place in (0, 69):
+            text, (_, stop) = side[place]
+            before = torch.tensor([[1, *ids_of(gpt2.tokenizer, text[:stop])]])
+            torch.testing.assert_close(found[place], gpt2.head(before, 2)[0, -1], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_steered_gap_is_that_of_a_model_with_a_hook(gpt2, number, later):
+    texts, _ = read_prompts(gpt2, number)
+    vector = torch.randn(gpt2.d_model)
+    found = steered_gaps(gpt2, texts, 1, vector.expand(1, 70, -1), later)[0]
+    for place in (5, 66):
+        row = texts.tokens[place : place + 1, : texts.ends[place] + 1]
+        chosen = slice(texts.words[place], None if later else texts.words[place] + 1)
+
+        def add(module, given, output, chosen=chosen):
+            whole = output if isinstance(output, tuple) else (output,)
+            whole[0][:, chosen] += vector
+
+        hook = gpt2.blocks[1].register_forward_hook(add)
+        logits = gpt2.full(row)[0, -1].double()
+        hook.remove()
+        expected = logits[texts.up[place]].logsumexp(0) - logits[texts.down[place]].logsumexp(0)
+        assert float(found[place]) == pytest.approx(float(expected), abs=1e-4)
+    assert (found - gaps(gpt2, texts)).abs().max() > 0.1
+
+
+def test_no_vector_does_nothing_nor_does_one_that_comes_too_late(gpt2, number):
+    texts, _ = read_prompts(gpt2, number)
+    before, last = gaps(gpt2, texts), gpt2.n_layers - 1
+    vectors = 5 * torch.randn(1, 70, gpt2.d_model)
+    torch.testing.assert_close(steered_gaps(gpt2, texts, 1, 0 * vectors)[0], before, atol=1e-4, rtol=0)
+    torch.testing.assert_close(steered_gaps(gpt2, texts, last, vectors)[0], before, atol=1e-4, rtol=0)
+    assert (steered_gaps(gpt2, texts, last, vectors, later=True)[0] - before).abs().max() > 1, "control"
+
+
+CODE = [(name, f"{name}s") for name in ("value", "item", "key", "name", "line", "path", "file", "node", "part", "list")]
+
+
+@pytest.fixture(scope="module")
+def planted():
+    """A model of width 128 and the same one rotated, pairs of lines of Python, and maps that rows of tokens fit."""
+    torch.manual_seed(0)
+    config = composed("model=gelu-3l-mini").model
+    source, other = load_model(config), load_model(config)
+    target = FrozenModel(rotate(other.module, rotation(128)), other.family, other.tokenizer, name="turned", context=256)
+    texts = [prompt("", f"for x in self.{one}", one) for one, _ in CODE]
+    counterparts = [prompt("", f"for x in self.{many}", many) for _, many in CODE]
+    contrasts = Contrasts(texts, counterparts, [":"] * len(CODE), ["."] * len(CODE))
+    rows = torch.randint(source.vocabulary, (32, 64), generator=torch.Generator().manual_seed(1))
+    moments = state_moments(source, target, [(0, 0), (1, 1)], rows, 8)
+    maps = {pair: both_directions(moments.of(pair)) for pair in ((0, 0), (1, 1))}
+    return Trial(source, target, contrasts, MEASURE, 0), maps
+
+
+MEASURE = SimpleNamespace(folds=5, draws=3, positions=["word", LATER], strengths=[1.0, 3.0])
+
+
+def shares(trial, pair, phi, psi):
+    pair_map = PairMap(phi, psi, Unexplained(0.0, 0.0, 0.0, 0.0), torch.zeros(128))
+    rows = [row for row, _ in trial.rows(pair, pair_map)]
+    return {(row["position"], row["strength"], row["condition"]): row for row in rows}
+
+
+@pytest.mark.parametrize("pair", [(0, 0), (1, 1)])
+def test_a_carried_vector_does_what_the_native_one_does_in_a_rotated_target(planted, pair):
+    trial, maps = planted
+    found = shares(trial, pair, *maps[pair])
+    for position in MEASURE.positions:
+        for strength in MEASURE.strengths:
+            at = {name: found[position, strength, name] for name in (NATIVE, CARRIED, MATCHED, NEGATED, RANDOM)}
+            assert abs(at[CARRIED]["effect"] - at[NATIVE]["effect"]) < 1e-4
+            assert abs(at[MATCHED]["effect"] - at[NATIVE]["effect"]) < 1e-4
+            assert at[CARRIED]["cosine"] == pytest.approx(1, abs=1e-5)
+            assert at[NEGATED]["cosine"] == pytest.approx(-1, abs=1e-5)
+            assert at[RANDOM]["norm"] == pytest.approx(at[NATIVE]["norm"], rel=1e-6)
+    assert abs(found[LATER, 3.0, NATIVE]["effect"]) > 0.3, "control: the vector does something"
+
+
+def test_through_a_wrong_rotation_a_vector_does_no_more_than_a_random_one(planted):
+    trial, maps = planted
+    right = shares(trial, (1, 1), *maps[1, 1])[LATER, 3.0, CARRIED]
+    generator, wrong = torch.Generator().manual_seed(0), []
+    for _ in range(5):
+        turned = turned_at_random(maps[1, 1].phi, torch.zeros(128), generator)
+        wrong.append(shares(trial, (1, 1), turned, maps[1, 1].psi)[LATER, 3.0, CARRIED])
+    assert max(abs(row["cosine"]) for row in wrong) < 0.35
+    assert abs(sum(row["effect"] for row in wrong)) / 5 < 0.4 * abs(right["effect"])
+
+
+def test_a_row_begins_with_bos_where_the_model_expects_it():
+    first = tiny.frozen()
+    contrasts = Contrasts([Prompt("abc de", (4, 6))], [Prompt("abc d", (4, 5))], [" a"], [" b"])
+    without, _ = read_prompts(first, contrasts)
+    first.bos_each_row = True
+    with_it, _ = read_prompts(first, contrasts)
+    assert with_it.tokens[0, 0] == first.tokenizer.bos_token_id
+    assert torch.equal(with_it.tokens[0, 1:], without.tokens[0])
+    assert (with_it.words - without.words, with_it.ends - without.ends) == (1, 1)

@@ -1,0 +1,463 @@
+"""Checkpoints by step, and what forms between them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import pytorch_lightning as pl
+import torch
+from safetensors.torch import load_file
+from scipy import integrate, optimize, stats
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+
+import hub
+import tiny
+from conftest import composed, kill_and_resume
+from thinkalike import Result
+from thinkalike.config import ModelConfig, PretrainConfig
+from thinkalike.config.overrides import quoted
+from thinkalike.contrib.papers import experiment_named, trajectory_grammar
+from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.trajectory import answers
+from thinkalike.contrib.trajectory.instrument import training
+from thinkalike.contrib.trajectory.measures import balanced, curve_of, held_out_right, onset, permuted_labels
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
+from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint, steps_of
+
+SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
+         "model.architecture.d_mlp=32", "model.architecture.n_ctx=64", "model.context=64",
+         "pretrain.tokens_per_step=256", "pretrain.vocabulary=280", "pretrain.warmup=2"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def text(text_files, tmp_path_factory):
+    """The words of a small text, its cache, and a store."""
+    folder = tmp_path_factory.mktemp("trajectories")
+    return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={folder}/cache",
+            f"store={folder}/results"]  # fmt: skip
+
+
+@pytest.fixture
+def root(tmp_path):
+    return tmp_path / "root"
+
+
+# ---- checkpoints
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps"),
+    [([3, 1], [3, 1]), ("log2", [0, 1, 2, 4, 8, 10]), ("every=4", [0, 4, 8, 10]), ("every=5", [0, 5, 10]), ([], [])],
+)
+def test_checkpoints_are_kept_at_these_steps(keep, steps):
+    assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept == steps
+
+
+@pytest.mark.parametrize("word", ["log3", "every=0", "[11]", "[-1]"])
+def test_steps_that_never_come_are_refused(word):
+    with pytest.raises(ConfigError, match=r"pretrain\.keep"):
+        composed("task=pretrain", "pretrain.tokens=1000", "pretrain.tokens_per_step=100", f"pretrain.keep={word}")
+
+
+def test_pretraining_keeps_checkpoints_that_load_by_their_step(door, text):
+    """A run that breaks off and goes on keeps those that it had."""
+    words = ["task=pretrain", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep=every=3"]
+    folder = door("train.py", *words).result.folder / "gelu-3l-mini"
+    assert list(steps_of(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
+    models = {step: load_model(folder, revision=f"step{step}") for step in (0, 3, 8)}
+    assert [model.name for model in models.values()] == [f"gelu-3l-mini@step{step}" for step in (0, 3, 8)]
+    assert json.loads((folder / "step3" / "config.json").read_text())["step"] == 3
+    last, whole = (load_file(place / "model.safetensors") for place in (folder / "step8", folder))
+    assert all(torch.equal(last[name], whole[name]) for name in whole)
+    assert (
+        len(
+            {checkpoint_fingerprint(ModelConfig(name="m", path=str(folder), revision=f"step{step}")) for step in (0, 3)}
+        )
+        == 2
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_what_one_step_of_a_run_knows_more_than_another_is_no_leak(door):
+    """Nor is what an untrained target has not learnt of its own tokens."""
+    words = ["task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=614400", "pretrain.keep=[50,300]"]
+    folder = door("train.py", *words).result.folder / "gelu-3l-mini"
+    paths = ["model=local", f"model.path={folder}", "model@target=local", f"target.path={folder}"]
+
+    def verdicts(step, other):
+        steps = [f"model.revision=step{step}", f"target.revision=step{other}"]
+        return set(door("train.py", "stitch=least_squares", *paths, *steps).result.table["verdict"])
+
+    assert verdicts(300, 50) == {"better model"}
+    assert verdicts(50, 50) == {"same up to an affine map"}
+    assert verdicts(50, 300) == {"related"}
+
+
+def test_checkpoints_of_a_trainer_sort_as_numbers_and_take_the_tokenizer_beside_them(tmp_path):
+    config = ModelConfig(name="local", path=str(tmp_path))
+    for step in (1000, 500, 64):
+        tiny.write_checkpoint("gpt2", tmp_path / f"checkpoint-{step}", seed=step)
+    before = checkpoint_fingerprint(replace(config, revision="checkpoint-64"))
+    tiny.write_checkpoint("gpt2", tmp_path)
+    whole = checkpoint_fingerprint(config)
+    assert steps_of(config) == {64: "checkpoint-64", 500: "checkpoint-500", 1000: "checkpoint-1000"}
+    assert load_model(tmp_path, revision="checkpoint-500").n_layers == tiny.LAYERS
+    for file in (tmp_path / "checkpoint-500").glob("*token*"):
+        file.unlink()
+    assert load_model(tmp_path, revision="checkpoint-500").tokenizer.vocab_size == tiny.tokenizer().vocab_size
+    assert checkpoint_fingerprint(config) == whole, "the model in the folder is none of its checkpoints"
+    assert checkpoint_fingerprint(replace(config, revision="checkpoint-64")) == before
+
+
+def test_a_revision_that_a_folder_lacks_is_one_line_that_names_those_that_are_there(tmp_path):
+    tiny.write_checkpoint("gpt2", tmp_path / "checkpoint-500")
+    with pytest.raises(ConfigError, match=r"model\.revision=step5 is not in .*, whose revisions are: checkpoint-500$"):
+        load_model(tmp_path, revision="step5")
+
+
+class Trained(pl.LightningModule):
+    """A model inside a module of Lightning, as users write them."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+
+def test_checkpoints_of_lightning_are_the_models_that_they_hold(tmp_path):
+    """The files are Lightning's own; configuration and tokenizer stand beside them."""
+    for step in (1000, 500):
+        whole = tiny.write_checkpoint("gpt2", tmp_path / f"whole{step}", seed=step)
+        model = load_model(whole).module
+        trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+        trainer.strategy.connect(Trained(model))
+        trainer.save_checkpoint(tmp_path / "run" / f"epoch=0-step={step}.ckpt")
+    config = ModelConfig(name="local", path=str(tmp_path / "run"))
+    assert steps_of(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
+    first, last = (replace(config, revision=name) for name in steps_of(config).values())
+    with pytest.raises(ModelError, match=r"run has no config\.json; save_pretrained writes one$"):
+        load_model(first)
+    for path in whole.glob("*.json"):
+        (tmp_path / "run" / path.name).write_bytes(path.read_bytes())
+    tokens = torch.arange(5)[None]
+    states = [load_model(each).residuals(tokens, [tiny.LAYERS - 1])[0] for each in (first, last, whole)]
+    assert torch.equal(states[0], states[2])
+    assert not torch.allclose(states[1], states[2]), "control"
+    before = checkpoint_fingerprint(first)
+    assert before != checkpoint_fingerprint(last)
+    shape = json.loads((tmp_path / "run" / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps({**shape, "layer_norm_epsilon": 0.1}))
+    assert checkpoint_fingerprint(first) != before, "the configuration is part of it"
+
+
+def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
+    for step in (0, 8, 64):
+        tiny.write_checkpoint("gpt2", root / "someone" / f"m@step{step}", seed=step + 1)
+    tiny.write_checkpoint("gpt2", root / "someone" / "m")
+    served()
+    config = ModelConfig(name="hub", hub_id="someone/m")
+    assert steps_of(config) == {0: "step0", 8: "step8", 64: "step64"}
+    assert len({load_model(replace(config, revision=f"step{step}")).fingerprint() for step in (0, 8, 64)}) == 3
+    with pytest.raises(ModelError, match=r"has no revision step9; .* there are: main, step0, step8, step64") as caught:
+        load_model(replace(config, revision="step9"))
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_hub_the_revisions_are_those_of_the_cache(served, root, monkeypatch, tmp_path):
+    for name in ("m", "m@step8"):
+        tiny.write_checkpoint("gpt2", root / "someone" / name)
+    served()
+    config = ModelConfig(name="hub", hub_id="someone/m")
+    load_model(replace(config, revision="step8"))
+    hub.redirect(monkeypatch, hub.NOWHERE, tmp_path / "cache")
+    assert steps_of(config) == {8: "step8"}
+
+
+# ---- bands, probes and onsets
+
+
+def test_the_joint_t_of_one_value_is_students_and_of_independent_ones_the_integral_over_their_common_spread():
+    replicates = torch.linalg.qr(torch.cat([torch.ones(10, 1), torch.randn(10, 5)], 1).double())[0][:, 1:]  # centred
+    assert float(simultaneous_t(replicates[:, :1])) == pytest.approx(student_t(0.95, 9), rel=0.03)
+    found = simultaneous_t(torch.stack([replicates, replicates[:, :1].expand(-1, 5)], 2))
+
+    def below(t: float) -> float:
+        chi = stats.chi(9)
+        return integrate.quad(lambda w: (2 * stats.norm.cdf(t * w / 3) - 1) ** 5 * chi.pdf(w), 0, 12)[0]
+
+    exact = optimize.brentq(lambda t: below(t) - 0.95, 1, 9)
+    assert float(found[0]) == pytest.approx(exact, rel=0.03)
+    assert float(found[1]) == pytest.approx(student_t(0.95, 9), rel=0.03), "five times the same value is one"
+
+
+def test_probes_of_two_levels_answer_as_fishers_discriminant_of_the_other_folds():
+    labels, fold_of = torch.arange(90) // 3 % 2, torch.arange(90) % 3
+    states = torch.randn(90, 6).double() + 2 * labels[:, None]
+    (right,) = held_out_right(states, labels[None], 2, fold_of, 0.0)
+    for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
+        known = LinearDiscriminantAnalysis(solver="lsqr").fit(states[train], labels[train])
+        assert torch.equal(right[test], torch.from_numpy(known.predict(states[test])) == labels[test])
+    assert right.double().mean() > 0.8, "control"
+
+
+def test_probes_answer_with_the_nearest_mean_under_a_shrunken_covariance():
+    labels, fold_of = torch.randint(3, (90,)), torch.arange(90) % 3
+    states = torch.randn(90, 6).double() + 2 * torch.nn.functional.one_hot(labels, 6)
+    both = torch.stack([labels, labels[torch.randperm(90)]])
+    right = held_out_right(states, both, 3, fold_of, 0.3)
+    for own, each in zip(right, both, strict=True):
+        for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
+            spread = np.cov(states[train].numpy().T, bias=True)
+            inverse = np.linalg.inv(0.7 * spread + 0.3 * np.trace(spread) / 6 * np.eye(6))
+            apart = [(states[test] - states[train][each[train] == level].mean(0)).numpy() for level in range(3)]
+            answers = np.argmin([np.einsum("nd,de,ne->n", rows, inverse, rows) for rows in apart], 0)
+            assert torch.equal(own[test], torch.from_numpy(answers) == each[test])
+    assert right[0].double().mean() > 0.6 > right[1].double().mean(), "control"
+
+
+def test_accuracies_are_balanced_over_the_levels_that_occur():
+    labels = torch.tensor([[0, 0, 0, 1], [0, 0, 2, 2]])
+    right = torch.tensor([[True, True, False, True], [True, False, True, True]])
+    assert balanced(right, labels, 3).tolist() == pytest.approx([(2 / 3 + 1) / 2, (1 / 2 + 1) / 2])
+
+
+def test_labels_move_between_groups_and_not_within():
+    groups = torch.arange(40).repeat_interleave(3)
+    labels = (torch.arange(40) % 2).repeat_interleave(3)
+    moved = permuted_labels(labels, groups, 20)
+    assert moved.shape == (21, 120)
+    assert torch.equal(moved[0], labels)
+    assert all((each.view(40, 3) == each.view(40, 3)[:, :1]).all() for each in moved)
+    assert (moved[1:] != labels).any(1).all()
+
+
+@pytest.mark.parametrize(
+    ("above", "place"), [([0, 1, 0, 1, 1], 3), ([1, 1, 1], 0), ([1, 1, 0], 3), ([0, 0, 1], 2), ([0], 1)]
+)
+def test_the_onset_is_the_first_step_from_which_all_are_above(above, place):
+    assert int(onset(torch.tensor(above).bool())) == place
+
+
+def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, size: int = 5):
+    """A feature with two levels that is there from a step on, to .8 after three steps, in groups that share luck."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(groups) % 2).repeat_interleave(size)
+    owners = torch.arange(groups).repeat_interleave(size)
+
+    def drawn(rate):
+        luck = 0.1 * torch.randn(groups, generator=generator)[owners]
+        return torch.rand(steps, len(labels), generator=generator) < rate[:, None] + luck
+
+    rise = torch.zeros(steps)
+    if start is not None:
+        rise[start:] = torch.tensor([0.2, 0.25] + [0.3] * steps)[: steps - start]
+    null = torch.stack([drawn(torch.full((steps,), 0.5)).double().mean(1) for _ in range(99)], 1)
+    return curve_of(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
+
+
+def test_onsets_are_found_within_a_checkpoint_and_features_that_are_not_there_have_none():
+    """Of 200 features each: planted at a quarter, half or three quarters, and never."""
+    near = held = 0
+    for seed in range(200):
+        start = (2, 5, 7)[seed % 3]
+        curve, _ = simulated(start, seed)
+        near += abs(curve.onset - start) <= 1
+        _, low, high = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        held += bool(low <= start <= high)
+    never = sum(simulated(None, 1000 + seed)[0].onset < 10 for seed in range(200))
+    assert near >= 180
+    assert never <= 14  # of 200, the 95 % quantile of a share of 5 %
+    assert held >= 180
+
+
+def test_bands_cover_whole_curves():
+    """Of 300 curves of 12 values over 40 groups that depend on each other; single intervals do not cover them."""
+    covered = {True: 0, False: 0}
+    for seed in range(300):
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.randn(40, 12, generator=generator, dtype=torch.float64)
+        values = values + torch.randn(40, 1, generator=generator, dtype=torch.float64)
+        means = without_each_part(values.T, torch.arange(40)) / torch.tensor([40.0] + [36.0] * 10)
+        for together in covered:
+            _, low, high = jackknife(means[:, 0], means[:, 1:].T, together=together)
+            covered[together] += bool(((low <= 0) & (high >= 0)).all())
+    assert covered[True] >= 0.92 * 300
+    assert covered[False] < 0.85 * 300, "control"
+
+
+def test_bands_of_accuracies_cover_whole_curves():
+    held = 0
+    for seed in range(200):
+        curve, truth = simulated(5, seed)
+        _, low, high = curve.accuracy
+        held += bool(((low <= truth) & (truth <= high)).all())
+    assert held >= 0.92 * 200
+
+
+# ---- jobs
+
+ASKED = ["measure=trajectory", "measure.tokens=512", "measure.least=5", "measure.folds=3", "measure.permutations=19",
+         "measure.importance=false", "stimuli.sentences=40", "stimuli.features=[PoS,Question]"]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def run_of_a_trainer(tmp_path_factory):
+    """A folder of three checkpoints, untrained."""
+    folder = tmp_path_factory.mktemp("run")
+    for step in (0, 10, 100):
+        tiny.write_checkpoint("gpt2", folder / f"checkpoint-{step}", seed=step + 1)
+    return folder
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """The names of the models that are loaded."""
+    names, own = [], answers.load_model
+    monkeypatch.setattr(answers, "load_model", lambda model: names.append(model.revision) or own(model))
+    return names
+
+
+def test_a_trajectory_of_own_checkpoints_reads_each_once(door, text, run_of_a_trainer, loads):
+    done = door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *text, env={"COLUMNS": "80"})
+    result = done.result
+    assert loads == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
+    table, tables = result.table, result.tables
+    assert table["step"].unique().tolist() == [0, 10, 100]
+    assert len(table) == 3 * tiny.LAYERS
+    assert (table.loc[table["step"] == 100, "to_last"] - 1).abs().max() < 1e-6
+    assert table.loc[table["step"] < 100, "to_last"].max() < 0.9, "control: these have nothing to do with each other"
+    assert (table["to_last_low"] <= table["to_last"]).all()
+    assert table.loc[table["step"] == 0, "to_previous"].isna().all()
+    angle = math.acos(table.loc[table["step"] == 10, "to_previous"].iloc[0])
+    assert table.loc[table["step"] == 10, "speed"].iloc[0] == pytest.approx(angle / math.log2(11))
+    matrix = tables["likeness"].query("layer == 0").pivot(index="step", columns="other", values="value")
+    assert np.allclose(matrix, matrix.T)
+    assert matrix.loc[10, 100] == pytest.approx(table.query("layer == 0 and step == 10")["to_last"].iloc[0])
+    assert set(tables["onsets"]["feature"]) == {"PoS", "Question"}
+    losses = door("analyze.py", "measure=loss", f"model={run_of_a_trainer}", "model.revision=checkpoint-10", *text)
+    assert tables["losses"]["loss"][1] == pytest.approx(losses.result.scalars["loss"], rel=0.02)
+    *shown, _ = done.stdout.splitlines()
+    assert max(map(len, shown)) <= 80
+    assert len(shown) < 30
+
+
+def test_the_importance_of_features_is_that_of_mlem(door, text, run_of_a_trainer):
+    asked = [word for word in ASKED if "importance" not in word]
+    features = door("analyze.py", *asked, f"model={run_of_a_trainer}", *text).result.tables["features"]
+    words = ["measure=mlem", "measure.folds=3", "measure.references=0", *ASKED[-2:], "model.revision=checkpoint-10"]
+    wanted = door("analyze.py", *words, f"model={run_of_a_trainer}", text[-1]).result.table
+    found = features.query("step == 10").merge(wanted, on=["layer", "feature"])
+    assert len(found) == 2 * tiny.LAYERS
+    assert np.allclose(found["importance_x"], found["importance_y"])
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_bits(door, text, run_of_a_trainer, loads):
+    words = [*ASKED, f"model={run_of_a_trainer}", *text[:-1]]
+    resumed, whole = kill_and_resume(door, "analyze.py", *words, state="step0")
+    assert "checkpoint-0" not in loads[:-3], "the whole run is the second one"
+    assert loads[-3:] == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
+    for path in whole.folder.glob("*.csv"):
+        assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_run_whose_second_half_is_its_first_half_again_is_seen_to_be_so(door, text, run_of_a_trainer, tmp_path):
+    for step, copied in {0: 0, 10: 10, 20: 0, 30: 10}.items():
+        (tmp_path / f"checkpoint-{step}").symlink_to(run_of_a_trainer / f"checkpoint-{copied}")
+    result = door("analyze.py", *ASKED, f"model={tmp_path}", *text).result
+    cells = result.tables["likeness"].pivot(index=["layer", "step"], columns="other", values="value")
+    first, second = cells.xs(0, level="step"), cells.xs(10, level="step")
+    assert np.allclose(first[20], 1)
+    assert np.allclose(second[30], 1)
+    assert first[[10, 30]].max(axis=None) < 0.9, "control"
+    assert np.allclose(result.table.query("step == 10")["to_last"], 1)
+    features = result.tables["features"].set_index(["layer", "feature", "step"])["accuracy"].unstack("step")
+    assert np.allclose(features[[0, 10]], features[[20, 30]])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["measure.steps=[0,7]"], r"measure.steps=7: run.* has checkpoints of these steps: 0, 10, 100"),
+        (["measure.steps=[10]"], "a trajectory needs two"),
+        (["model.revision=checkpoint-10"], "model.revision= is not read"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_line(door, text, run_of_a_trainer, words, said):
+    assert re.search(said, door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
+
+
+def test_a_repository_of_the_hub_has_a_trajectory(door, text, served, root):
+    for step in (0, 8):
+        tiny.write_checkpoint("gpt2", root / "someone" / f"m@step{step}", seed=step + 1)
+    tiny.write_checkpoint("gpt2", root / "someone" / "m")
+    served()
+    result = door("analyze.py", *ASKED, "model=someone/m", *text).result
+    assert result.tables["losses"]["step"].tolist() == [0, 8]
+
+
+def test_one_command_trains_a_mini_and_follows_it(door, text):
+    trained = [*SMALL, *text[:-1], "pretrain.tokens=2048", "pretrain.keep=every=4"]
+    words = [f"measure.train=[{','.join(map(quoted, trained))}]", "model=gelu-3l-mini"]
+    result = door("analyze.py", *ASKED, *words, *text).result
+    assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
+    assert result.tables["losses"]["loss"].is_monotonic_decreasing
+
+
+# ---- the experiment
+
+
+def formed(folder, starts, onset, noise):
+    """A finished trajectory whose layers rise by 1 over a doubling from these steps on, and its loss at step 16."""
+    steps = [0, 4, 8, 16, 32, 64, 128, 256]
+
+    def rise(start):
+        return np.clip(np.log2(1 + np.array(steps)) - math.log2(1 + start) + noise, 0, 1)
+
+    folder.mkdir(parents=True)
+    table = [{"step": step, "layer": layer, "to_last": value}
+             for layer, start in enumerate(starts) for step, value in zip(steps, rise(start), strict=True)]  # fmt: skip
+    losses = {"step": steps, "loss": 7 - 4 * rise(16)}
+    onsets = [{"layer": 0, "feature": "Gender", "onset": onset}, {"layer": 0, "feature": "Length", "onset": math.nan}]
+    for name, rows in {"table": table, "losses": losses, "onsets": onsets}.items():
+        pd.DataFrame(rows).to_csv(folder / f"{name}.csv", index=False)
+    return Result(folder)
+
+
+@pytest.mark.parametrize(
+    ("starts", "onset", "verdicts"),
+    [
+        ([32, 64], 8.0, ["holds", "holds", "holds", "not testable here"]),
+        ([8, 4], 0.0, ["does not hold", "does not hold", "does not hold", "not testable here"]),
+    ],
+)
+def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, onset, verdicts):
+    noises = [0.0, 0.02, -0.02, 0.01, -0.01]
+    results = {f"seed {n}": formed(tmp_path / str(n), starts, onset, noise) for n, noise in enumerate(noises)}
+    config = composed("experiment=trajectory/grammar", "scale=mini", door="analyze")
+    found = trajectory_grammar._conclude(Case(config, [], results)).claims
+    assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
+
+
+def test_runs_that_differ_in_speed_alone_are_alike_at_the_same_loss(tmp_path):
+    """The loss of each run is a function of its likeness to the end."""
+    results = {}
+    for seed, delay in enumerate([0, 0.5, 1, 1.5, 2]):
+        results[str(seed)] = formed(tmp_path / str(seed), [16, 16], 8.0, -delay)
+    assert trajectory_grammar._aligned(results, "5 seeds").verdict == "holds"
+
+
+def test_each_seed_of_the_experiment_is_trained_first():
+    config = composed("experiment=trajectory/grammar", "scale=mini", door="analyze")
+    figure = experiment_named("trajectory/grammar")
+    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
+    assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT))}
