@@ -120,7 +120,6 @@ CALLS = {
     "second_order_cosine": {"X": X, "Y": Y, "k": 3},
     "auc": {"upper": POSITIVE, "lower": MODELS[0, :3]},
     "soft_matching": {"X": X, "Y": Y},
-    "span": None,
     "spearman": {"x": X, "y": Y},
     "splits": {"fold_of": GROUPS},
     "stimulus_folds": {"n": N, "folds": 3, "groups": GROUPS},

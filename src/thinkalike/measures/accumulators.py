@@ -118,11 +118,10 @@ class Accumulator(Metric):
     def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Take over the batches of a `state_dict`, whose lists stay as they are."""
         copied = dict(state_dict)
-        for name in self.metric_state:  # of several processes each is one tensor
-            state = state_dict[name]
-            copied[name] = (
-                [*state] if isinstance(state, list) else [state] if name == "documents" else [*state.split(1)]
-            )
+        for name in self.metric_state:
+            if isinstance(state := copied[name], Tensor):  # of several processes, in one piece
+                state = state.split(max(len(state), 1) if name == "documents" else 1) if len(state) else ()
+            copied[name] = [*state]
         return super().load_state_dict(copied, strict, assign)
 
     def next_number(self, number: int | None) -> int:

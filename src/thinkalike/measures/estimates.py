@@ -33,8 +33,10 @@ class Estimate:
         return Estimate(*(part[index] for part in self))
 
     def __format__(self, spec: str) -> str:
+        if not spec:
+            return str(self)
         value, low, high = (f"{end.item():{spec}}" for end in self)
-        return f"{value} [{low}, {high}]" if spec else str(self)
+        return value if "nan" in (low, high) else f"{value} [{low}, {high}]"
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
