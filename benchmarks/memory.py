@@ -26,7 +26,7 @@ from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import train_tokenizer
-from thinkalike.training.parts import Part, largest_part, mean_losses
+from thinkalike.training.steps import Microbatch, largest_microbatch, mean_losses
 from thinkalike.training.stitching import StitchTraining
 
 CONTEXT = 1024
@@ -71,13 +71,13 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     depth = range(model.n_layers)
     pairs = list(itertools.product(depth, depth)) if layers == "all" else [(layer, layer) for layer in depth]
     rows = torch.randint(model.vocabulary, (tokens // CONTEXT, CONTEXT))
-    module = StitchTraining(model, model, pairs, rows, StitchConfig(tokens_per_step=tokens), 0, limits=limits)
+    module = StitchTraining(model, model, pairs, StitchConfig(tokens_per_step=tokens), limits=limits)
     weights = [list(phi.parameters()) for phi in module.stitches]
     tails = [model.n_layers - 1 - layer for _, layer in pairs]
     print(f"{model.name}, {len(pairs)} stitches, {tokens:,} tokens per step; in use: {readable(in_use(rows.device))}")
     start = time.perf_counter()
     try:
-        size = largest_part(limits, module.losses, weights, rows, tails, 1)
+        size = largest_microbatch(limits, module.losses, weights, rows, tails, 1)
     except ResourceError as error:
         print(f"refused after {time.perf_counter() - start:.0f} s: {error}")
         return
@@ -108,7 +108,7 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
 
 
 def run_whole(
-    module: StitchTraining, weights: list, rows: torch.Tensor, size: Part, optimizer: torch.optim.Optimizer
+    module: StitchTraining, weights: list, rows: torch.Tensor, size: Microbatch, optimizer: torch.optim.Optimizer
 ) -> None:
     """Run a step as training does, and print what it took."""
     optimizer.zero_grad()

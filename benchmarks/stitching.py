@@ -45,7 +45,7 @@ def build(seed: int, device: str) -> FrozenModel:
 def ours(source: FrozenModel, target: FrozenModel, pairs: list, tokens: torch.Tensor) -> Callable[[], object]:
     """A training step of one run that has all these stitches."""
     config = StitchConfig(tokens_per_step=tokens.numel())
-    module = StitchTraining(source, target, pairs, tokens, config, 0).to(tokens.device)
+    module = StitchTraining(source, target, pairs, config).to(tokens.device)
     optimizer = torch.optim.SGD(module.stitches.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
     def step() -> None:

@@ -36,8 +36,9 @@ from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini, save_mini
 from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Keeping, Run, fit
-from thinkalike.training.steps import scheduled
+from thinkalike.training.steps import StepData
 
 STEPS, EVERY, TOKENS = 800, 100, 1024
 PROMPT = "{} sings and"
@@ -99,14 +100,15 @@ def train(folder: Path, at: int, order: int, steps: int = STEPS, every: int = EV
     early, late = map(rows, texts)
     config = PretrainConfig(tokens=steps * TOKENS, tokens_per_step=TOKENS, lr=3e-3, warmup=20)
     module = build_mini(ARCHITECTURE, len(tokenizer), order, "gpt2")
-    planted = Planted(module, early, config, order, early=early, late=late, at=at, order=order)
+    planted = Planted(module, config, early=early, late=late, at=at, order=order)
     facts = {"architecture": ARCHITECTURE, "seed": order}
 
     def keep(step: int) -> None:
         save_mini(folder / f"step{step}", module, tokenizer, facts, card="")
 
     run = Run(folder, torch.device("cpu"), TrainerConfig())
-    fit(planted, run, callbacks=[Keeping(range(0, steps + 1, every), keep)])
+    data = StepData(early, config.tokens_per_step, config.steps, order)
+    fit(planted, data, run, callbacks=[Keeping(range(0, steps + 1, every), keep)])
     return folder
 
 

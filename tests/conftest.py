@@ -126,6 +126,13 @@ def served(root, monkeypatch, tmp_path):
         yield serve
 
 
+def step_data(rows, module, seed=0):
+    """The rows of a training, as many a step as its configuration says."""
+    from thinkalike.training.steps import StepData
+
+    return StepData(rows, module.config.tokens_per_step, module.steps, seed)
+
+
 def break_off(module, at):
     """Let the training of a module fail at a step, with an error that a user may meet; None: it never does."""
     from thinkalike.errors import DataError

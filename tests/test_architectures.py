@@ -249,7 +249,6 @@ def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path)
         tiny.tokenizer().save_pretrained(folder)
         return folder
 
-    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM") as caught:
+    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM"):
         load_model(write(tmp_path / "m"))
-    assert "\n" not in str(caught.value)
     assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts_next

@@ -340,18 +340,6 @@ def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, sai
         check_text(data, context)
 
 
-def test_a_remedy_names_the_quota_that_is_full(tmp_path, config):
-    few = config(write_jsonl(tmp_path / "long.jsonl", texts(FEW, words=300)))
-    for how, remedy in (
-        ({}, "data.report_tokens=64"),
-        ({"whole": True, "quota": "measure.batches"}, "measure.batches"),
-    ):
-        with pytest.raises(DataError, match=f"interval needs two; raise {remedy}"):
-            read_corpus(replace(few, report_tokens=64), Letters(), 16, bos=False, fit_tokens=16, **how)
-    with pytest.raises(DataError, match=r"not one row of 9999 tokens; .* lower data.report_share=0.3"):
-        read_corpus(config(), Letters(), 9999, bos=False, fit_tokens=16)
-
-
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(4000)])
     for share in (0.1, 0.3):

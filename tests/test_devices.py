@@ -10,9 +10,8 @@ import pytest
 import torch
 
 import tiny
-from classifiers import THREE, loaded, relabelled, write_base, write_sibling
+from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.contrib.populations.templates import nli_training
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import Run, fit
@@ -56,27 +55,6 @@ def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, doo
     np.testing.assert_allclose(tables["third"], tables["second"], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
 
 
-@pytest.mark.parametrize(
-    "place", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-def test_a_population_runs_on_its_device_with_the_numbers_of_a_cpu(place, door, tmp_path):
-    base = write_base(tmp_path / "base", THREE)
-    members = [write_sibling(tmp_path / name / "model", base, seed) for seed, name in enumerate("abcd")]
-    pairs = tiny.write_pairs(relabelled(nli_training(60), loaded(base)), tmp_path / "mnli.jsonl")
-    words = ["measure=population", "population=local", "pairs=files", f"pairs.report={pairs}"]
-    words += ["measure.tokens_per_batch=200"]
-    for name, group in (("generalizing", members[:2]), ("heuristic", members[2:])):
-        words.append(f"population.{name}=[{','.join(map(str, group))}]")
-    found = []
-    for number, device in enumerate(("cpu", place, place)):
-        result = door("analyze.py", *words, f"model.device={device}", f"store={tmp_path}/store-{number}").result
-        assert {torch.device(model["device"]).type for model in result.provenance["models"]} == {device}
-        found.append([result.table["loss"].to_numpy(), result.arrays["cka"]])
-    for of_device, again, of_cpu, tolerance in zip(found[1], found[2], found[0], (1e-4, 1e-3), strict=True):
-        np.testing.assert_allclose(of_device, of_cpu, atol=0 if place == "cpu" else tolerance, rtol=0)
-        np.testing.assert_allclose(again, of_device, atol=0 if place == "cpu" else tolerance / 10, rtol=0)
-
-
 def on(place: str, seed: int) -> FrozenModel:
     return FrozenModel(tiny.native(seed).to(place), FAMILIES["native"], tiny.tokenizer(), name=f"{seed}", context=64)
 
@@ -88,9 +66,9 @@ def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path)
     curves = []
     for where in ("cpu", place):
         config = StitchConfig(steps=6, warmup=1, tokens_per_step=128)
-        module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], rows, config, 0)
+        module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], config)
         folder = tmp_path / str(len(curves))
-        fit(module, Run(folder, torch.device(where), TrainerConfig()))
+        fit(module, step_data(rows, module), Run(folder, torch.device(where), TrainerConfig()))
         assert {weight.device.type for weight in module.stitches.parameters()} == {where}
         curves.append(module.curve.cpu())
     torch.testing.assert_close(curves[1], curves[0], atol=1e-4, rtol=0)
@@ -102,7 +80,7 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
     """CUDA itself raises an error where the host waits, in all steps but those that read the losses."""
     rows = torch.randint(300, (40, 32))
     config = StitchConfig(steps=500, warmup=1, tokens_per_step=128)  # of which each tenth reads the losses
-    module = StitchTraining(on("cuda", 1), on("cuda", 2), [(0, 0), (1, 2)], rows, config, 0)
+    module = StitchTraining(on("cuda", 1), on("cuda", 2), [(0, 0), (1, 2)], config)
     one_step = module.training_step
 
     def step(*batch):
@@ -115,4 +93,4 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
 
     module.training_step = step
     trainer = TrainerConfig(precision=precision)
-    fit(module, Run(tmp_path, torch.device("cuda"), trainer))
+    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cuda"), trainer))

@@ -107,11 +107,9 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     if name != "r2":
         within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
         assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
-        assert "already done" in door("analyze.py", *words, *pair, *more).stderr
     if name == "r2":
         assert np.abs(across["back_high"].to_numpy() - expected.back.high.flatten().numpy()).max() < 1e-5
         assert np.abs(across["back"].to_numpy() - expected.back.value.flatten().numpy()).max() < 1e-5

@@ -25,7 +25,7 @@ from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import check_alignable
-from thinkalike.training.steps import StepBatches
+from thinkalike.training.steps import StepData
 from thinkalike.training.stitching import StitchTraining
 
 
@@ -233,9 +233,9 @@ def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
         losses = []
         for setting in settings:
             rows, config = setting.corpus.fit, replace(setting.config, loss=loss)
-            given = setting.source, setting.target, [(0, 1), (3, 2)], rows.tokens, config, 0
+            given = setting.source, setting.target, [(0, 1), (3, 2)], config, 0
             module = StitchTraining(*given, layout=rows.layout)
-            batch = StepBatches(*module._batches)[1]
+            batch = StepData(rows.tokens, config.tokens_per_step, config.steps, 0, rows.context).batches()[1]
             losses.append(torch.stack(module.losses(batch)))
             assert len(batch) == 256 // 32, "only the target's tokens count"
         torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=0)

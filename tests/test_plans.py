@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import tiny
-from conftest import break_off
+from conftest import break_off, step_data
 from thinkalike import memory as places
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, ResourceError
@@ -21,8 +21,8 @@ from thinkalike.evaluation.stitches import document_sums, report_share
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes
 from thinkalike.store import newest_state, read_state
 from thinkalike.training import run as running
-from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.run import Run, fit
+from thinkalike.training.steps import Microbatch, largest_microbatch, mean_losses
 from thinkalike.training.stitching import StitchTraining
 
 CPU = torch.device("cpu")
@@ -36,9 +36,9 @@ def rows():
     return torch.randint(300, (80, 32), generator=torch.Generator().manual_seed(5))
 
 
-def training(rows, pairs=PAIRS, seed=0, limits=None, **changes):
+def training(pairs=PAIRS, seed=0, limits=None, **changes):
     models = tiny.frozen(1, n_layers=LAYERS), tiny.frozen(2, n_layers=LAYERS, act_fn="gelu")
-    return StitchTraining(*models, pairs, rows, replace(CONFIG, **changes), seed, limits=limits)
+    return StitchTraining(*models, pairs, replace(CONFIG, **changes), seed, limits=limits)
 
 
 def of(module):
@@ -54,7 +54,7 @@ def losses_and_gradients(module, rows, part):
     return means.detach(), torch.autograd.grad(means @ scales, [weight for own in weights for weight in own])
 
 
-WHOLE = Part(4, 9)
+WHOLE = Microbatch(4, 9)
 
 
 @pytest.mark.parametrize(
@@ -63,9 +63,9 @@ WHOLE = Part(4, 9)
     ids=str,
 )
 def test_parts_give_the_losses_and_gradients_of_the_whole(rows, part, changes):
-    module = training(rows, **changes)
+    module = training(**changes)
     losses, gradients = losses_and_gradients(module, rows[:4], WHOLE)
-    in_parts, ours = losses_and_gradients(module, rows[:4], Part(*part))
+    in_parts, ours = losses_and_gradients(module, rows[:4], Microbatch(*part))
     torch.testing.assert_close(in_parts, losses, atol=1e-6, rtol=1e-6)
     assert max(gradient.abs().max() for gradient in gradients) > 1e-3, "control"
     for one, other in zip(ours, gradients, strict=True):
@@ -80,7 +80,7 @@ def nothing_in_use(monkeypatch):
 
 def taken(rows, part, changes):
     """The bytes that the largest part of a step takes."""
-    module = training(rows, **changes)
+    module = training(**changes)
     losses, weights, tails = of(module)
     chosen = sorted(range(9), key=lambda number: -tails[number])[: part.stitches]
     with LiveBytes(CPU) as live:
@@ -92,7 +92,7 @@ def taken(rows, part, changes):
 
 def limited_to(rows, part, **changes):
     """A limit under which this part fits, and nothing much larger."""
-    coming = 2 * sum(weight.nbytes for own in of(training(rows, **changes))[1] for weight in own)
+    coming = 2 * sum(weight.nbytes for own in of(training(**changes))[1] for weight in own)
     return TrainerConfig(memory=f"{int((coming + 1.02 * GAPS * taken(rows, part, changes)) / MARGIN)}B")
 
 
@@ -102,16 +102,16 @@ def limited_to(rows, part, **changes):
     ids=str,
 )
 def test_the_largest_part_that_fits_is_found_by_trying(rows, nothing_in_use, part, changes):
-    module, part = training(rows, **changes), Part(*part)
+    module, part = training(**changes), Microbatch(*part)
     losses, weights, tails = of(module)
     state = torch.get_rng_state()
-    assert largest_part(limited_to(rows, part, **changes), losses, weights, rows[:16], tails, 1) == part
+    assert largest_microbatch(limited_to(rows, part, **changes), losses, weights, rows[:16], tails, 1) == part
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in module.parameters())
 
 
 def test_memory_that_the_device_refuses_counts_as_a_limit(rows):
-    module = training(rows)
+    module = training()
     losses, weights, tails = of(module)
 
     def on_a_small_gpu(part, chosen):
@@ -119,16 +119,16 @@ def test_memory_that_the_device_refuses_counts_as_a_limit(rows):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return losses(part, chosen)
 
-    assert largest_part(TrainerConfig(), on_a_small_gpu, weights, rows[:4], tails, 1) == (1, 5)
+    assert largest_microbatch(TrainerConfig(), on_a_small_gpu, weights, rows[:4], tails, 1) == (1, 5)
 
 
 def test_recomputed_blocks_take_less_and_give_the_same_bits(rows):
     deep = tiny.frozen(1, n_layers=8)
-    module = StitchTraining(deep, deep, [(0, 0), (1, 2)], rows, replace(CONFIG, loss="cross_entropy"), 0)
+    module = StitchTraining(deep, deep, [(0, 0), (1, 2)], replace(CONFIG, loss="cross_entropy"))
     numbers, peaks = [], []
     for wanted in (False, True):
         with deep.recomputed(wanted), LiveBytes(CPU) as live:
-            numbers.append(losses_and_gradients(module, rows, Part(80, 2)))
+            numbers.append(losses_and_gradients(module, rows, Microbatch(80, 2)))
         peaks.append(live.peak)
     assert "forward" not in vars(deep.blocks[0])
     (plain, gradients), (again, others) = numbers
@@ -147,47 +147,48 @@ def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, part, precision, 
     caplog.set_level(logging.INFO, "thinkalike")
     free = replace(run, trainer=replace(run.trainer, precision=precision))
     with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32-true"):
-        limits = limited_to(rows, Part(*part))
-    whole, parts = training(rows), training(rows, limits=limits)
-    fit(whole, free)
-    fit(parts, replace(free, partial=tmp_path / "parts"))
-    assert (whole.part, parts.part) == (WHOLE, part)
+        limits = limited_to(rows, Microbatch(*part))
+    whole, parts = training(), training(limits=limits)
+    fit(whole, step_data(rows, whole), free)
+    fit(parts, step_data(rows, parts), replace(free, partial=tmp_path / "parts"))
+    assert (whole.microbatch, parts.microbatch) == (WHOLE, part)
     close = {"atol": 1e-6, "rtol": 1e-5} if precision == "32-true" else {"atol": 2e-3, "rtol": 0}
     for one, other in zip(whole.stitches.parameters(), parts.stitches.parameters(), strict=True):
         assert one.abs().max() > 1e-3
         torch.testing.assert_close(one, other, **close)
     torch.testing.assert_close(whole.curve, parts.curve, **close)
     (said,) = [record.message for record in caplog.records if record.message.startswith("memory: ")]
-    assert f"parts of {part[0]} of 4 rows and {part[1]} of 9 stitches" in said
+    assert f"microbatches of {part[0]} of 4 rows and {part[1]} of 9 stitches" in said
 
 
 def test_a_resumed_run_keeps_its_parts_unless_the_user_changes_the_limit(rows, run, tmp_path, monkeypatch):
-    limits = limited_to(rows, Part(2, 9))
+    limits = limited_to(rows, Microbatch(2, 9))
 
     def train(folder, stop_at=None, limits=limits):
-        module = training(rows, limits=limits)
+        module = training(limits=limits)
         break_off(module, stop_at)
         with pytest.raises(DataError) if stop_at else contextlib.nullcontext():
-            fit(module, replace(run, partial=tmp_path / folder))
+            fit(module, step_data(rows, module), replace(run, partial=tmp_path / folder))
         return module
 
     whole, _ = train("whole"), train("broken", stop_at=2)
     shutil.copytree(tmp_path / "broken", tmp_path / "changed")
-    kept = read_state(newest_state(tmp_path / "broken" / "checkpoints", "training"))["part"]
+    kept = read_state(newest_state(tmp_path / "broken" / "checkpoints", "training"))["microbatch"]
     assert kept == {"limits": [limits.memory, False], "size": [2, 9]}
     with monkeypatch.context() as patch:
         patch.setattr(places, "at_hand", lambda _: 2**20)  # less than there was: nothing is tried again
         broken = train("broken")
-    assert broken.part == whole.part
+    assert broken.microbatch == whole.microbatch
     assert torch.equal(broken.curve, whole.curve)
     assert all(torch.equal(*both) for both in zip(broken.parameters(), whole.parameters(), strict=True))
-    assert train("changed", limits=None).part == WHOLE
+    assert train("changed", limits=None).microbatch == WHOLE
 
 
 @pytest.mark.parametrize(("memory", "changes"), [("200kB", {"kind": "low_rank", "rank": 1}), ("50kB", {})])
 def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
+    module = training(limits=TrainerConfig(memory=memory), **changes)
     with pytest.raises(ResourceError, match=r"trainer\.recompute=true"):
-        fit(training(rows, limits=TrainerConfig(memory=memory), **changes), run)
+        fit(module, step_data(rows, module), run)
 
 
 def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch):
@@ -198,7 +199,7 @@ def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch)
 
     def steps(folder):
         written.clear()
-        module = training(rows, PAIRS[:2])
+        module = training(PAIRS[:2])
         one_step = module.training_step
 
         def step(*batch):
@@ -206,7 +207,11 @@ def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch)
             return one_step(*batch)
 
         module.training_step = step
-        fit(module, replace(run, partial=tmp_path / folder, trainer=TrainerConfig(checkpoint_every=1)))
+        fit(
+            module,
+            step_data(rows, module),
+            replace(run, partial=tmp_path / folder, trainer=TrainerConfig(checkpoint_every=1)),
+        )
         return len(written)
 
     assert steps("small") == 3
@@ -220,7 +225,7 @@ def report(module, rows, *at_once):
 
 
 def test_the_report_does_not_depend_on_how_many_pairs_run_together(rows):
-    module, rows = training(rows), rows[:6]
+    module, rows = training(), rows[:6]
     whole = report(module, rows, 4)
     for pairs in (1, 4):
         parts = report(module, rows, 4, pairs)
@@ -230,7 +235,7 @@ def test_the_report_does_not_depend_on_how_many_pairs_run_together(rows):
 
 
 def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
-    module = training(rows)
+    module = training()
     models = (*module.models, PAIRS)
 
     def share(total):

@@ -17,8 +17,8 @@ from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.plugged import _of_function
 from thinkalike.job.performing import _Planned
 from thinkalike.stitches.results import load_stitch, stitch_modules
+from thinkalike.training.optimizers import optimizer_of
 from thinkalike.training.run import _of_plugins
-from thinkalike.training.stitching import optimizer_of
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "plugins.md").read_text()
 EXAMPLES = {

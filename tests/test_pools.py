@@ -233,18 +233,6 @@ def test_a_job_says_that_it_is_given_both(door, minis, config, caplog):
     assert 0.5 < done.result.scalars["rows_used"] < 1
 
 
-@pytest.mark.slow
-def test_words_have_no_position(door, minis, checkpoints, config, tmp_path):
-    job = config()
-    other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
-    own = [f"data.files={job.data.files}", "data=text", "data.report_share=0.5", f"data.cache={job.data.cache}"]
-    small = ["measure.tokens_per_batch=512", "measure.batches=4", "measure.given=token_position"]
-    pair = [f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
-    done = door("analyze.py", "measure=cka", *own, *small, *pair, f"target.path={other}")
-    assert done.stderr.count("words have no common position: compared given the token alone") == 1
-    assert (done.result.table["given"] == "token").all()
-
-
 def hsic(X, Y):
     """The unbiased HSIC of linear kernels (Song et al. 2012, eq. 5), from products of features alone."""
     n, k, l = len(X), (X**2).sum(1), (Y**2).sum(1)  # noqa: E741

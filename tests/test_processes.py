@@ -61,13 +61,6 @@ def test_each_batch_is_done_once_by_its_number(size, first, total):
     assert [each.done for each in rounds] == [min(each.before + size, total) for each in rounds]
 
 
-def test_a_round_passes_every_so_many_batches():
-    passed = [each.passes(10) for each in (processes.Round(8, 9, False), processes.Round(9, 12, False))]
-    assert passed == [False, True]
-    assert processes.Round(9, 10, False).passes(10)
-    assert not processes.Round(10, 11, False).passes(10)
-
-
 def test_a_signal_of_one_process_reaches_all(monkeypatch):
     waiting = threading.local()
     monkeypatch.setattr(processes, "asked", lambda: getattr(waiting, "signal", False))
@@ -179,13 +172,3 @@ def test_processes_that_torchrun_starts_share_a_job(door):
     alone = door("analyze.py", *words[:-3], "store=one").result
     assert shared.key == alone.key
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
-
-
-@pytest.mark.slow
-def test_the_command_starts_its_processes_too(door):
-    (door.folder / "command.py").write_text("from thinkalike.cli import main\n\nmain()\n")
-    words = ["analyze", "measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
-    command = [sys.executable, "command.py", *words, "model.device=cpu", "trainer=ddp", "trainer.devices=2"]
-    settings = {**os.environ, **door._settings(None, None)}
-    subprocess.run(command, cwd=door.folder, env=settings, check=True, timeout=240)
-    assert len(results_in(door.folder / "results", "cka")) == 1

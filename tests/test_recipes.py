@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 import tiny
+from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.stitches import Reader, document_sums, states_onwards
 from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
 from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import peak_rate
-from thinkalike.training.stitching import EPSILON, Fit, StitchTraining, _inverse_moments, _whiten
+from thinkalike.training.stitching import Fit, StitchAveraging, StitchTraining
 
 CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 1), (2, 2)]
@@ -39,8 +40,8 @@ def trained(rows, models, tmp_path):
     """Train stitches; returns the module."""
 
     def go(name, pairs=PAIRS, config=CONFIG, both=models, **more):
-        module = StitchTraining(*both, pairs, rows, config, 0, **more)
-        fit(module, Run(tmp_path / name, torch.device("cpu"), TrainerConfig()))
+        module = StitchTraining(*both, pairs, config, 0, **more)
+        fit(module, step_data(rows, module), Run(tmp_path / name, torch.device("cpu"), TrainerConfig()))
         return module
 
     return go
@@ -75,10 +76,9 @@ def test_what_is_trained_together_gets_the_training_of_a_run_of_its_own(trained,
 def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
     config = replace(CONFIG, optimizer="adam", lr=0.01 * 32**0.5, weight_decay=0.1, clip=0.0, schedule="linear")
     module = trained("ours", [(1, 1)], config)
-    phi = StitchTraining(*models, [(1, 1)], rows, config, 0)
+    phi = StitchTraining(*models, [(1, 1)], config)
     optimizer = torch.optim.AdamW(phi.stitches.parameters(), lr=0.01, weight_decay=0.1, eps=EPSILON)
-    batches = module.train_dataloader().dataset
-    batches.first = 0
+    batches = step_data(rows, module).batches()
     for step in range(10):
         optimizer.param_groups[0]["lr"] = 0.01 * ((step + 1) / 3 if step < 2 else (10 - step) / 8)
         optimizer.zero_grad()
@@ -89,13 +89,13 @@ def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
 
 def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_steps(trained, monkeypatch):
     seen = []
-    average = StitchTraining._average
+    average = StitchAveraging.on_train_batch_end
 
-    def watched(self, done):
-        seen.append([weight.detach().clone() for weight in self.stitches.parameters()])
-        average(self, done)
+    def watched(self, trainer, module, *rest):
+        seen.append([weight.detach().clone() for weight in module.stitches.parameters()])
+        average(self, trainer, module, *rest)
 
-    monkeypatch.setattr(StitchTraining, "_average", watched)
+    monkeypatch.setattr(StitchAveraging, "on_train_batch_end", watched)
     module = trained("average", config=replace(CONFIG, schedule="average"))
     for phis, steps in ((module.halfway, slice(2, 5)), (module.stitches, slice(5, 10))):
         for number, mean in enumerate(phis.parameters()):
@@ -107,10 +107,10 @@ def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_s
 def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, models, tmp_path):
     model = models[0]
     config = replace(CONFIG, loss="kl", schedule="average", lr=1e3)
-    module = StitchTraining(model, model, [(1, 1)], rows, config, 0, beside=[Fit(model, 1, 1, 1e-4)])
+    module = StitchTraining(model, model, [(1, 1)], config, 0, beside=[Fit(model, 1, 1, 1e-4)])
     start = AffineMap(torch.eye(32) + 0.05 * torch.randn(32, 32), torch.zeros(32))
     module.start_from([(0, start), (1, start)])
-    fit(module, Run(tmp_path, torch.device("cpu"), TrainerConfig()))
+    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cpu"), TrainerConfig()))
     worse, better = module.curve.T
     assert worse[1:].min() > worse[0]
     assert torch.equal(module.stitches[0].map.weight, module.began[0].map.weight)
@@ -119,36 +119,67 @@ def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, model
     assert not torch.equal(module.stitches[1].map.weight, module.began[1].map.weight)
 
 
-@pytest.mark.parametrize("kind", ["linear", "affine"])
-def test_whitened_steps_are_those_of_a_map_of_whitened_states_multiplied_out(kind):
-    """In float64: SGD of A, b' in φ(h) = A R (h - μ) + b' against `_whiten` on the gradient of W, b in W h + b."""
+@pytest.mark.parametrize("clip", [0.0, 0.01])
+@pytest.mark.parametrize("bias", [False, True])
+def test_whitened_steps_are_torchs_in_whitened_coordinates(bias, clip):
+    """W, b in W h + b against SGD of A, c in A R (h - μ) + c, multiplied out; μ is 0 for a map without b."""
     d, e, rows = 5, 4, 200
-    states = torch.randn(rows, d) @ torch.randn(d, d) + 3 * torch.randn(d)
-    goal, mean = states @ torch.randn(d, e) + 1.0, states.mean(0) * (kind == "affine")
-    moments = Moments([(0, 0)])
-    moments.update([states], [goal])
+    states = torch.randn(rows, d).double() @ torch.randn(d, d).double() + 3 * torch.randn(d)
+    goal = states @ torch.randn(d, e).double() + 1.0
+    mean = states.mean(0) * bias
     values, vectors = torch.linalg.eigh((states - mean).T @ (states - mean) / rows)
     root = vectors / values.sqrt() @ vectors.T
-    phi = nn.Linear(d, e, bias=kind == "affine")
-    inner = nn.Linear(d, e, bias=kind == "affine")
+    phi, inner, plain = (nn.Linear(d, e, bias=bias).double() for _ in range(3))
     with torch.no_grad():
+        plain.load_state_dict(phi.state_dict())
         inner.weight.copy_(phi.weight @ torch.linalg.inv(root))
-        if inner.bias is not None:
+        if bias:
             inner.bias.copy_(phi(mean))
-    inverse, raw = _inverse_moments(moments.of((0, 0)), kind == "affine").double(), []
-    for module, read in ((phi, states), (inner, (states - mean) @ root)):
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-        for _ in range(5):
+    covariance = states.T.cov(correction=0)
+    inverse = inverse_moments(states.mean(0), covariance, constant=bias, smallest=0.0)
+    options = {"lr": 0.1, "momentum": 0.9}
+    ours = WhitenedSGD(phi.parameters(), **options, inverses={phi: inverse}, clip=clip)
+    reference = torch.optim.SGD(inner.parameters(), **options, nesterov=True)
+    raw = WhitenedSGD(plain.parameters(), **options)
+    for _ in range(5):
+        for module, optimizer, read in ((phi, ours, states), (inner, reference, (states - mean) @ root)):
             optimizer.zero_grad()
-            (module(read) - goal).pow(4).mean().backward()
-            if module is phi:
-                raw.append(phi.weight.grad.clone())
-                _whiten(list(phi.parameters()), inverse, 0.01)
-            else:
-                nn.utils.clip_grad_norm_(module.parameters(), 0.01)
+            (module(read) - goal).tanh().square().mean().backward()
+            if module is inner and clip:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
             optimizer.step()
-    torch.testing.assert_close(phi(states), inner((states - mean) @ root), atol=1e-4, rtol=1e-4)
-    assert (raw[0] - phi.weight.grad).abs().max() > 1e-3, "control: a raw step is another"
+        raw.zero_grad()
+        (plain(states) - goal).tanh().square().mean().backward()
+        raw.step()
+    torch.testing.assert_close(phi(states), inner((states - mean) @ root), atol=1e-9, rtol=1e-9)
+    assert (phi(states) - plain(states)).abs().max() > 1e-3, "control: raw steps are different"
+
+
+def test_steps_without_whitening_have_the_bits_of_torchs_sgd():
+    ours, theirs = nn.Linear(6, 3), nn.Linear(6, 3)
+    theirs.load_state_dict(ours.state_dict())
+    options = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    optimizers = [
+        WhitenedSGD(ours.parameters(), **options),
+        torch.optim.SGD(theirs.parameters(), **options, nesterov=True, foreach=False),
+    ]
+    inputs = torch.randn(20, 6)
+    for _ in range(4):
+        for module, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            module(inputs).square().mean().backward()
+            optimizer.step()
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+
+
+@pytest.mark.parametrize("optimizer", [WhitenedSGD, PulledAdamW])
+def test_pull_moves_a_weight_towards_its_start_alone(optimizer):
+    weight, free = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+    weight.grad, free.grad = torch.zeros(3), torch.zeros(3)
+    group = {"params": [weight, free], "lr": 0.1, "pull": 2.0, "weight_decay": 0.0}
+    optimizer([group], starts={weight: torch.full((3,), 5.0)}).step()
+    assert torch.equal(weight, torch.ones(3))
+    assert torch.equal(free, torch.ones(3))
 
 
 def test_states_onwards_are_those_after_each_block(models):
@@ -164,7 +195,7 @@ def test_states_onwards_are_those_after_each_block(models):
 
 @pytest.mark.parametrize("loss", ["penultimate", "alignment"])
 def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
-    module = StitchTraining(*models, [(0, 1)], rows, replace(CONFIG, loss=loss), 0)
+    module = StitchTraining(*models, [(0, 1)], replace(CONFIG, loss=loss))
     (source, target), tokens = models, rows[:3].long()
     state, errors = source.head(tokens, 0), []
     for layer in range(1, 4):

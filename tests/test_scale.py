@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
+from conftest import step_data
 from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, forecast, hours_on, summary
 from thinkalike.instruments import instrument_of
@@ -150,7 +151,7 @@ def test_training_in_a_forecast_is_that_of_the_steps(checkpoints, stitch):
     beside = [Fit(models[0], *pair, rate) for rate in config.stitch.rates for pair in pairs]
     beside += [Fit(models[1], depth, depth) for _, depth in pairs] if config.stitch.floor else []
     rows = torch.randint(300, (8, 64))
-    module = StitchTraining(*models, pairs, rows, config.stitch, 0, beside=beside)
+    module = StitchTraining(*models, pairs, config.stitch, beside=beside)
     step = counted(lambda: torch.stack([each.mean() for each in module.losses(rows[:4])]).sum().backward())
     assert phases["training"].operations == pytest.approx(3 * step, rel=0.1)
     assert phases["training"].tokens == dict.fromkeys({model.name for model in models}, 768)
@@ -172,9 +173,9 @@ def test_a_forecast_of_a_stitch_counts_both_directions_and_all_seeds(checkpoints
 
 def test_a_training_says_how_fast_it_was(tmp_path, monkeypatch):
     rows, config = torch.randint(300, (8, 16)), StitchConfig(steps=3, warmup=1, tokens_per_step=32)
-    module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], rows, config, 0)
+    module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], config)
     step = counted(lambda: module.losses(rows[:2])[0].mean().backward())
-    fit(module, Run(tmp_path, torch.device("cpu"), TrainerConfig()))
+    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cpu"), TrainerConfig()))
     facts = module.speed(torch.device("cpu"), TrainerConfig())
     assert 0.8 * 3 * step < facts["flops"] <= 3 * step  # torch does not count the flash attention of a CPU
     assert facts["flops_per_second"] == facts["flops"] / module.seconds

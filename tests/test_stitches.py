@@ -2,7 +2,6 @@
 
 import json
 import pickle
-import re
 
 import numpy as np
 import pandas as pd
@@ -173,12 +172,6 @@ def test_the_inverse_of_a_singular_map_undoes_what_can_be_undone():
     torch.testing.assert_close(back(phi(states)), states @ kept @ kept.T, atol=1e-4, rtol=0)
     assert torch.linalg.cond(phi.weight.double()) > 1e6, "control"
     assert AffineMap(torch.zeros(3, 3), torch.ones(3)).condition == float("inf")
-
-
-@pytest.mark.parametrize(("weight", "bias"), [((4, 3), (3,)), ((4,), (4,))])
-def test_a_weight_and_a_bias_of_other_shapes_are_refused(weight, bias):
-    with pytest.raises(StitchError, match=re.escape(f"{weight} and {bias}")):
-        StitchMap(torch.ones(weight), torch.ones(bias), site("a"), site("b"))
 
 
 @pytest.fixture(scope="module")

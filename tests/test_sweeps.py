@@ -192,18 +192,6 @@ def sweep(cluster, door, tmp_path):
         process.communicate()
 
 
-@pytest.mark.slow
-def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path):
-    grid = [f"{key}={minis}/a,{minis}/b" for key in ("model.path", "target.path")]
-    process = sweep(*grid, "threads=1", *small_stitching[2:])
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    assert len(results_in(tmp_path / "results")) == 4
-    logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*_log.out")]
-    assert len(logs) == 4
-    assert all("results: " in log for log in logs)
-
-
 # how a cluster takes its node from a job: at once (preemption, an administrator), or with a warning (the time limit)
 INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["scancel", "--signal=USR2"]}
 

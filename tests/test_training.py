@@ -9,13 +9,14 @@ from functools import partial
 
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
-from conftest import break_off, composed
+from conftest import break_off, composed, step_data
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError
@@ -30,8 +31,9 @@ from thinkalike.models.minis import build_mini
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
+from thinkalike.training.optimizers import cosine, rate
 from thinkalike.training.run import Run, fit, loggers_of
-from thinkalike.training.steps import StepBatches, cosine, rate
+from thinkalike.training.steps import StepBatches
 from thinkalike.training.stitching import StitchTraining
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -48,8 +50,8 @@ def run(tmp_path):
     return Run(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
 
 
-def training(rows, pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
-    return StitchTraining(tiny.frozen(source), tiny.frozen(target, act_fn="gelu"), pairs, rows, config, seed)
+def training(pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
+    return StitchTraining(tiny.frozen(source), tiny.frozen(target, act_fn="gelu"), pairs, config, seed)
 
 
 @pytest.mark.parametrize(("schedule", "half", "last"), [("linear", 1 / 2, 1 / 90), ("cosine", 1 / 2, 3.05e-4)])
@@ -77,7 +79,7 @@ def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_t
 
 def test_the_optimiser_follows_the_schedule_and_products_are_exact_again_after_training(rows, run):
     rates, precisions = [], []
-    module = training(rows, PAIRS[:1])
+    module = training(PAIRS[:1])
     step = module.training_step
 
     def watched(*words):
@@ -86,7 +88,7 @@ def test_the_optimiser_follows_the_schedule_and_products_are_exact_again_after_t
         return step(*words)
 
     module.training_step = watched
-    fit(module, replace(run, trainer=TrainerConfig(matmul="high")))
+    fit(module, step_data(rows, module), replace(run, trainer=TrainerConfig(matmul="high")))
     assert rates == pytest.approx([0.1 * rate(step, CONFIG) for step in range(6)])
     assert set(precisions) == {"high"}
     assert torch.get_float32_matmul_precision() == "highest"
@@ -135,9 +137,13 @@ def test_each_process_of_a_shared_job_has_a_gpu_of_its_own(monkeypatch):
 @pytest.mark.slow
 def test_autocast_trains_nearly_alike_and_keeps_stitches_in_float32(rows, run, tmp_path):
     config = replace(CONFIG, steps=20)
-    plain, cast = training(rows, config=config), training(rows, config=config)
-    fit(plain, run)
-    fit(cast, replace(run, partial=tmp_path / "cast", trainer=TrainerConfig(precision="bf16-mixed")))
+    plain, cast = training(config=config), training(config=config)
+    fit(plain, step_data(rows, plain), run)
+    fit(
+        cast,
+        step_data(rows, cast),
+        replace(run, partial=tmp_path / "cast", trainer=TrainerConfig(precision="bf16-mixed")),
+    )
     assert not torch.equal(plain.curve, cast.curve)
     assert (plain.curve - cast.curve).abs().max() < 0.02 * plain.curve.max()
     assert all(weight.dtype == torch.float32 for weight in cast.parameters())
@@ -155,30 +161,30 @@ def test_states_that_join_at_their_depths_end_as_tails_of_their_own(rows):
 @pytest.mark.parametrize(("lr", "moves"), [(1e-6, False), (1.0, True)])
 def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     decay = 0.0 if moves else 1e6  # which would halve it
-    module = training(rows, PAIRS[:1], replace(CONFIG, kind="identity", norm="pre", lr=lr, weight_decay=decay))
-    fit(module, run)
+    module = training(PAIRS[:1], replace(CONFIG, kind="identity", norm="pre", lr=lr, weight_decay=decay))
+    fit(module, step_data(rows, module), run)
     assert ((module.stitches[0].pre.weight - 1).abs().max() > 1e-3) == moves
 
 
 def test_training_lowers_the_loss_and_leaves_models_of_other_widths_bit_identical(rows, run):
     source = tiny.frozen(1, d_model=48, d_head=12)
-    module = StitchTraining(source, tiny.frozen(2), PAIRS, rows, replace(CONFIG, steps=15, lr=3.0), 0)
+    module = StitchTraining(source, tiny.frozen(2), PAIRS, replace(CONFIG, steps=15, lr=3.0), 0)
 
     def tensors():
         return [{**model.module.state_dict(), **dict(model.module.named_buffers())} for model in module.models]
 
     before = [{name: value.clone() for name, value in found.items()} for found in tensors()]
-    fit(module, run)
+    fit(module, step_data(rows, module), run)
     assert module.curve[-5:].mean() < module.curve[:5].mean()
     for old, new in zip(before, tensors(), strict=True):
         assert all(torch.equal(old[name], value) for name, value in new.items())
 
 
 def test_two_runs_give_the_same_bits_and_their_state_holds_no_model(rows, run, tmp_path):
-    first, second = training(rows), training(rows)
-    fit(first, run)
-    fit(second, replace(run, partial=tmp_path / "second"))
-    weights = [list(module.parameters()) for module in (first, second, training(rows))]
+    first, second = training(), training()
+    fit(first, step_data(rows, first), run)
+    fit(second, step_data(rows, second), replace(run, partial=tmp_path / "second"))
+    weights = [list(module.parameters()) for module in (first, second, training())]
     assert all(torch.equal(one, other) for one, other in zip(*weights[:2], strict=True))
     assert torch.equal(first.curve, second.curve)
     assert not any(torch.equal(one, other) for one, other in zip(*weights[1:], strict=True)), "control"
@@ -193,10 +199,10 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
 
     def train(folder, stop_at=None):
         here = replace(run, partial=tmp_path / folder, tracker=tracker)
-        module = training(rows, PAIRS[:2])
+        module = training(PAIRS[:2])
         break_off(module, stop_at)
         with contextlib.suppress(DataError):
-            fit(module, here, loggers_of(here))
+            fit(module, step_data(rows, module), here, loggers_of(here))
         return tmp_path / folder / "curves"
 
     train("broken", stop_at=3)
@@ -212,8 +218,9 @@ def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_lat
         config = replace(CONFIG, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
         trainer = TrainerConfig(log_every=log_every, checkpoint_every=checkpoint_every)
         folder = tmp_path / f"{log_every}-{checkpoint_every}"
+        module = training(PAIRS[:1], config)
         with pytest.raises(TrainingError) as caught:
-            fit(training(rows, PAIRS[:1], config), replace(run, partial=folder, trainer=trainer))
+            fit(module, step_data(rows, module), replace(run, partial=folder, trainer=trainer))
         states = [read_state(path) for path in folder.glob("checkpoints/*.pt")]
         assert all(state["state_dict"]["curve"][: state["global_step"]].isfinite().all() for state in states)
         return str(caught.value), states
@@ -249,12 +256,13 @@ class Waits(TorchDispatchMode):
 @pytest.mark.parametrize("family", ["native", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     """Longer training waits no more often: its losses are read once, and Lightning asks before it begins."""
-    module, counts = model_of(family, checkpoints), []
+    model, counts = model_of(family, checkpoints), []
     for steps in (4, 8):
         config = replace(CONFIG, steps=steps)
         here = replace(run, partial=tmp_path / str(steps), trainer=TrainerConfig())
         with Waits() as waits:
-            fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
+            training = StitchTraining(model, model, [(0, 0), (1, 1)], config)
+            fit(training, step_data(rows, training), here)
         counts.append(waits.count)
     assert counts[0] == counts[1] < 20
     with Waits() as waits:
@@ -298,7 +306,7 @@ def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkp
 
 
 def test_each_stitch_is_clipped_by_itself(rows):
-    module = training(rows)
+    module = training()
     for number, phi in enumerate(module.stitches):
         phi.map.weight.grad = torch.full((32, 32), 10.0**-number)
     module.configure_gradient_clipping(None)
@@ -314,7 +322,7 @@ def report(module, rows, documents=None, batch=7, **more):
 
 def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
     model = tiny.frozen()
-    module = StitchTraining(model, model, PAIRS, rows, CONFIG, 0)
+    module = StitchTraining(model, model, PAIRS, CONFIG)
     sums = report(module, rows, identity=[nn.Identity()] * 4)
     means = {name: values / sums["tokens"] for name, values in sums.items()}
     assert sums["tokens"].item() == 40 * 31
@@ -332,7 +340,7 @@ def test_next_token_losses_are_torchs_own(rows):
 
 
 def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
-    module, documents = training(rows), torch.arange(40).repeat_interleave(32).view(40, 32).int()
+    module, documents = training(), torch.arange(40).repeat_interleave(32).view(40, 32).int()
     few, many = (report(module, rows, documents, batch) for batch in (3, 40))
     assert set(few) == {"stitch", "source", "target", "tokens", "kl", "top1", "distance", "norm", "penultimate"}
     for name, value in few.items():
@@ -343,7 +351,7 @@ def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
 
 
 def test_nearness_is_what_its_formulas_say(rows):
-    module = training(rows, pairs=[(1, 2)])
+    module = training(pairs=[(1, 2)])
     (source, target), tokens = module.models, rows[:4].long()
     sums = report(module, rows[:4])
     state, goal, last = source.head(tokens, 1), target.head(tokens, 2), target.head(tokens, 3)
@@ -363,24 +371,24 @@ def test_nearness_is_what_its_formulas_say(rows):
 def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
     model = tiny.frozen()
     config = replace(CONFIG, loss=loss, steps=12)
-    same = StitchTraining(model, model, PAIRS, rows, config, 0)
+    same = StitchTraining(model, model, PAIRS, config)
     assert max(losses.abs().max() for losses in same.losses(rows[:4].long())) < 1e-6
-    module = training(rows, PAIRS[1:3], config)
-    fit(module, run)
+    module = training(PAIRS[1:3], config)
+    fit(module, step_data(rows, module), run)
     assert (module.curve[-4:].mean(0) < module.curve[:4].mean(0)).all()
 
 
 @pytest.mark.parametrize(("steps", "tokens", "count"), [(6, 5_000, 1), (60, 5_000, 2), (200, 30_000, 0)])
 def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count):
     """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers; 60 steps read the 5,000 tokens 1.5 times."""
-    module = training(rows, PAIRS[:1], replace(CONFIG, steps=steps))
+    module = training(PAIRS[:1], replace(CONFIG, steps=steps))
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_overfitting(module, tokens)
     assert len(caplog.records) == count
 
 
 def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):
-    source, target = training(rows).models
+    source, target = training().models
     moments = state_moments(source, target, [(0, 1), (3, 2)], rows, batch=7)
     x, y = source.head(rows.long(), 3).flatten(0, 1).double(), target.head(rows.long(), 2).flatten(0, 1).double()
     ones = torch.ones(len(x), 1, dtype=torch.float64)
@@ -393,11 +401,11 @@ def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):
 def test_pretraining_learns_and_decays_matrices_only(rows, run):
     fixed = torch.arange(32, dtype=torch.int32).repeat(40, 1)
     config = PretrainConfig(tokens=40 * 128, tokens_per_step=128, lr=3e-3, warmup=5)
-    module = Pretraining(tiny.native(), fixed, config, 0)
+    module = Pretraining(tiny.native(), config)
     groups = module.configure_optimizers()["optimizer"].param_groups
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert {weight.dim() for weight in groups[1]["params"]} == {1}
-    fit(module, run)
+    fit(module, step_data(fixed, module), run)
     assert module.latest < 1 < math.log(300)
 
 
@@ -412,7 +420,8 @@ def test_bert_learns_hidden_tokens(run, tokenizer):
     fixed = torch.arange(10, 42, dtype=torch.int32).repeat(60, 1)
     config = PretrainConfig(tokens=60 * 128, tokens_per_step=128, lr=1e-2, warmup=5)
     before = masked_losses(model, fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
-    fit(MaskedPretraining(model, fixed, config, 0, tokenizer), run)
+    module = MaskedPretraining(model, config, 0, tokenizer)
+    fit(module, step_data(fixed, module), run)
     after = masked_losses(model.eval(), fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
     assert after < before - 2
 
@@ -443,7 +452,7 @@ def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, m
     """One without gradients, one with, and one for any number of rows, which grows where stitches join."""
     model = model_of(family, checkpoints)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    module = StitchTraining(model, model, [(i, i) for i in range(model.n_layers)], rows, CONFIG, 0)
+    module = StitchTraining(model, model, [(i, i) for i in range(model.n_layers)], CONFIG)
     expected = torch.stack([losses.mean() for losses in module.losses(rows[:2].long())])
     torch._dynamo.reset()
     counters.clear()
@@ -453,3 +462,15 @@ def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, m
     assert model.n_layers == 4
     assert 2 <= counters["stats"]["unique_graphs"] <= 4
     torch.testing.assert_close(losses, expected)
+
+
+def test_lightning_alone_trains_a_stitch_to_the_same_bits(rows, run, tmp_path):
+    """With no frame of ours around it, as the how-to page shows."""
+    config = replace(CONFIG, schedule="average")
+    ours, theirs = training(config=config), training(config=config)
+    fit(ours, step_data(rows, ours), run)
+    options = {"max_steps": 6, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    pl.Trainer(**options, default_root_dir=tmp_path / "lightning").fit(theirs, step_data(rows, theirs))
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+    assert torch.equal(ours.curve, theirs.curve)
+    assert not torch.equal(ours.stitches[0].map.weight, training().stitches[0].map.weight), "control"

@@ -10,8 +10,9 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.populations.new_classifiers import THREE, new_classifier
+from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.errors import ModelError
+from thinkalike.models.labels import THREE
 from thinkalike.models.load import load_model
 from thinkalike.models.weights import wrapper_of
 
@@ -60,7 +61,6 @@ def rewrite(folder, change):
 def line_of(kind, folder, **changes):
     with pytest.raises(ModelError) as caught:
         load(kind, folder, **changes)
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
@@ -229,14 +229,6 @@ def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
     for path in folder.glob("tokenizer*"):
         path.unlink()
     assert ("cannot load" if kind == "native" else "has no tokenizer (none of ") in line_of(kind, folder)
-
-
-def test_a_tokenizer_of_which_only_the_settings_are_there_is_refused(whole):
-    folder = whole("gpt2")
-    (folder / "tokenizer.json").unlink()
-    shape = json.loads((folder / "tokenizer_config.json").read_text())
-    (folder / "tokenizer_config.json").write_text(json.dumps({**shape, "tokenizer_class": "TokenizersBackend"}))
-    assert f"{folder} has no tokenizer (none of tokenizer.json" in line_of("gpt2", folder)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "classifier"])

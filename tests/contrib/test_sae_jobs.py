@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import Door, composed, kill_and_resume
+from conftest import Door, composed
 from stores import finish
 from thinkalike.contrib.sae.fitting import Fitted
 from thinkalike.contrib.sae.saelens import load_sae
@@ -114,14 +114,6 @@ def test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned(d
     assert other.table["explained_variance"].iloc[0] != before.loc["transferred", "explained_variance"]
     wrong = door("train.py", *small, *start[:2], f"sae.stitch={known.folder}")
     assert "the stitch was made with " in wrong.error
-
-
-@pytest.mark.slow
-def test_a_killed_job_of_autoencoders_goes_on_to_the_same_values(door, small):
-    words = [word for word in small if not word.startswith(("store=", "sae.tokens="))]
-    more = ["sae.seeds=2", "sae.tokens=65536", "trainer.checkpoint_every=20", BESIDE.replace("random,", "")]
-    resumed, whole = kill_and_resume(door, "train.py", *words, *more, state="training")
-    assert resumed.fingerprint() == whole.fingerprint()
 
 
 def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):

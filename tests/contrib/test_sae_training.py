@@ -27,7 +27,6 @@ from thinkalike.instruments import operations as formulas
 from thinkalike.measures import PairMoments, both_directions
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import StepBatches
 
 CONTEXT = 16
 SIZES = {"layer": 1, "width": 40, "k": 4, "tokens": 1024, "tokens_per_step": 32, "steps_per_buffer": 4}
@@ -35,10 +34,12 @@ SIZES = {"layer": 1, "width": 40, "k": 4, "tokens": 1024, "tokens_per_step": 32,
 
 def training(fits, model=None, **changes) -> SAETraining:
     config = SAEConfig(**SIZES | changes)
-    rows = torch.randint(300, (40, CONTEXT), generator=torch.Generator().manual_seed(1))
     report = SiteStates(torch.randn(50, 32, generator=torch.Generator().manual_seed(2)), torch.arange(50) // 10)
     mean, scale = torch.linspace(-1, 1, 32), 0.7
-    return SAETraining(model or tiny.frozen(), rows, fits, config, mean, scale, report)
+    return SAETraining(model or tiny.frozen(), fits, config, mean, scale, report)
+
+
+ROWS = torch.randint(300, (40, CONTEXT), generator=torch.Generator().manual_seed(1))
 
 
 def fits_of(seeds, factors=(1.0,), k=4) -> list[SAEFit]:
@@ -46,7 +47,7 @@ def fits_of(seeds, factors=(1.0,), k=4) -> list[SAEFit]:
 
 
 def run(module, folder, every=50) -> SAETraining:
-    fit(module, Run(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
+    fit(module, module.data(ROWS), Run(folder, torch.device("cpu"), TrainerConfig(checkpoint_every=every)))
     module.look(len(module.config.looks) - 1)
     return module
 
@@ -84,7 +85,7 @@ def test_a_step_is_that_of_adam_on_the_states_of_a_shuffled_buffer(tmp_path):
     module = training(fits_of([7]), tokens=128, lr=1e-3)
     run(module, tmp_path)
     model, config = tiny.frozen(), module.config
-    rows = StepBatches(*module._batches)[0]
+    rows = module.data(ROWS).batches()[0]
     states = (states_after(model, 1, rows, config.skip_first_tokens) - module.mean) / module.scale
     assert len(states) == 128 // CONTEXT * (CONTEXT - 1)
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(7 * 1_000_003))

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, LearningRateMonitor
+from pytorch_lightning.callbacks import Callback, Checkpoint, LearningRateMonitor
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
@@ -29,7 +29,7 @@ from thinkalike.loggers import TensorBoardTracker, Tracker, WandbTracker
 from thinkalike.processes import check_processes
 from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
-from thinkalike.training.steps import SteppedModule
+from thinkalike.training.steps import StepData, SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
@@ -52,10 +52,12 @@ class _StateFiles(CheckpointIO):
         """Nothing: a state is removed when the next one is whole."""
 
 
-class _States(Callback):
+class _States(Checkpoint):
     """Keeps a state every so many steps, and at the end of the step in which a signal came; reports the steps done.
 
-    A state of gigabytes is kept at the first of these steps that comes minutes after the last state.
+    A state of gigabytes is kept at the first of these steps that comes minutes after the last state. Lightning's
+    `ModelCheckpoint` knows neither, and writes files that a kill can leave half written; what a state holds is
+    Lightning's own.
     """
 
     def __init__(self, folder: Path, name: str, every: int, activity: Activity):
@@ -114,8 +116,14 @@ class Run:
     part: str = ""  # the name of one of several trainings of a job; the first has none
 
 
-def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = (), callbacks: Sequence[Callback] = ()) -> None:
-    """Train a module to its last step, from the state of an earlier run if there is one; see `loggers_of`.
+def fit(
+    module: SteppedModule,
+    data: StepData,
+    run: Run,
+    loggers: Sequence[Logger] = (),
+    callbacks: Sequence[Callback] = (),
+) -> None:
+    """Train a module on rows to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
     Raises:
         ConfigError: several processes are asked for, but not how many.
@@ -143,13 +151,12 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = (), callbac
             precision=trainer.precision,  # type: ignore[arg-type]
             callbacks=[*callbacks, *_of_plugins(trainer), states, *watch],
             plugins=[_StateFiles()],
-            enable_checkpointing=False,
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=run.partial,
-        ).fit(module, ckpt_path=state, weights_only=True)
+        ).fit(module, data, ckpt_path=state, weights_only=True)
     if _helps(trainer):
         raise ShareDone
     if loggers and (run.partial / FOLDER / EARLIER).exists():

@@ -1,21 +1,32 @@
-"""Training by steps: batches that depend on the step alone, a module that stops where its loss is NaN, and rates."""
+"""Training by steps: rows whose batch depends on the step alone, a module that stops at NaN, and steps in microbatches.
+
+Microbatches of another size sum the same gradients in another order, so they change a training by rounding alone. Their
+size is kept with the state of a training, so that a resumed one gives the bits of one that was never stopped.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.utils.data import DataLoader, Dataset
 
-from thinkalike import plugins
-from thinkalike.config import StitchConfig
-from thinkalike.errors import DataError, TrainingError
+from thinkalike.config import TrainerConfig
+from thinkalike.errors import DataError, ResourceError, TrainingError
+from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
+
+log = logging.getLogger(__name__)
+
+Losses = Callable[[Tensor, Sequence[int]], list[Tensor]]  # of each token, given rows and the numbers of stitches
+Weights = Sequence[Sequence[nn.Parameter]]  # of each stitch
 
 
 class StepBatches(Dataset):
@@ -23,8 +34,10 @@ class StepBatches(Dataset):
 
     The batch of a step depends on nothing but the step, so a resumed job reads what it would have read. Where `world`
     processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the `context`
-    tokens that count. Each batch is read in `repeats` steps. A step of less than a row, or of rows that cannot be
-    shared, is a DataError.
+    tokens that count. Each batch is read in `repeats` steps.
+
+    Raises:
+        DataError: a step has less than one row, or rows that the processes cannot share.
     """
 
     def __init__(
@@ -65,25 +78,59 @@ class StepBatches(Dataset):
         return self._order[1][place]
 
 
+class StepData(pl.LightningDataModule):
+    """The rows that a training reads, as `StepBatches`, from the step at which the trainer stands.
+
+    Args:
+        rows: tokens, (rows, width).
+        tokens_per_step: tokens of all processes in one step.
+        steps: of the whole training.
+        seed: decides the order of the rows in each epoch.
+        context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
+        repeats: how many steps read the same rows.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, "rows width"],
+        tokens_per_step: int,
+        steps: int,
+        seed: int,
+        context: int | None = None,
+        repeats: int = 1,
+    ):
+        super().__init__()
+        self.rows, self.tokens_per_step, self.steps, self.seed = rows, tokens_per_step, steps, seed
+        self.context, self.repeats = context, repeats
+
+    def batches(self, first: int = 0) -> StepBatches:
+        """Return this process's rows of each step from this one on."""
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        given = self.rows, self.tokens_per_step, self.steps, self.seed, self.context
+        return StepBatches(*given, first, rank, world, self.repeats)
+
+    def train_dataloader(self) -> DataLoader:
+        assert self.trainer
+        pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
+        return DataLoader(self.batches(self.trainer.global_step), batch_size=None, pin_memory=pinned)
+
+
 class SteppedModule(pl.LightningModule):
-    """A LightningModule that reads `StepBatches`, and stops when its loss is not finite.
+    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite.
 
     Attributes:
+        steps: of the whole training.
         latest: the loss of the last step, on the device.
         last_read: the loss that was last read from the device; None before the first reading.
         seconds, steps_here: the duration and the number of the steps of this run; 0 before it has ended.
     """
 
     latest: Float[Tensor, ""]
-    repeats: int = 1  # how many steps read the same rows
     last_read: float | None = None
 
-    def __init__(
-        self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
-    ):
+    def __init__(self, steps: int):
         super().__init__()
         self.steps = steps
-        self._batches = (rows, tokens_per_step, steps, seed, context)
         self._started, self.seconds, self.steps_here = (0.0, 0), 0.0, 0
         self._unread: list[tuple[int, Float[Tensor, " p"], str]] = []  # step, losses on the device, what to do
 
@@ -94,21 +141,12 @@ class SteppedModule(pl.LightningModule):
         started, first = self._started
         self.seconds, self.steps_here = time.monotonic() - started, self.global_step - first
 
-    def train_dataloader(self) -> DataLoader:
-        pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
-        return DataLoader(self.batches(self.trainer.global_step), batch_size=None, pin_memory=pinned)
-
-    def batches(self, first: int = 0) -> StepBatches:
-        """Return this process's rows of each step from this one on."""
-        trainer = self.trainer
-        return StepBatches(*self._batches, first, trainer.global_rank, trainer.world_size, self.repeats)
-
     def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Losses, averaged over the processes that share the job; no gradient."""
         return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]
 
-    def note(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
-        """Take the losses of this step; every `trainer.log_every` steps and at the last, read and log those so far.
+    def log_losses(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
+        """Take the losses of this step; every `log_every_n_steps` steps and at the last, check and log them.
 
         They stay on the device until then, so that no step waits for it. Loggers get each named loss, and `loss`, the
         mean of the named losses or of all.
@@ -123,19 +161,18 @@ class SteppedModule(pl.LightningModule):
         self.latest = own.mean()
         if following % self.trainer.log_every_n_steps == 0 or following == self.steps:  # type: ignore[attr-defined]
             self.check_losses()
-            read = torch.cat([own[: len(names)], self.latest[None]]).tolist()
-            self.last_read = read[-1]
-            for logger in self.loggers:
-                logger.log_metrics(dict(zip((*names, "loss"), read, strict=True)), step=self.global_step)
+            self.log_dict({**dict(zip(names, own, strict=False)), "loss": self.latest})
 
     def check_losses(self) -> None:
-        """Read the losses of all steps since the last reading, in one copy from the device.
+        """Read the losses of all steps since the last reading, and `latest`, in one copy from the device.
 
         Raises:
             TrainingError: one is not finite; the message names the first such step.
         """
         unread, self._unread = self._unread, []
-        totals = torch.stack([losses.sum() for _, losses, _ in unread]).tolist() if unread else []
+        if not unread:
+            return
+        *totals, self.last_read = torch.stack([*(losses.sum() for _, losses, _ in unread), self.latest]).tolist()
         for (step, _, remedy), total in zip(unread, totals, strict=True):
             if not math.isfinite(total):
                 raise TrainingError(f"the loss is {total} at step {step} of {self.steps}; {remedy}")
@@ -145,55 +182,110 @@ class SteppedModule(pl.LightningModule):
         self.check_losses()
 
 
-def scheduled(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> dict[str, Any]:
-    """Return what Lightning takes for an optimiser whose rate at each step is a share of its peak."""
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+class Microbatch(NamedTuple):
+    """The most rows and the most stitches that are in memory at once."""
+
+    rows: int
+    stitches: int
 
 
-def rate(step: int, config: StitchConfig) -> float:
-    """Return the learning rate at a step, as a share of the peak.
+def _gradients(
+    losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int]
+) -> tuple[Float[Tensor, " p"], int, tuple[Tensor, ...]]:
+    """Return the summed losses of some stitches, over how many values, and the gradients of these sums."""
+    with torch.enable_grad():
+        values = losses(rows, chosen)
+        total = torch.stack([each.sum() for each in values])
+    with torch.autocast(total.device.type, enabled=False):  # as in any backward pass
+        flat = [weight for i in chosen for weight in weights[i]]
+        return total.detach(), len(values[0]), torch.autograd.grad(total, flat, torch.ones_like(total))
 
-    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1.
-    cosine: the same warm-up, then half a cosine towards 0 at step N. average: the same warm-up, then 1. tuned_lens:
-    s / W, then linear to 0 at step N - W, as in that library; step 0 and the last W steps do not train.
+
+class _Accumulated(torch.autograd.Function):
+    """Losses that take their gradient in the forward pass; the backward pass multiplies it by the one that comes in.
+
+    So whatever drives the training (autocast, several processes, clipping) sees one forward and one backward pass.
     """
-    steps, warmup = config.steps, config.warmup
-    if config.schedule == "tuned_lens":
-        if step < warmup:
-            return step / warmup
-        return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    if config.schedule == "average":
-        return 1.0
-    progress = (step - warmup) / (steps - warmup)
-    return (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
+
+    @staticmethod
+    def forward(ctx: Any, losses: Losses, weights: Weights, rows: Tensor, size: Microbatch, *flat: Tensor) -> Tensor:
+        sums, count = torch.zeros(len(weights), device=rows.device), 0  # each stitch has as many values as any other
+        gradients = [[torch.zeros_like(weight) for weight in own] for own in weights]
+        for some in rows.split(size.rows):
+            for start in range(0, len(weights), size.stitches):
+                chosen = range(len(weights))[start : start + size.stitches]
+                total, values, added = _gradients(losses, weights, some, chosen)
+                for sum_, gradient in zip([g for i in chosen for g in gradients[i]], added, strict=True):
+                    sum_ += gradient
+                sums[chosen.start : chosen.stop] += total
+                count += values if not start else 0
+        ctx.gradients, ctx.count = gradients, count
+        return sums / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Any) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None  # to be taken over by the parameters, not copied
+        for own, factor in zip(gradients, outer[0] / ctx.count, strict=True):
+            for gradient in own:
+                gradient.mul_(factor)
+        return (None, None, None, None, *(gradient for own in gradients for gradient in own))
 
 
-def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
-    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+def mean_losses(losses: Losses, weights: Weights, rows: Tensor, size: Microbatch) -> Float[Tensor, " p"]:
+    """Return the mean loss of every stitch on a step's rows, differentiable once in the parameters of each stitch."""
+    if len(rows) <= size.rows and len(weights) <= size.stitches:
+        return torch.stack([values.mean() for values in losses(rows, range(len(weights)))])
+    flat = [weight for own in weights for weight in own]
+    return _Accumulated.apply(losses, weights, rows, size, *flat)  # type: ignore[no-any-return]
 
 
-def momenta(config: StitchConfig) -> int:
-    """Return how many numbers the optimiser keeps for each weight."""
-    if plugins.is_plugin(config.optimizer):
-        return int(plugins.load(config.optimizer).momenta)
-    return 2 if config.optimizer == "adam" else int(config.momentum > 0)
+def _fits(losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float) -> bool:
+    try:
+        with LiveBytes(rows.device, room):
+            _gradients(losses, weights, rows, chosen)
+    except (OverLimit, torch.OutOfMemoryError):
+        return False
+    return True
 
 
-def peak_rate(config: StitchConfig, width: int) -> float:
-    """Return the peak rate of the optimiser for a φ that reads states of this width.
+def largest_microbatch(
+    limits: TrainerConfig,
+    losses: Losses,
+    weights: Weights,
+    rows: Tensor,
+    tails: Sequence[int],
+    momenta: int,
+) -> Microbatch:
+    """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
 
-    SGD: lr, or lr (1 - momentum) as in tuned-lens. Adam: lr / √width, as it moves every entry by about its rate, and
-    the entries of an isometry are of size 1 / √width. A plugin's optimiser: lr.
+    Each size is tried once, forward and backward, and nothing is left of it.
+
+    Args:
+        rows: those of a step, on the device that counts.
+        tails: the blocks that run after each stitch; those with the longest tails are tried.
+        momenta: how many numbers the optimiser keeps of each weight.
+
+    Raises:
+        ResourceError: one row and one stitch do not fit.
     """
-    if plugins.is_plugin(config.optimizer):
-        return config.peak
-    if config.optimizer == "adam":
-        return config.peak / math.sqrt(width)
-    return config.peak * (1 - config.momentum) if config.scale_lr_by_momentum else config.peak
+    shared = limits.strategy == "ddp"
+    hand_back(rows.device)
+    processes = limits.devices or 1 if shared and rows.device.type == "cpu" else 1
+    budget = Budget.of(rows.device, limits.memory_bytes, processes)
+    copies = 1 + momenta + int(shared)  # gradients, and those that processes exchange
+    room = budget.room - copies * sum(weight.nbytes for own in weights for weight in own) / GAPS
+    longest = sorted(range(len(weights)), key=lambda number: -tails[number])
+    size = whole = Microbatch(len(rows), len(weights))
+    while room <= 0 or not _fits(losses, weights, rows[: size.rows], longest[: size.stitches], room):
+        if room <= 0 or size == (1, 1):
+            raise ResourceError(
+                f"one row of text and {len(weights)} stitches do not fit into memory: {budget.limit}; set "
+                "trainer.recompute=true, lower data.context, choose fewer or later layers, or stitch=low_rank"
+            )
+        size = Microbatch((size.rows + 1) // 2, size.stitches if size.rows > 1 else (size.stitches + 1) // 2)
+        hand_back(rows.device)
+    if size != whole:
+        sizes = f"{size.rows} of {whole.rows} rows and {size.stitches} of {whole.stitches} stitches"
+        log.info(f"memory: each step runs in microbatches of {sizes}, to fit into {readable(budget.total)}")
+    return size

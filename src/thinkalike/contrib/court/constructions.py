@@ -21,6 +21,7 @@ from thinkalike.models.controls import fresh, variant
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import embedding_of
+from thinkalike.training.steps import StepData
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, REVERTED = 0.02, 0.1  # of a tensor's root mean square; the share of weights that are untrained
@@ -98,7 +99,8 @@ def at_layer(setting: Setting, model: FrozenModel) -> States:
 def _trained(setting: Setting, rows: Tokens, config: PretrainConfig, name: str) -> FrozenModel:
     """Return a variant of the target that was trained on some rows, from the target's own weights."""
     module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
-    setting.train(Pretraining(module, rows, config, setting.number(name)), name)
+    data = StepData(rows, config.tokens_per_step, config.steps, setting.number(name))
+    setting.train(Pretraining(module, config), data, name)
     return variant(setting.target, module.to(setting.target.device), f"{setting.target.name} ({name})")
 
 

@@ -39,7 +39,7 @@ from thinkalike.progress import doing
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import SteppedModule
+from thinkalike.training.steps import StepData, SteppedModule
 
 STATE = "court"
 
@@ -127,9 +127,9 @@ def _bench(
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
             raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
 
-    def train(module: SteppedModule, name: str) -> None:
+    def train(module: SteppedModule, data: StepData, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        fit(module, Run(folder, target.device, TrainerConfig()))
+        fit(module, data, Run(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
     text = fit_rows, report.tokens, report.documents, other

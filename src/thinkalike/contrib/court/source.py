@@ -16,7 +16,7 @@ from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.measures.chance import STEP, mixed, shifted
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.steps import SteppedModule
+from thinkalike.training.steps import StepData, SteppedModule
 
 Tokens = Int[Tensor, "b t"]
 States = Callable[[Tensor], Tensor]  # of tokens (b, t): states (b, t, d)
@@ -86,7 +86,7 @@ class Setting:
     documents: Int[Tensor, "some t"]
     other: Int[Tensor, "more t"]
     seed: int
-    train: Callable[[SteppedModule, str], None]
+    train: Callable[[SteppedModule, StepData, str], None]
     siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
 
     @cached_property

@@ -218,7 +218,7 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
     except ResourceError as error:
         if len(jobs) == 1:
             raise
-        log.warning("warning: %s; %d jobs go on one after the other", error, len(jobs))
+        log.warning("warning: %s; the %d jobs now run one after the other", error, len(jobs))
     # not above, where the error would still hold what the models did not fit beside
     return [run_jobs([job], shown=False)[0] for job in jobs]
 

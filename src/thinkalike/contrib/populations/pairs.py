@@ -43,7 +43,7 @@ class Pairs:
     hypotheses: list[str]
     labels: Int[Tensor, " n"]  # places in `classes`
     classes: tuple[str, ...]
-    heuristics: list[str] = field(default_factory=list)  # "" where there is none
+    heuristics: list[str] = field(default_factory=list)  # "" where the set names no heuristic
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
     unlabelled: int = 0  # rows that were left out because annotators did not agree on a label
@@ -66,7 +66,7 @@ class Pairs:
         return replace(self, labels=self.labels[rows], **taken)
 
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
-        """Return the pairs of a class, of a heuristic, or of both; if there is none, an error lists the parts."""
+        """Return the pairs of a class, of a heuristic, or of both; an error lists the parts if no pair is left."""
         labels = [self.classes[place] for place in self.labels.tolist()]
         there = list(zip(labels, self.heuristics, strict=True))
         kept = [row for row, (is_, of) in enumerate(there) if label in (None, is_) and heuristic in (None, of)]

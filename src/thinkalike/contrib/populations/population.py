@@ -172,7 +172,7 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
     """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
 
-    A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
+    Only settings that the command line names count, and not those that model=NAME brings along.
     """
     named = {word.lstrip("+").split("=")[0] for word in config.chosen}
     return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})

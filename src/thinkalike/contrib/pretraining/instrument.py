@@ -29,6 +29,7 @@ from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Keeping, Run, fit, loggers_of
+from thinkalike.training.steps import StepData
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +65,9 @@ class MiniPretraining(
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-        options = module, corpus.fit.tokens, config.pretrain, model.seed
-        masked = family_named(model.family).predicts == "hidden"
-        trained = MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
+        recipe, masked = config.pretrain, family_named(model.family).predicts == "hidden"
+        trained = MaskedPretraining(module, recipe, model.seed, tokenizer) if masked else Pretraining(module, recipe)
+        rows = StepData(corpus.fit.tokens, recipe.tokens_per_step, recipe.steps, model.seed)
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
         kept = work.job.partial / "kept"
@@ -76,7 +77,7 @@ class MiniPretraining(
             save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
 
         with work.phase("fit"):
-            fit(trained, run, loggers_of(run), [Keeping(config.pretrain.kept, keep)])
+            fit(trained, rows, run, loggers_of(run), [Keeping(config.pretrain.kept, keep)])
         training = {
             "data": config.data.name,
             "tokens_seen": config.pretrain.steps * config.pretrain.tokens_per_step,

@@ -13,7 +13,8 @@ from thinkalike.config import NLIConfig, PretrainConfig
 from thinkalike.contrib.populations.pairs import EncodedPairs
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import masked_losses
-from thinkalike.training.steps import SteppedModule, cosine, scheduled
+from thinkalike.training.optimizers import cosine, scheduled
+from thinkalike.training.steps import StepData, SteppedModule
 
 
 class WholeModel(SteppedModule):
@@ -28,7 +29,7 @@ class WholeModel(SteppedModule):
 
     def step_loss(self, loss: Tensor, setting: str) -> Tensor:
         """Note a step's loss, which is not finite where `setting` is too large, and return it."""
-        self.note(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
+        self.log_losses(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
         return loss
 
 
@@ -37,8 +38,8 @@ class Pretraining(WholeModel):
 
     config: PretrainConfig
 
-    def __init__(self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int):
-        super().__init__(rows, config.tokens_per_step, max(config.tokens // config.tokens_per_step, 1), seed)
+    def __init__(self, model: nn.Module, config: PretrainConfig):
+        super().__init__(config.steps)
         self.model, self.config = model, config
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
@@ -61,10 +62,8 @@ class Pretraining(WholeModel):
 class MaskedPretraining(Pretraining):
     """Trains a language model to predict hidden tokens (Devlin et al. 2019, section 3.1)."""
 
-    def __init__(
-        self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int, tokenizer: Any
-    ):
-        super().__init__(model, rows, config, seed)
+    def __init__(self, model: nn.Module, config: PretrainConfig, seed: int, tokenizer: Any):
+        super().__init__(model, config)
         self.tokenizer, self.seed = tokenizer, seed
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
@@ -83,15 +82,18 @@ class Finetuning(WholeModel):
     model: Any  # a classifier of transformers
 
     def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
-        steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
-        places = torch.arange(len(pairs))[:, None]  # a row is the number of a pair
-        super().__init__(places, config.pairs_per_step, steps, seed)
+        super().__init__(max(config.epochs * len(pairs) // config.pairs_per_step, 1))
         self.model, self.pairs, self.labels, self.config, self.seed = model, pairs, labels, config, seed
         blocks = model.base_model.encoder.layer
         if config.freeze > len(blocks):
             raise ModelError(f"nli.freeze={config.freeze}, but there are {len(blocks)} blocks")
         for part in (model.base_model.embeddings, *blocks[: config.freeze]) if config.freeze else ():
             part.requires_grad_(False)
+
+    def data(self) -> StepData:
+        """Return the rows of the training, each the number of a pair."""
+        places = torch.arange(len(self.pairs))[:, None]
+        return StepData(places, self.config.pairs_per_step, self.steps, self.seed)
 
     def transfer_batch_to_device(self, batch: Tensor, *_: Any) -> Tensor:
         """Leave the numbers of pairs where the pairs are."""

@@ -82,13 +82,13 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         for factor in config.factors
         for seed in setting.seeds
     ]
-    module = SAETraining(setting.model, rows, fits, config, setting.mean, setting.scale, setting.report)
+    module = SAETraining(setting.model, fits, config, setting.mean, setting.scale, setting.report)
     log.info("%d autoencoders of %d latents, %d steps", len(fits), config.width, config.steps)
     if (times := setting.tokens_seen[-1] / setting.corpus.counts["fit_tokens"]) > 1.01:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", times)
     if config.steps:
         with setting.model.compiled(run.trainer.compile), setting.model.cast(run.trainer.precision == "bf16-mixed"):
-            fit(module, run, loggers)
+            fit(module, module.data(rows), run, loggers)
     module.to(setting.model.device)
     module.look(len(config.looks) - 1)
     shape = len(config.looks), len(config.starts), len(config.factors), config.seeds
@@ -120,7 +120,7 @@ class Course:
     each: float
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the operations of so many tokens of training, with what came before it."""
+        """Return the operations of training on this many tokens, including the preparation."""
         return self.fixed + self.each * tokens
 
     def spent(self, tokens: int) -> float:

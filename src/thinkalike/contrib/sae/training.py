@@ -17,7 +17,7 @@ from thinkalike.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import SiteStates, kept_by_document, states_after
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.steps import SteppedModule
+from thinkalike.training.steps import StepData, SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
 MEMORY = 8  # the mean of weights is over about the last ninth of the steps
@@ -56,14 +56,13 @@ class SAETraining(SteppedModule):
     def __init__(
         self,
         model: FrozenModel,
-        rows: Int[Tensor, "rows context"],
         fits: Sequence[SAEFit],
         config: SAEConfig,
         mean: Float[Tensor, " d"],
         scale: float,
         report: SiteStates,
     ):
-        super().__init__(rows, config.buffer, config.steps, seed=0)
+        super().__init__(config.steps)
         self.repeats = config.steps_per_buffer
         self.models = (model,)  # a tuple, so that Lightning neither moves nor saves it
         self.fits, self.config, self.mean, self.scale = list(fits), config, mean, scale
@@ -93,8 +92,12 @@ class SAETraining(SteppedModule):
             total = total + found.loss.sum()
             missed[places] = (found.errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
             self.asleep[places] = (self.asleep[places] + part.shape[1]) * (found.active == 0)
-        self.note(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.rates out")
+        self.log_losses(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.rates out")
         return total
+
+    def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
+        """Return the buffers of text that the training reads."""
+        return StepData(rows, self.config.buffer, self.steps, seed=0, repeats=self.repeats)
 
     def _dead(self, places: list[int]) -> Dead | None:
         """Return the longest inactive latents of a stack, and which of them count as dead."""

@@ -23,8 +23,9 @@ from thinkalike.measures.bootstrapping import documents_and_seeds_interval
 from thinkalike.measures.closed_forms import PairStatistics
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.stitches.stitch import Stitch
+from thinkalike.training.optimizers import peak_rate
 from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import peak_rate
+from thinkalike.training.steps import StepData
 from thinkalike.training.stitching import Fit, StitchTraining
 
 log = logging.getLogger(__name__)
@@ -74,13 +75,14 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
     depths = sorted({depth for _, depth in pairs} - set(itself)) if config.floor else []
     beside["floor"] = [Fit(target, depth, depth) for depth in depths]
     rows, further = setting.corpus.fit, [each for fits in beside.values() for each in fits]
-    given = (setting.source, target, pairs, rows.tokens, config, setting.seed)
+    given = (setting.source, target, pairs, config, setting.seed)
     module = StitchTraining(*given, layout=rows.layout, limits=run.trainer, beside=further)
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
     if config.whiten:
         module.whiten([_of_source(each, setting, untrained) for each in module.fits])
-    _train(module, target, run, loggers)
+    data = StepData(rows.tokens, config.tokens_per_step, config.steps, setting.seed, rows.context)
+    _train(module, data, target, run, loggers)
     stitches = iter(module.stitches)
     own: list[Any] = list(islice(stitches, len(pairs)))
     done = {name: list(islice(stitches, len(fits))) for name, fits in beside.items()}
@@ -98,7 +100,7 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
     )
 
 
-def _train(module: StitchTraining, target: FrozenModel, run: Run, loggers: Sequence[Any]) -> None:
+def _train(module: StitchTraining, data: StepData, target: FrozenModel, run: Run, loggers: Sequence[Any]) -> None:
     rate, read = peak_rate(module.config, module.models[0].d_model), list(dict.fromkeys(f.reads for f in module.fits))
     log.info("%d stitches, %d steps, peak rate %g", len(module.stitches), module.config.steps, rate)
     with contextlib.ExitStack() as changed:
@@ -107,7 +109,7 @@ def _train(module: StitchTraining, target: FrozenModel, run: Run, loggers: Seque
         for model in (*read, target):
             changed.enter_context(model.cast(run.trainer.precision == "bf16-mixed"))
         changed.enter_context(target.recomputed(run.trainer.recompute))
-        fit(module, run, loggers)
+        fit(module, data, run, loggers)
     module.to(target.device).eval()
 
 

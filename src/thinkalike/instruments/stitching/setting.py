@@ -29,7 +29,7 @@ from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.tokenizers import tokenizer_fingerprint
-from thinkalike.training.steps import momenta
+from thinkalike.training.optimizers import momenta
 
 log = logging.getLogger(__name__)
 
