@@ -238,7 +238,7 @@ def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
             opened.enter_context(work.opened)
         given = [(each.instrument, each.config, work) for each, work in zip(jobs, works, strict=True)]
         with phase_of_all(works, "computing"):
-            outcomes = instrument.run_all(given)
+            outcomes = instrument.run_all(given) if len(given) > 1 else [instrument.run(*given[0][1:])]
         seconds = time.monotonic() - began
         took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}

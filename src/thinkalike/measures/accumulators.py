@@ -120,7 +120,7 @@ class Accumulator(Metric):
         copied = dict(state_dict)
         for name in self.metric_state:
             if isinstance(state := copied[name], Tensor):  # of several processes, in one piece
-                state = state.split(max(len(state), 1) if name == "documents" else 1) if len(state) else ()
+                state = state.split(len(state) if name == "documents" else 1) if len(state) else ()
             copied[name] = [*state]
         return super().load_state_dict(copied, strict, assign)
 

@@ -22,6 +22,7 @@ from thinkalike.measures.hsic import (
     hsic1,
     left_out_statistics,
     linear_statistics,
+    products_of,
     rbf_gram,
     rounding_of,
 )
@@ -153,7 +154,9 @@ def hsics_without_parts(
     A part that leaves fewer than 4 rows has NaN.
     """
     found: dict[Pair, list[Tensor]] = {pair: [] for pair in blocks.pairs}
-    for place, statistics in enumerate(left_out_statistics([layer.rows for layer in layers], blocks, sizes)):
+    rows = [layer.rows for layer in layers]
+    products = products_of(rows)(rows, blocks, sizes)
+    for place, statistics in enumerate(left_out_statistics(rows, blocks, sizes, products)):
         if place == 0:
             hsics = _checked(statistics, layers, blocks, estimator)
         elif len(layers[0].rows) - sizes[place - 1] >= FEWEST:
