@@ -67,7 +67,6 @@ MODELS = normal(4, 4, N)
 CALLS = {
     "alignment": {"hsics": GRAM},
     "arc_length": {"ckas": X.tanh()},
-    "bootstrap_difference": {"first": POSITIVE, "first_counts": COUNTS, "second": POSITIVE, "second_counts": COUNTS},
     "bootstrap_interval": {"sums": POSITIVE, "counts": COUNTS},
     "split_half_reference": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]]},
     "cka": {"X": X, "Y": Y},

@@ -9,7 +9,8 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import DOCUMENTS, SourceText, beginning, beginning_bytes, read_corpus
+from thinkalike.data.corpus import DOCUMENTS, beginning_bytes, read_corpus
+from thinkalike.data.rows import SourceText, beginning
 
 WORDS = "one two three four five six seven"
 

@@ -16,9 +16,8 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.controls import randomised
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, randomised
 from thinkalike.models.load import head_dimensions, load_model
 from thinkalike.models.minis import build_mini
 from thinkalike.models.places import checkpoint_fingerprint

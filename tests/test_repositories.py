@@ -17,8 +17,8 @@ from thinkalike.config import ModelConfig, TrainConfig, options
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.overrides import folders_named
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import head_dimensions, load_model
+from thinkalike.models.outline import label, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 
 

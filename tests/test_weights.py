@@ -12,8 +12,8 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.labels import THREE
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import THREE
 from thinkalike.models.weights import wrapper_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")

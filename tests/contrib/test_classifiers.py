@@ -14,9 +14,8 @@ from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations.class_losses import check_labels, class_losses
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, EMBED
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, randomised
 from thinkalike.models.load import load_model
 
 TWO = ["entailment", "non-entailment"]

@@ -181,12 +181,11 @@ def test_a_dry_run_says_what_it_will_take_and_makes_no_source(door, tmp_path):
     words += ["sae.source=neox-3l-mini", BESIDE, f"store={tmp_path}/none"]
     config = composed(*words)
     source, job = forecast(config).jobs
-    assert [phase.name for phase in source.estimate.phases] == ["training", "report"]
+    assert [each.phase for each in source.passes] == ["training", "report"]
     assert (source.label, job.label) == ("sae: neox-3l-mini", "sae: neox-6l-mini, neox-3l-mini")
-    phases = {phase.name: phase for phase in job.estimate.phases}
-    assert list(phases) == ["starts", "training", "report"]
-    assert phases["training"].tokens == {"neox-6l-mini": 327680.0}
-    assert phases["starts"].tokens == {"neox-6l-mini": 4096.0, "neox-3l-mini": 4096.0}
-    alone = forecast(composed(*words[:3])).jobs[0].estimate.phases
-    assert [phase.name for phase in alone] == ["training", "report"], "a random start takes nothing"
+    read = [(each.phase, each.model.name, each.tokens) for each in job.passes]
+    assert read[:2] == [("starts", "neox-6l-mini", 4096.0), ("starts", "neox-3l-mini", 4096.0)]
+    assert read[2] == ("training", "neox-6l-mini", 327680.0)
+    alone = forecast(composed(*words[:3])).jobs[0].passes
+    assert [each.phase for each in alone] == ["training", "report"], "a random start takes nothing"
     assert not (tmp_path / "none").exists()

@@ -23,8 +23,8 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import names_of
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
 from thinkalike.states.batches import say_massive

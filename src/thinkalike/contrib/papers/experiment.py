@@ -19,7 +19,7 @@ from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import check_read, instrument_of, passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.labels import label
+from thinkalike.models.outline import label
 from thinkalike.progress import doing
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result

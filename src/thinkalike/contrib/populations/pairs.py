@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.config import PairsConfig
 from thinkalike.data.documents import canonical
 from thinkalike.data.sources import Record, json_lines, parquet_rows, read_with, stream_records
 from thinkalike.data.stimuli import chosen
@@ -27,6 +28,8 @@ from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
+PAIR = 40  # tokens of a pair of MNLI, about
+SIZES = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # pairs of MNLI and HANS
 MNLI = ("entailment", "neutral", "contradiction")
 HANS = ("entailment", "non-entailment")
 
@@ -254,3 +257,11 @@ def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:
         if not isinstance(row.get(name), str | int):
             raise DataError(f"{source} row {number} has no text in column {name}, but {row.get(name)!r}")
     return [str(row[name]) for row in rows]
+
+
+def tokens_of(config: PairsConfig, side: str) -> float:
+    """Return about how many tokens the pairs of a side have; of the challenge, those of the part that is reported."""
+    asked = getattr(config, f"{side}_pairs") or SIZES[side]
+    if side == "challenge" and config.heuristic:
+        return PAIR * min(asked, SIZES[side]) / 3 / (2 if config.label else 1)
+    return float(PAIR * asked)

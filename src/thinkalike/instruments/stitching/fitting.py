@@ -96,7 +96,7 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
         done,
         {name: weight.cpu().contiguous() for name, weight in nn.ModuleList(own).state_dict().items()},
         {"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
-        module.speed(target.device, run.trainer),
+        module.speed(),
     )
 
 
