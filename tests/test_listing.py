@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,14 +149,6 @@ def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, list
     (store / "README.md").write_text("mine")
     named = ("README.md holds no results", "notes holds no results", "stitching/mine holds no finished result")
     assert listed(store).err.splitlines() == [f"skipped: {store}/{line}" for line in named]
-
-
-def test_unfinished_jobs_are_mentioned(store, listed):
-    (store / "cka" / "dd.partial").mkdir(parents=True)
-    assert listed(store).err == "unfinished, running or interrupted: 1 (cka/dd)\n"
-    shutil.rmtree(store / "stitching")
-    shutil.rmtree(store / "loss")
-    assert "holds no such finished results, and 1 unfinished;" in listed(store).err
 
 
 @pytest.mark.parametrize(

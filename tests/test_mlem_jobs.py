@@ -416,22 +416,6 @@ def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
         stimulus_states(model, read_table(tmp_path / "long.csv"))
 
 
-def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table, recording):
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    assert "layers are not compared by their profiles: profile 0 is constant" in done.stderr
-    assert set(done.result.tables) == {"table", "scores"}
-
-
-def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_path, recording):
-    rows = "\n".join(f"t{number},{number % 3},{'abc'[number % 3]}" for number in range(60))
-    (tmp_path / "twins.csv").write_text(f"text,first,second\n{rows}\n")
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    assert list(done.result.table["feature"][:2]) == ["first", "second"]
-    assert "features [[first, second]] differ on much the same pairs" in done.stderr
-
-
 def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> profiles.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)

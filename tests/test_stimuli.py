@@ -402,21 +402,6 @@ def test_stimuli_that_do_not_fit_together_are_refused(changes, message):
         made(**{"features": table, **changes})
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.sample(0), "n=0"),
-        (lambda s: s.sample(5), "n=5"),
-        (lambda s: s.sample(2, balance="ff"), "no feature ff"),
-        (lambda s: s.correlation(), "unique has one level or differs"),
-        (lambda s: s.take([0, 2]).correlation(), "f has one level"),
-    ],
-)
-def test_a_question_that_stimuli_cannot_answer_is_refused(call, message):
-    with pytest.raises(DataError, match=message):
-        call(made({"f": list("xyxy"), "unique": [1, 2, 3, 4]}))
-
-
 def write_table(path: Path, frame: pd.DataFrame) -> Path:
     if path.suffix == ".parquet":
         frame.to_parquet(path)
@@ -494,25 +479,6 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
     path.write_text(text)
     with pytest.raises(DataError, match=message):
         read_table(path, **options)
-
-
-@pytest.mark.parametrize(
-    ("cells", "said"),
-    [
-        (["1", "2", "n/a"], "f is nominal, as it has 'n/a' among its numbers"),
-        (["one two", "One  two", "x"], "f has the levels 'one two' and 'One  two', which look alike"),
-        (["1", "a", "b"], None),
-        (["1", "2", ""], None),
-    ],
-)
-def test_levels_that_may_not_be_meant_are_told(cells, said, tmp_path, caplog):
-    rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
-    (tmp_path / "x.csv").write_text(f"text,f\n{rows}")
-    read_table(tmp_path / "x.csv")
-    assert [message.partition("x.csv: ")[2] for message in caplog.messages] == [said] * bool(said)
-    caplog.clear()
-    read_table(tmp_path / "x.csv", kinds={"f": "nominal"})
-    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])
@@ -684,19 +650,6 @@ def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
         assert torch.equal(layers["IT"], counts.double()), "whole numbers become float64"
     with pytest.raises(DataError, match=r"V1 is torch.float32 of shape \(2, 5\)"):
         read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
-
-
-def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_path):
-    states, stimuli = torch.randn(3, 2), made({"f": [1, 2, 1]})
-    assert stimuli.ids == ["1", "2", "3"]
-    np.savez(tmp_path / "x.npz", V1=states.numpy(), ids=np.array([3, 1, 2]))
-    save_file({"V1": states, "ids": torch.tensor([3, 1, 2])}, tmp_path / "x.safetensors")
-    np.savez(tmp_path / "bytes.npz", V1=states.numpy(), ids=np.array([b"3", b"1", b"2"]))
-    np.savez(tmp_path / "big.npz", V1=states.numpy().astype(">f4"), ids=np.array([3, 1, 2], dtype=">i8"))
-    for name in ("x.npz", "x.safetensors", "bytes.npz", "big.npz"):
-        layers = read_arrays(tmp_path / name, stimuli)
-        assert list(layers) == ["V1"]
-        assert torch.equal(layers["V1"], states[[1, 2, 0]])
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])

@@ -230,12 +230,6 @@ def test_greedy_tokens_are_the_most_likely_and_draws_follow_the_seed_and_the_sof
     assert torch.equal(stitched.generate(tokens, 0), tokens)
 
 
-@pytest.mark.parametrize(("given", "named"), [((1, -1.0), "temperature=-1"), ((55,), "steps=55")])
-def test_generation_is_refused_at_a_negative_temperature_and_beyond_the_context(models, tokens, given, named):
-    with pytest.raises(StitchError, match=named):
-        made(*models).stitched(*models).generate(tokens, *given)
-
-
 def test_models_of_other_weights_are_refused_unless_no_check_is_asked_for(models, tokens):
     stitch, (source, target) = made(*models), models
     later = tiny.frozen(7)

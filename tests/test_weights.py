@@ -14,7 +14,6 @@ from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
 from thinkalike.models.outline import THREE
-from thinkalike.models.weights import wrapper_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
@@ -164,14 +163,6 @@ def test_older_files_and_several_files_are_read_alike(whole, tmp_path):
     kept = dict(list(load_file(last).items())[1:])
     save_file(kept, last, metadata={"format": "pt"})
     assert "(missing: " in line_of("gpt2", folder)
-
-
-def test_no_prefix_is_taken_off_in_vain():
-    assert wrapper_of(["module.a", "module.b"], {"a", "b"}) == "module."
-    assert wrapper_of(["model.module.a"], {"a"}) == "model.module."
-    assert wrapper_of(["model.module.a"], {"module.a"}) == "model."
-    assert wrapper_of(["module.c", "a"], {"b"}) == ""
-    assert wrapper_of([], {"a"}) == ""
 
 
 @pytest.mark.parametrize(("kind", "value"), [*((kind, torch.nan) for kind in ONE_EACH), ("gpt2", torch.inf)])

@@ -11,7 +11,6 @@ import tiny
 from conftest import composed, results_in
 from test_one_pass import list_of, results
 from thinkalike.contrib.atlas.tables import PLACE, agreement, by_pair, disagreements, mean_agreement, over_models
-from thinkalike.errors import DataError
 from thinkalike.instruments import asked_for, passes
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
@@ -171,13 +170,3 @@ def test_the_largest_disagreement_is_the_planted_cell():
     assert first[names].tolist() == ["one", "other", "b", "c", 0, 3, 1]
     assert first["difference"] == first["other_rank"] - first["rank"] == pytest.approx(14 / 15), "layers 3, 0 are last"
     assert found.set_index(["measure", "other"]).loc[("one", "distance"), "difference"] == 0
-
-
-def test_measures_that_rank_nothing_are_refused_and_one_that_is_constant_is_blank():
-    def columns(pair, i, j):
-        return {"one": i + 0.1 * j, "other": j + 0.1 * i, "flat": 1.0}
-
-    measures = {"one": False, "other": False, "flat": False}
-    assert len(agreement(by_pair(table_of(columns), measures))) == 1
-    with pytest.raises(DataError, match="no two measures rank 3 or more different layer pairs"):
-        by_pair(table_of(columns, layers=1), measures)

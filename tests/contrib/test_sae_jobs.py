@@ -131,13 +131,6 @@ def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     assert (job.sae.beside, job.sae.rates, job.sae.source, job.sae.source_layer) == ([], [], None, None)
 
 
-def test_a_source_that_is_of_no_use_is_not_trained(monkeypatch, tmp_path):
-    monkeypatch.setattr("thinkalike.contrib.sae.setting.run_job", None)
-    words = ["task=sae", "sae.start=transferred", "sae.source=gpt2-mini", f"store={tmp_path}/none"]
-    with pytest.raises(ModelError, match="gpt2-mini and gelu-3l-mini have different tokenizers"):
-        source_result(composed(*words))
-
-
 def test_a_source_of_other_weights_is_refused(made, minis):
     check_source(made, load_model(str(minis / "a")))
     with pytest.raises(ModelError, match="holds autoencoders of b with the weights"):
