@@ -208,6 +208,9 @@ class LayerPairs(Instrument):
     @staticmethod
     def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
+        if len(jobs) == 1:
+            ((kind, config, work),) = jobs
+            return [kind.run(config, work)]
         from thinkalike.instruments.layer_pairs.sharing import run_together
 
         return run_together(jobs, f"{SMALLER}, or give fewer models at once")
