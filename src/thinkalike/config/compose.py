@@ -27,7 +27,7 @@ from thinkalike.config.inputs import (
 )
 from thinkalike.config.registry import TASKS, instrument, instrument_of, measure_module, measure_schema
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, TrainConfig
-from thinkalike.config.schema import Checked, default_of, is_open, made, short
+from thinkalike.config.schema import RENAMED, Checked, default_of, is_open, made, short
 from thinkalike.config.sources import GROUPS, hydra_ready, options
 from thinkalike.errors import ConfigError, nearest, one_of
 from thinkalike.plugins import named_in
@@ -266,6 +266,8 @@ def explained(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
+        if cause.full_key in RENAMED:
+            return f"'{cause.full_key}' is not a setting; {RENAMED[cause.full_key]}"
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         near = [key for key in known if key.endswith(f".{name}")]
         known = [key for key in known if key.count(".") == cause.full_key.count(".")]
