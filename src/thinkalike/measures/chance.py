@@ -23,7 +23,6 @@ from thinkalike.measures.estimates import (
     numbered_by_part,
 )
 from thinkalike.measures.rows import RowGroups
-from thinkalike.plots import plot
 from thinkalike.progress import counted
 
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
@@ -83,10 +82,6 @@ class LayerPairEstimate(Estimate):
         closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
         width = f"intervals at most {self.widest_interval():.3g} wide"
         return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
-
-    def plot(self, ax: Any = None) -> tuple[Any, Any]:
-        """Draw `value` as a matrix, into axes or a new figure; returns figure and axes."""
-        return plot("layer pairs", self.value.cpu().numpy(), self.label, (0.0, 1.0), ax)
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""

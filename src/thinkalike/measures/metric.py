@@ -111,10 +111,6 @@ class CKA(Metric):
             raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
         super().merge_state(incoming_state)
 
-    def plot(self, val: CKAResult | None = None, ax: Any = None) -> tuple[Any, Any]:
-        """Draw a result, by default that of `compute`; returns figure and axes."""
-        return (self.compute() if val is None else val).plot(ax)
-
     @property
     def update_called(self) -> bool:
         """Whether there is a batch, also one from a `state_dict`."""
