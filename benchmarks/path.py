@@ -50,6 +50,7 @@ LIMITS = {
     "arrows from the core to contrib": 0,
 }
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "mv", "dot")  # what all products of torch become
+GROUP = "thinkalike.instruments"  # of entry points: no name of a module, though there is a package of this name
 COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # no frames of their own in newer versions
 
 Imports = Mapping[str, Mapping[str, str]]  # from each module of ours to others, and whether by import or by name
@@ -132,7 +133,7 @@ def imports() -> Imports:
     for name, file in files.items():
         for to, how in sorted(found(file.read_text()), key=lambda arrow: arrow[1]):
             module = to if to in files else to.rpartition(".")[0]
-            if module in files and module != name:
+            if module in files and module != name and (to, how) != (GROUP, "name"):
                 arrows[name].setdefault(module, how)
     return arrows
 

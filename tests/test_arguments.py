@@ -15,7 +15,7 @@ from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from thinkalike import Stitch, measures
-from thinkalike.arguments import takes_arrays, tensor_of
+from thinkalike.arguments import NAMES, takes_arrays, tensor_of
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.subjects.measures import draw
 from thinkalike.measures import (
@@ -238,9 +238,7 @@ SORTS = {
     "pandas": as_pandas,
     "nullable": as_nullable,
     "read-only": read_only,
-    "strided": lambda values: np.repeat(values.numpy(), 2, -1)[..., ::2],
     "backwards": lambda values: values.numpy()[::-1].copy()[::-1],
-    "transposed": lambda values: values.transpose(0, -1).contiguous().transpose(0, -1),
     "byte order": lambda values: values.numpy().astype(values.numpy().dtype.newbyteorder()),
     "objects": lambda values: values.numpy().astype(object),
 }
@@ -319,14 +317,15 @@ def test_halves_give_the_value_of_the_numbers_that_they_are(name):
     agree(name, given(torch.bfloat16), expected, 2e-2)
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if {"groups", "labels"} & set(EVERY[name][1])])
+NAMED_BY = {name: key for name in EVERY for key in NAMES if isinstance(EVERY[name][1].get(key), Tensor)}
+
+
+@pytest.mark.parametrize("name", NAMED_BY)
 def test_groups_may_be_names(name):
-    given = EVERY[name][1]
-    key = "labels" if "labels" in given else "groups"
-    if isinstance(given[key], Tensor):
-        names = [f"sentence {number}" for number in given[key].tolist()]
-        for sort in (list, np.array, lambda names: pd.Series(names, dtype="category")):
-            agree(name, {**given, key: sort(names)}, called(name, **given))
+    given, key = EVERY[name][1], NAMED_BY[name]
+    names = [f"sentence {number}" for number in given[key].tolist()]
+    for sort in (list, np.array, lambda names: pd.Series(names, dtype="category")):
+        agree(name, {**given, key: sort(names)}, called(name, **given))
 
 
 WRONG = {  # with the name of the argument that the error begins with

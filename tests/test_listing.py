@@ -18,8 +18,7 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.config import Made
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.listing import search, selected, show_sweep
-from thinkalike.listing.found import Query
+from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.store import Headline, Job
 from thinkalike.store.result import seal
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -51,80 +52,66 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     @functools.cache  # annotations are text until the module is complete
     def wanted() -> dict[str, _Wanted]:
         hints = typing.get_type_hints(function, include_extras=True)
-        found = {name: _wanted(hint) for name, hint in hints.items() if name != "return"}
-        return {name: each for name, each in found.items() if each.array or each.items or each.is_list}
+        return {name: _Wanted.of(hint) for name, hint in hints.items() if name != "return"}
 
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
         check_rows(given.arguments.items())
-        reader = _Reader(_device_of(given.arguments.values()))
+        device = _device_of(given.arguments.values())
         with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
             for name, each in wanted().items():
                 if name in given.arguments:
-                    given.arguments[name] = reader.read(given.arguments[name], each, name)
+                    given.arguments[name] = each.read(given.arguments[name], name, device)
         return function(*given.args, **given.kwargs)
 
     return taking
 
 
 class _Wanted(NamedTuple):
-    """What an annotation wants: a tensor, a sequence of tensors, a sequence of other things, or one of other types."""
+    """What an annotation wants: a tensor, tensors in a sequence or mapping, a list of plain values, or other types."""
 
     array: Any = None
     items: _Wanted | None = None
     is_list: bool = False
-    is_mapping: bool = False  # the items may be a mapping, too
     others: tuple[type, ...] = ()
 
+    @classmethod
+    def of(cls, annotation: Any) -> _Wanted:
+        is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+        options = typing.get_args(annotation) if is_union else (annotation,)
+        arrays = [each for each in options if inspect.isclass(each) and issubclass(each, Tensor | AbstractArray)]
+        others = tuple(each for each in options if inspect.isclass(each) and each not in arrays)
+        several = [each for each in options if typing.get_origin(each) in (Sequence, Mapping)]
+        inside = [cls.of(typing.get_args(each)[-1]) for each in several]
+        layers = next((each for each in inside if each.array), None)
+        if any(typing.get_origin(each) is Mapping for each in several):
+            others += (Mapping,)
+        return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others)
 
-def _wanted(annotation: Any) -> _Wanted:
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    parts = typing.get_args(annotation) if is_union else (annotation,)
-    arrays = [part for part in parts if inspect.isclass(part) and issubclass(part, Tensor | AbstractArray)]
-    others = tuple(part for part in parts if inspect.isclass(part) and part not in arrays)
-    several = {typing.get_origin(part): part for part in parts if typing.get_origin(part) in (Sequence, Mapping)}
-    inside = [_wanted(typing.get_args(part)[-1]) for part in several.values()]
-    layers = next((each for each in inside if each.array), None)
-    return _Wanted(arrays[0] if arrays else None, layers, bool(inside) and not layers, Mapping in several, others)
-
-
-class _Reader:
-    """Reads the arguments of one call, which share a device."""
-
-    def __init__(self, device: torch.device | None):
-        self.device = device
-        self.known: dict[tuple[int, _Wanted], tuple[Any, Any]] = {}  # given and read, so that one object stays one
-
-    def read(self, value: Any, wanted: _Wanted, name: str) -> Any:
-        """Return an argument as its annotation wants it."""
-        key = id(value), wanted
-        if key not in self.known:  # the given object is kept, or another object could take its place and its id
-            self.known[key] = value, self._read(value, wanted, name)
-        return self.known[key][1]
-
-    def _read(self, value: Any, wanted: _Wanted, name: str) -> Any:
-        if wanted.is_list:
+    def read(self, value: Any, name: str, device: torch.device | None) -> Any:
+        """Return an argument as the annotation wants it."""
+        if self.is_list:
             return value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(value, wanted.others) and not isinstance(value, Tensor):
+        if self.items and isinstance(value, Mapping) and Mapping in self.others:
+            return {key: self.items.read(layer, f"{name}[{key}]", device) for key, layer in value.items()}
+        if not (self.array or self.items) or (isinstance(value, self.others) and not isinstance(value, Tensor)):
             return value
-        if wanted.items and wanted.is_mapping and isinstance(value, Mapping):
-            return {place: self.read(layer, wanted.items, f"{name}[{place}]") for place, layer in value.items()}
-        if wanted.items and isinstance(value, list | tuple):
-            return self._layers(value, wanted.items, name)
-        tensor = tensor_of(value, getattr(wanted.array, "dtype", Shaped), name, name in NAMES)
-        tensor = tensor if self.device is None or isinstance(value, Tensor) else tensor.to(self.device)
-        if wanted.items and tensor.ndim < 3:
+        if self.items and isinstance(value, list | tuple):
+            return self._layers(value, name, device)
+        tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name, name in NAMES)
+        tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
+        if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
-        if wanted.array is None:
-            return self._layers(list(tensor), wanted.items, name)  # type: ignore[arg-type]
-        if not isinstance(tensor, wanted.array):
-            dims = ", ".join(wanted.array.dim_str.split())
+        if self.array is None:
+            return self._layers(list(tensor), name, device)
+        if not isinstance(tensor, self.array):
+            dims = ", ".join(self.array.dim_str.split())
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not ({dims}) in the sizes of other arguments")
         return tensor
 
-    def _layers(self, layers: Sequence[Any], wanted: _Wanted, name: str) -> Sequence[Any]:
-        found = [self.read(layer, wanted, f"{name}[{place}]") for place, layer in enumerate(layers)]
+    def _layers(self, layers: Sequence[Any], name: str, device: torch.device | None) -> Sequence[Any]:
+        found = [self.items.read(layer, f"{name}[{place}]", device) for place, layer in enumerate(layers)]  # type: ignore[union-attr]
         return layers if all(new is old for new, old in zip(found, layers, strict=True)) else found
 
 
@@ -212,40 +199,31 @@ def _refuse_missing(missing: np.ndarray, name: str) -> None:
         raise ValueError(f"{name} lacks a value at [{place}]: leave its row out, or fill it in")
 
 
-# ---- labels of rows: the rows of several tables are paired by their order, so labels that contradict it are refused
-
-
 def check_rows(named: Iterable[tuple[str, Any]]) -> None:
-    """Check that the DataFrames and Series among some values have their rows in one order, as far as labels say.
+    """Check that the tables among some values, also those in lists, have their rows in one order, as labels say.
+
+    Rows are paired by their order. Labels that are merely numbers say nothing about another table, unless that has the
+    same numbers.
 
     Raises:
-        ValueError: A label that two have stands in other rows. Rows that are merely numbered say nothing of those of
-            another table, unless they have the same numbers.
+        ValueError: A label that two tables have stands in different rows.
     """
-    first: list[tuple[str, Any]] = []
-    for name, table in _tables(named):
-        for before, known in first:
-            if len(known) == len(table) and _contradict(known, table.index):
-                raise ValueError(
-                    f"{before} and {name} have labels of rows in another order, and rows are paired by their order: "
-                    f"give {name}.loc[{before}.index], or arrays, which have no labels"
-                )
-        first.append((name, table.index))
+    for (before, known), (name, labels) in itertools.combinations(_labels(named), 2):
+        if len(known) != len(labels) or labels.equals(known):
+            continue
+        there = set(labels)
+        numbered = any(list(index) == list(range(len(index))) for index in (labels, known))
+        moved = any(one != other and one in there for one, other in zip(known, labels, strict=True))
+        if moved and (not numbered or there == set(known)):
+            raise ValueError(
+                f"{before} and {name} have labels of rows in another order, and rows are paired by their order: "
+                f"give {name}.loc[{before}.index], or arrays, which have no labels"
+            )
 
 
-def _tables(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield each table, also of a list of layers; a row of numbers, of which a long list may be made, has none."""
+def _labels(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     for name, value in named:
         if hasattr(value, "iloc"):
-            yield name, value
+            yield name, value.index
         elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
-            yield from _tables((f"{name}[{place}]", each) for place, each in enumerate(value))
-
-
-def _contradict(known: Any, labels: Any) -> bool:
-    if labels.equals(known):
-        return False
-    there = set(labels)
-    numbered = any(list(index) == list(range(len(index))) for index in (labels, known))
-    moved = any(one != other and one in there for one, other in zip(known, labels, strict=True))
-    return moved and (not numbered or there == set(known))
+            yield from _labels((f"{name}[{place}]", each) for place, each in enumerate(value))

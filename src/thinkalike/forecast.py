@@ -175,10 +175,10 @@ def show(plan: Forecast, speed: float | None = None) -> None:
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-        heads = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
-        columns = [number_column(name, cells) for name, cells in zip(heads, counts, strict=True)]
-        show_table(Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2))
+        cells = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        words = [text_column(name, next(cells)) for name in ("job", "phase", "tokens read")]
+        numbers = [number_column(name, next(cells)) for name in ("FLOPs", f"hours on one 80 GB {GPUS[0]}")]
+        show_table(Table("jobs", [*words, *numbers], keys=2))
     for line in summary(plan, speed):
         show_text(line)
 

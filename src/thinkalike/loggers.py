@@ -8,19 +8,18 @@ import logging
 import math
 import os
 import re
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import first_line
 from thinkalike.store import Result
 
-if TYPE_CHECKING:
-    import pandas as pd
+log = logging.getLogger(__name__)
+
+PATIENCE = 30.0  # seconds for the beginning of a run of W&B
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,6 @@ class Tracker:
 
     def publish(self, result: Result) -> None:
         """Log a result: headline numbers, scalars, tables, figures and files."""
-
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Log a table alone."""
-
-    def log_page(self, path: Path) -> None:
-        """Log a page of results alone."""
 
     def close(self, failed: bool) -> None:
         """End the run."""
@@ -120,14 +113,6 @@ class TensorBoardTracker(Tracker):
                 writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
 
 
-# ---- logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
-
-log = logging.getLogger(__name__)
-
-PATIENCE = 5.0  # seconds for the server's first answer
-BEGINNING = 30.0  # seconds for the beginning of a run, which W&B itself tries again
-
-
 class WandbTracker(Tracker):
     """A run of W&B: the configuration, headline numbers as summary, tables, figures as images, the result's files.
 
@@ -145,38 +130,22 @@ class WandbTracker(Tracker):
         pictures = {f"figures/{name}": wandb.Image(str(path)) for name, path in pictures_of(result).items()}
         for step, numbers in curves_of(result).items():
             self.run.log(numbers, step=step)
-        self.run.log({**{name: _as_table(each) for name, each in tables.items()}, **pictures})
+        drawn = {name: wandb.Table(dataframe=each, allow_mixed_types=True) for name, each in tables.items()}
+        self.run.log({**drawn, **pictures})
         self.run.summary.update(summary_of(result))
         paths = [path for pattern in ("*", "figures/*") for path in sorted(result.folder.glob(pattern))]
         files = [path for path in paths if path.is_file()]  # a model's checkpoint, of gigabytes, stays in the store
-        self._log_files(f"{result.kind}-{result.key}", "result", result.folder, files)
-
-    def log_table(self, name: str, table: pd.DataFrame) -> None:
-        self.run.log({name: _as_table(table)})
-
-    def log_page(self, path: Path) -> None:
-        self._log_files(path.stem, "report", path.parent, [path])
-
-    def _log_files(self, name: str, kind: str, folder: Path, files: Sequence[Path]) -> None:
-        import wandb
-
-        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind)
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", f"{result.kind}-{result.key}"), type="result")
         for path in files:
-            artifact.add_file(str(path), name=str(path.relative_to(folder)))
+            artifact.add_file(str(path), name=str(path.relative_to(result.folder)))
         self.run.log_artifact(artifact)
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
 
 
-def _as_table(table: pd.DataFrame) -> Any:
-    import wandb
-
-    return wandb.Table(dataframe=table, allow_mixed_types=True)
-
-
 def _begun(config: LoggerConfig, about: About) -> Any:
-    """Begin a run, offline if the server cannot be reached."""
+    """Begin a run, which stays offline without a key or where the server does not answer."""
     import wandb
 
     options: dict[str, Any] = {name: getattr(config, name) for name in ("project", "entity", "group")}
@@ -184,44 +153,17 @@ def _begun(config: LoggerConfig, about: About) -> Any:
     mode: Any = os.environ.get("WANDB_MODE", "online")
     if mode != "disabled":
         about.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
-    if mode != "online":
-        return wandb.init(mode=mode, **options)
-    run, reason = _online(options)
-    if run is None:
+    if mode == "online":
+        mode, reason = "offline", "no key"
+        try:
+            if wandb.login(prompt=False):
+                return wandb.init(mode="online", settings=wandb.Settings(init_timeout=PATIENCE), **options)
+        except wandb.Error as error:
+            wandb.teardown()  # what is left of the attempt
+            reason = first_line(error)
         upload = f"to upload: wandb sync {about.store}/wandb/offline-run-*"
         log.info("W&B: %s, so the run stays offline; %s", reason, upload)
-        run = wandb.init(mode="offline", **options)
-    return run
-
-
-def _online(options: dict[str, Any]) -> tuple[Any, str]:
-    """Return an online run, or None and the reason."""
-    import wandb
-
-    settings = wandb.setup().settings
-    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    if not (settings.api_key or netrc.is_file()):
-        return None, "no key"
-    if reason := _away(str(settings.base_url)):  # W&B itself would try for minutes
-        return None, reason
-    try:
-        if wandb.login(prompt=False):
-            return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options), ""
-    except wandb.Error as error:
-        wandb.teardown()  # what is left of the attempt
-        return None, first_line(error)
-    return None, "no key"
-
-
-def _away(address: str) -> str | None:
-    """Return why a server does not answer, or None if it answers anything."""
-    try:
-        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
-            return None
-    except urllib.error.HTTPError:
-        return None
-    except (OSError, ValueError) as error:
-        return f"{address} does not answer ({first_line(error)})"
+    return wandb.init(mode=mode, **options)
 
 
 TRACKERS = {"none": Tracker, "csv": Tracker, "wandb": WandbTracker, "tensorboard": TensorBoardTracker}
@@ -236,15 +178,3 @@ def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
         failed = False
     finally:
         tracker.close(failed)
-
-
-def publish_table(config: LoggerConfig, about: About, table: pd.DataFrame) -> None:
-    """Log a table of several jobs, such as those of a sweep, as a run of its own; W&B alone has a place for it."""
-    with tracked(config, about) as tracker:
-        tracker.log_table(about.kind, table)
-
-
-def publish_page(project: str, path: Path) -> None:
-    """Log a page of results to a project of W&B, as a run of its own."""
-    with tracked(LoggerConfig(kind="wandb", project=project), About(path.stem, "report", path.parent, path)) as tracker:
-        tracker.log_page(path)

@@ -13,7 +13,6 @@ from datetime import datetime
 from pathlib import Path
 
 from thinkalike.listing import Entry, Found, Query, search, selected
-from thinkalike.loggers import publish_page
 from thinkalike.report.reports import Report, report_of
 from thinkalike.store import damage, is_sealed, open_result
 
@@ -21,7 +20,6 @@ EXAMPLES = """\
 thinkalike report                                          all finished jobs of the folder results
 thinkalike report results --out page.html
 thinkalike report results kind=cka,mutual_knn model=gpt2         those of any of these kinds, and of any of these models
-thinkalike report --wandb                                  the page also as an artifact of W&B
 thinkalike report results since=7d                         since a date (2026-11-01), or 12h, 7d, 2w ago
 thinkalike report results/cka/176300a3bb42 other/store     single results, several stores"""
 
@@ -46,8 +44,6 @@ def write_report(arguments: Sequence[str]) -> Path:
     path = write_page(asked.out, page_of(report, title))
     print(f"{len(report['results'])} results, {path.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
     print(f"page: {path}")
-    if asked.wandb:
-        publish_page(asked.wandb, path)
     return path
 
 
@@ -62,7 +58,6 @@ def _parser() -> argparse.ArgumentParser:
     add("which", nargs="*", metavar="STORE|kind=|model=|since=", help="the results to show (default: results)")
     add("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
     add("--title", help="the title of the page (the names of the folders)")
-    add("--wandb", nargs="?", const="thinkalike", metavar="PROJECT", help="also log the page to W&B, as an artifact")
     return parser
 
 

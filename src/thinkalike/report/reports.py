@@ -13,8 +13,7 @@ import pandas as pd
 
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
-from thinkalike.listing import Entry, Found
-from thinkalike.listing.shown import records
+from thinkalike.listing import Entry, Found, records
 
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
@@ -44,7 +43,7 @@ def report_of(found: Found) -> Report:
 
 
 def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
-    """Return the row of one result in the list of results, from its record (`listing.shown.records`).
+    """Return the row of one result in the list of results, from its record (`listing.records`).
 
     Its command line is empty unless that of an entry point computed it; a part of an experiment has the experiment's.
     """

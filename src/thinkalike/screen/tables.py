@@ -1,18 +1,16 @@
-"""Tables and sentences that fit the screen: lines end between words, and never inside a name or a number.
+"""Tables and sentences that fit the screen: lines end between words, and only very long words are broken.
 
-A table that is too wide becomes several below each other, each with the key columns; where not even one column fits
-beside those, every row becomes lines of "column: cell".
+A table that is too wide becomes several below each other, each with the key columns.
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 import shutil
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -24,29 +22,16 @@ from rich.text import Text
 if TYPE_CHECKING:
     import pandas as pd
 
-# an interval, "95 %", "p = 0.01" and "R² →" are one word
-WORD = re.compile(r"(?:\[\S+, \S+\]\S*|\S+(?: = \S+| [%→←](?!\S))?) *")
-LONG = 40  # columns of a word that may continue on the next line after a comma, an equals sign or a folder of a path
+LONG = 40  # columns of a word that may be broken where it wraps, such as a list of layers
 BESIDE, EDGE = 3, 1  # columns of the screen for the frame: of each column, and of the table
+ROWS = 16  # of the tables of a screen
+SHADES = " ░▒▓█"
+MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
 
 
 def screen_width() -> int:
     """Return the columns of the screen: $COLUMNS if it is set, else those of the terminal, else 80."""
     return shutil.get_terminal_size().columns
-
-
-@lru_cache(maxsize=4096)  # a table is laid out in many widths
-def parts(text: str) -> tuple[str, ...]:
-    """Return what a line may end after: words, with the space that follows them, and the parts of long lists."""
-    return tuple(part for word in WORD.findall(text) for part in _pieces(word))
-
-
-def _pieces(word: str) -> list[str]:
-    """Return a word, or the parts of a long list or path; the name of a model, ORG/NAME at most, is one part."""
-    if cell_len(word.rstrip()) <= LONG:
-        return [word]
-    marks = ",=/" if word.count("/") > 1 else ",="
-    return re.findall(rf"[^{marks}]*[{marks}]+ *|[^{marks}]+$", word)
 
 
 def plain(text: str) -> str:
@@ -55,21 +40,9 @@ def plain(text: str) -> str:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """Return the lines of a text in this many columns; a word that is wider than that has a line to itself."""
-    lines = []
-    for line in plain(text).split("\n"):
-        lines.append("")
-        for part in parts(line):
-            if lines[-1] and cell_len(lines[-1] + part.rstrip()) > width:
-                lines.append("")
-            lines[-1] += part
-    return [line.rstrip() for line in lines]
-
-
-def _hanging(text: str, width: int, indent: int = 0) -> Iterator[str]:
-    """Yield the lines of a text in this many columns; those after the first begin two columns further right."""
-    for number, line in enumerate(wrapped(text, max(width - indent - 2, 1))):
-        yield f"{' ' * (indent + 2 * (number > 0))}{line}".rstrip()
+    """Return the lines of a text in this many columns; only a word that is wider than that is broken."""
+    lines = Text(plain(text)).wrap(Console(), max(width, 1))
+    return [line.plain.rstrip() for line in lines]
 
 
 @dataclass(frozen=True)
@@ -91,18 +64,15 @@ class Column:
     @cached_property
     def least(self) -> int:
         """The fewest columns of the screen that it needs."""
-        whole = [] if self.wraps else "\n".join(self.cells).split("\n")
-        words = [part.rstrip() for text in (self.name, *(self.cells if self.wraps else ())) for part in parts(text)]
-        return max(map(cell_len, [*whole, *words]), default=1)
+        words, cells = self.name.split(), "\n".join(self.cells)
+        if self.wraps:
+            return max(min(cell_len(word), LONG) for word in ("", *words, *cells.split()))
+        return max(map(cell_len, [*words, *cells.split("\n")]))
 
     @cached_property
     def most(self) -> int:
         """The columns of the screen that it takes where nothing wraps."""
         return max(self.least, *map(cell_len, "\n".join([self.name, *self.cells]).split("\n")))
-
-    def cell(self, row: int, room: int) -> Text:
-        """Return a cell in this many columns of the screen."""
-        return Text("\n".join(wrapped(self.cells[row], room)) if self.wraps else plain(self.cells[row]))
 
 
 def text_column(name: str, cells: Iterable[object]) -> Column:
@@ -136,22 +106,25 @@ def show_table(table: Table) -> None:
     width = screen_width()
     console = Console(width=width, highlight=False)
     console.print(Text("\n".join(wrapped(table.title, width)), style="italic"), soft_wrap=True)
-    if (blocks := stacked(table.columns, table.keys, width)) is None:
-        console.print(Text("\n".join(_records(table, width))), soft_wrap=True)
-    for block in blocks or ():
-        console.print(_drawn(block, width, table.ruled), crop=False)
+    for block in stacked(table.columns, table.keys, width):
+        drawn = Drawn(box=box.HEAVY_HEAD, show_lines=table.ruled)
+        for column, room in zip(block, widths(block, width), strict=True):
+            drawn.add_column(
+                Text(plain(column.name)), justify="left" if column.wraps else "right", width=room, overflow="fold"
+            )
+        for row in zip(*(column.cells for column in block), strict=True):
+            drawn.add_row(*(Text(plain(cell)) for cell in row))
+        console.print(drawn, crop=False)
 
 
 def show_text(text: str, indent: int = 0) -> None:
     """Print a text to stdout in lines as wide as the screen at most; those after the first begin further right."""
-    print("\n".join(_hanging(text, screen_width(), indent)))
+    first, *others = wrapped(text, screen_width() - indent - 2)
+    print("\n".join([" " * indent + first, *(" " * (indent + 2) + line for line in others)]))
 
 
-def stacked(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]] | None:
-    """Return the columns of each table that a table becomes in this width, or None if one would be too wide.
-
-    Every one has the first columns, which are its `keys`.
-    """
+def stacked(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]]:
+    """Return the columns of each table that a table becomes in this width; all have its first `keys` columns."""
     starts = [place for place in range(keys, len(columns)) if place == keys or not columns[place].follows]
     blocks = [list(columns[:keys])]
     for start, stop in itertools.pairwise([*starts, len(columns)]):
@@ -159,7 +132,7 @@ def stacked(columns: Sequence[Column], keys: int, width: int) -> list[list[Colum
         if not _fits([*blocks[-1], *group], width) and len(blocks[-1]) > keys:
             blocks.append(list(columns[:keys]))
         blocks[-1] += group
-    return blocks if all(_fits(block, width) for block in blocks) else None
+    return blocks
 
 
 def _fits(block: Sequence[Column], width: int) -> bool:
@@ -169,39 +142,15 @@ def _fits(block: Sequence[Column], width: int) -> bool:
 def widths(block: Sequence[Column], width: int) -> list[int]:
     """Return how wide each column is in a table of this width: the room is shared by how much each would wrap."""
     wanted = [column.most - column.least for column in block]
-    spare = width - EDGE - sum(column.least + BESIDE for column in block)
+    spare = max(width - EDGE - sum(column.least + BESIDE for column in block), 0)
     share = min(spare / max(sum(wanted), 1), 1)
     return [column.least + int(share * more) for column, more in zip(block, wanted, strict=True)]
-
-
-def _drawn(block: Sequence[Column], width: int, ruled: bool) -> Drawn:
-    drawn, rooms = Drawn(box=box.HEAVY_HEAD, show_lines=ruled), widths(block, width)
-    for column, room in zip(block, rooms, strict=True):
-        header = Text("\n".join(wrapped(column.name, room)))
-        drawn.add_column(header, justify="left" if column.wraps else "right", no_wrap=True, width=room)
-    for row in range(len(block[0].cells)):
-        drawn.add_row(*(column.cell(row, room) for column, room in zip(block, rooms, strict=True)))
-    return drawn
-
-
-def _records(table: Table, width: int) -> Iterator[str]:
-    """Yield the lines of a table whose rows are lists: the keys, and below them a line for each other column."""
-    for row in range(len(table.columns[0].cells)):
-        for place, column in enumerate(table.columns):
-            yield from _hanging(f"{column.name}: {column.cells[row]}", width, 0 if place < table.keys else 2)
-
-
-ROWS = 16  # of the tables of a screen
 
 
 def few(count: int, most: int = ROWS) -> list[int]:
     """Return the places of at most this many of `count` rows, evenly spaced, the first and the last among them."""
     shown = min(count, max(most, 2))
     return sorted({round(place * (count - 1) / max(shown - 1, 1)) for place in range(shown)})
-
-
-SHADES = " ░▒▓█"
-MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
 
 
 def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:

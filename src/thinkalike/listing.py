@@ -1,0 +1,409 @@
+"""Lists of results: on a screen, for other programs, in Python, and of a sweep."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from thinkalike.config import Made
+from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_of
+from thinkalike.screen import Column, Table, show_table, text_column
+from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
+
+log = logging.getLogger(__name__)
+
+OTHERS = {"wandb"}  # folders that loggers keep in a store
+KEYS = ("store", "kind", "model", "since", "sort", "--csv", "--json")
+UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "kind"}  # attributes of an entry
+NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
+SHOWN_AS_MODELS = ("model.name", "target.name")
+USAGE = """\
+usage: thinkalike results [STORE] [key=value ...] [--csv | --json]
+
+  thinkalike results                                all finished jobs of the folder results, the newest last
+  thinkalike results kind=cka,mutual_knn model=gpt2       those of any of these kinds, and of any of these models
+  thinkalike results since=7d sort=mean_penalty     since a date (2026-11-01), or so many hours (12h), days or weeks;
+                                                    sort=date|duration|models|kind, or a headline number
+  thinkalike results store=DIR --csv                for machines, in full precision; --json, too"""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A finished job as lists show it.
+
+    Attributes:
+        settings: those that differ from their defaults, by dotted names.
+        seconds: of all phases, including the earlier runs of an interrupted job.
+    """
+
+    result: Result
+    kind: str
+    key: str
+    date: datetime
+    models: list[str]
+    settings: dict[str, Any]
+    headlines: list[Headline]
+    seconds: float
+
+    @classmethod
+    def of(cls, result: Result) -> Entry:
+        """Read a finished job.
+
+        Raises:
+            StoreError: its record cannot be read.
+        """
+        try:
+            made, written = result.provenance, datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
+            return cls(
+                result,
+                result.kind,
+                result.key,
+                utc(datetime.fromisoformat(made["date"])) if "date" in made else written,
+                list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
+                flat(result.settings),
+                result.headlines or first_scalar(result.scalars),
+                float(sum(made.get("phases", {}).values())),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            reason = type(error).__name__
+            raise StoreError(f"{result.folder} is damaged: its record cannot be read ({reason}); delete it") from error
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All headline numbers and the ends of their intervals, by name."""
+        return {name: value for each in self.headlines for name, value in each.numbers.items()}
+
+
+@dataclass
+class Found:
+    """The content of a store.
+
+    Attributes:
+        entries: the finished jobs, the newest last.
+        unfinished: folders of jobs that run, or that were interrupted.
+        skipped: a line for everything else.
+    """
+
+    store: Path
+    entries: list[Entry] = field(default_factory=list)
+    unfinished: list[Path] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+
+
+def utc(date: datetime) -> datetime:
+    """Return a date with its time zone, which is UTC unless it says another."""
+    return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = flat(value) if isinstance(value, Mapping) else {"": value}
+        found |= {f"{name}.{key}".removesuffix("."): each for key, each in inner.items()}
+    return found
+
+
+def search(store: Path) -> Found:
+    """Return the content of a store; the sizes of its files are checked, but not their content.
+
+    Raises:
+        StoreError: there is no such folder, or it cannot be read.
+    """
+    found = Found(store)
+    try:
+        for folder in _visible(store):
+            _search_kind(folder, found)
+    except OSError as error:
+        raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
+    found.entries.sort(key=lambda entry: entry.date)
+    return found
+
+
+def _search_kind(folder: Path, found: Found) -> None:
+    """Sort the content of the folder of a kind; one without results and unfinished jobs is skipped whole."""
+    jobs = _visible(folder) if folder.is_dir() else []
+    if not any(job.suffix == ".partial" or is_sealed(job) for job in jobs):
+        if jobs or not folder.is_dir():
+            found.skipped.append(f"{folder} holds no results")
+        return
+    for job in jobs:
+        if job.suffix == ".partial":
+            found.unfinished.append(job)
+        elif not is_sealed(job):
+            found.skipped.append(f"{job} holds no finished result")
+        elif wrong := damage(job, content=False):
+            found.skipped.append(wrong)
+        else:
+            try:
+                found.entries.append(Entry.of(Result(job)))
+            except StoreError as error:
+                found.skipped.append(str(error))
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in OTHERS)
+
+
+@dataclass(frozen=True)
+class Query:
+    """Which results of which store, in what order, and in which form.
+
+    Attributes:
+        order: one of `ORDERS`, or the name of a headline number.
+        form: text | csv | json.
+    """
+
+    store: Path = Path("results")
+    kinds: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    since: datetime | None = None
+    order: str = "date"
+    form: str = "text"
+
+    @classmethod
+    def parsed(cls, words: Sequence[str]) -> Query:
+        """Read a command line, such as `results kind=cka --csv`.
+
+        Raises:
+            ConfigError: a key is not known, or `since` is no date.
+        """
+        given: dict[str, str] = {}
+        for word in words:
+            key, mark, value = word.partition("=")
+            key, value = (key, value) if mark or word.startswith("-") else ("store", word)
+            if key not in KEYS:
+                raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
+            given[key] = value
+        return cls(
+            Path(given.get("store") or "results").expanduser(),
+            tuple(filter(None, given.get("kind", "").split(","))),
+            tuple(filter(None, given.get("model", "").split(","))),
+            moment(given["since"]) if "since" in given else None,
+            given.get("sort", "date"),
+            "csv" if "--csv" in given else "json" if "--json" in given else "text",
+        )
+
+
+def moment(text: str) -> datetime:
+    """Return the date that a text means: 2026-11-01, or a number of hours, days or weeks ago, as in 7d; UTC by default.
+
+    Raises:
+        ConfigError: the text is no date.
+    """
+    try:
+        if ago := re.fullmatch(r"(\d+)([hdw])", text):
+            return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
+        return utc(datetime.fromisoformat(text))
+    except (ValueError, OverflowError):
+        raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None
+
+
+def selected(found: Found, query: Query) -> list[Entry]:
+    """Return the results that a user asks for, in the order that was asked for.
+
+    Raises:
+        ConfigError: no result has such a kind, model or headline number.
+        StoreError: the store holds no such result.
+    """
+    entries, names = found.entries, {name for entry in found.entries for name in entry.models}
+    for key, given, known in (("kind", query.kinds, {entry.kind for entry in entries}), ("model", query.models, names)):
+        for value in given:
+            if entries and value not in known:
+                raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
+    if not (chosen := [entry for entry in entries if _asked_for(entry, query)]):
+        waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
+        more = "leave out kind=, model= or since=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
+        raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
+    if query.order in ORDERS:
+        return sorted(chosen, key=attrgetter(ORDERS[query.order]))
+    one_of("sort", query.order, {*ORDERS, *(each.name for entry in chosen for each in entry.headlines)})
+    return sorted(chosen, key=lambda entry: entry.numbers.get(query.order, -math.inf))  # those without come first
+
+
+def _asked_for(entry: Entry, query: Query) -> bool:
+    kind = not query.kinds or entry.kind in query.kinds
+    model = not query.models or bool(set(query.models) & set(entry.models))
+    return kind and model and (query.since is None or entry.date >= query.since)
+
+
+def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return for each result the settings in which the results of its kind differ, by dotted names.
+
+    A setting of a model or of data is among them only if it differs between results in which that has one name.
+    """
+    names = {}
+    for kind in {entry.kind for entry in entries}:
+        own = [entry for entry in entries if entry.kind == kind]
+        known = sorted({name for entry in own for name in entry.settings} - set(SHOWN_AS_MODELS))
+        names[kind] = [name for name in known if _differs(name, own)]
+    return [{name: _value(entry, name) for name in names[entry.kind]} for entry in entries]
+
+
+def _differs(name: str, entries: Sequence[Entry]) -> bool:
+    part = name.partition(".")[0]
+    by_name: dict[Any, set[str]] = {}
+    for entry in entries:
+        whose = entry.settings.get(f"{part}.name") if part in NAMED and name != f"{part}.name" else None
+        by_name.setdefault(whose, set()).add(json.dumps(entry.settings.get(name), sort_keys=True))
+    return any(len(values) > 1 for values in by_name.values())
+
+
+def _value(entry: Entry, name: str) -> Any:
+    """Return a setting of a result; a default is read from its configuration, and None if that is damaged."""
+    if name in entry.settings:
+        return entry.settings[name]
+    try:
+        json.dumps(value := flat(entry.result.config).get(name))
+    except (StoreError, TypeError, AttributeError):  # a file that no job wrote
+        return None
+    return value
+
+
+def results(
+    store: str | os.PathLike[str],
+    kind: str | Sequence[str] = (),
+    model: str | Sequence[str] = (),
+    since: str | None = None,
+) -> pd.DataFrame:
+    """Return one row for each finished result of a store, the newest last; an empty table if there is none.
+
+    The columns are kind, key, date (UTC), models, the settings in which the results of a kind differ, the first
+    headline number (headline, value, low, high), all headline numbers and scalars by their names, seconds, folder.
+    Damaged results and other folders are left out.
+
+    Args:
+        kind: one kind or several, such as "cka"; nothing: all.
+        model: results of any of these models, by their names.
+        since: a date such as "2026-11-01", or how long ago: "12h", "7d", "2w".
+
+    Raises:
+        ConfigError: no result is of such a kind or model, or `since` is no date.
+        StoreError: there is no such folder, or no such result.
+    """
+    found = search(Path(store).expanduser())
+    kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
+    query = Query(found.store, kinds, models, moment(since) if since else None)
+    return frame(selected(found, query) if found.entries or kinds or models or since else [])
+
+
+def frame(entries: Sequence[Entry]) -> pd.DataFrame:
+    """Return one row for each result, with the columns that `results` names."""
+    rows = []
+    for entry, settings in zip(entries, differing(entries), strict=True):
+        first = entry.headlines[0]._asdict() if entry.headlines else {}
+        said = {"headline": first.get("name")} | {name: first.get(name) for name in ("value", "low", "high")}
+        row = {"kind": entry.kind, "key": entry.key, "date": entry.date, "models": ", ".join(entry.models)}
+        row |= settings | said | {**entry.result.scalars, **entry.numbers}
+        rows.append(row | {"seconds": entry.seconds, "folder": str(entry.result.folder)})
+    return pd.DataFrame(rows)
+
+
+def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return what lists hold of each result: the columns of `frame`, with models and headline numbers as lists."""
+    return [
+        {
+            "kind": entry.kind,
+            "key": entry.key,
+            "date": entry.date.isoformat(),
+            "models": entry.models,
+            "settings": settings,
+            "headlines": [each._asdict() for each in entry.headlines],
+            "scalars": entry.result.scalars,
+            "seconds": entry.seconds,
+            "command": entry.result.provenance.get("command"),
+            "folder": str(entry.result.folder),
+        }
+        for entry, settings in zip(entries, differing(entries), strict=True)
+    ]
+
+
+def show_entries(entries: Sequence[Entry]) -> None:
+    """Print a table for each kind of result, with the settings in which its results differ."""
+    for folder in dict.fromkeys(entry.result.folder.parent for entry in entries):
+        own = [entry for entry in entries if entry.result.folder.parent == folder]
+        jobs = [f"{each.key}\n{each.date:%Y-%m-%d %H:%M}\n{duration(each.seconds)}" for each in own]
+        models = [each.models if len(each.models) <= 2 else [listed(each.models)] for each in own]
+        settings = [[_written(*each) for each in given.items()] for given in differing(own)]
+        title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
+        said = [[*names, *given] for names, given in zip(models, settings, strict=True)]
+        _show(title, jobs, "models and settings", said, own)
+
+
+def _show(
+    title: str, jobs: Sequence[str], column: str, said: Sequence[Sequence[str]], entries: Sequence[Entry]
+) -> None:
+    """Print a table of jobs, of what is said of each, and of its headline numbers."""
+    numbers = ["\n".join(f"{each.label} {each.text}" for each in entry.headlines) for entry in entries]
+    settings = text_column(column, ["\n".join(lines) for lines in said])
+    show_table(Table(title, [Column("job", jobs), settings, text_column("result", numbers)], ruled=True))
+
+
+def _written(name: str, value: Any) -> str:
+    """Return a setting as a command line gives it: stitch=affine, layers=[[0,0]]."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return f"{name.removesuffix('.name').removesuffix('.kind')}={text}"
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: 31 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def show_sweep(made: Sequence[Made]) -> None:
+    """Print one table of the results of a sweep; one that cannot be read any more is left out with a warning."""
+    entries, given = [], []
+    for job in made:
+        try:
+            entries.append(Entry.of(Result(Path(job.folder))))
+        except StoreError as error:
+            log.warning("left out of the sweep's table: %s", error)
+            continue
+        given.append({key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in job.words)})
+    keys = dict.fromkeys(key for each in given for key in each)
+    swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
+    if entries:
+        jobs = [f"{entry.key}\n{duration(entry.seconds)}" for entry in entries]
+        said = [[f"{name}={each.get(name, '')}" for name in swept] for each in given]
+        _show(f"jobs of the sweep: {len(entries)}", jobs, "swept", said, entries)
+
+
+def list_results(words: Sequence[str]) -> None:
+    """Print the results that a command line asks for; skipped folders and unfinished jobs go to stderr.
+
+    Raises:
+        ConfigError: a word is not known.
+        StoreError: there are no such results.
+    """
+    if {"-h", "--help"} & set(words):
+        print(USAGE)
+        return
+    query = Query.parsed(words)
+    found = search(query.store)
+    for line in found.skipped:
+        print(f"skipped: {line}", file=sys.stderr)
+    entries = selected(found, query)
+    if query.form == "csv":
+        print(frame(entries).to_csv(index=False), end="")
+    elif query.form == "json":
+        print(json.dumps(records(entries), indent=1))
+    else:
+        show_entries(entries)
+    if found.unfinished:
+        folders = listed([f"{each.parent.name}/{each.stem}" for each in found.unfinished])
+        print(f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})", file=sys.stderr)
