@@ -9,6 +9,7 @@ from functools import partial
 
 import pandas as pd
 import pytest
+import pytorch_lightning as pl
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
@@ -461,3 +462,15 @@ def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, m
     assert model.n_layers == 4
     assert 2 <= counters["stats"]["unique_graphs"] <= 4
     torch.testing.assert_close(losses, expected)
+
+
+def test_lightning_alone_trains_a_stitch_to_the_same_bits(rows, run, tmp_path):
+    """With no frame of ours around it, as the how-to page shows."""
+    config = replace(CONFIG, schedule="average")
+    ours, theirs = training(config=config), training(config=config)
+    fit(ours, step_data(rows, ours), run)
+    options = {"max_steps": 6, "accelerator": "cpu", "logger": False, "enable_progress_bar": False}
+    pl.Trainer(**options, default_root_dir=tmp_path / "lightning").fit(theirs, step_data(rows, theirs))
+    assert all(map(torch.equal, ours.parameters(), theirs.parameters()))
+    assert torch.equal(ours.curve, theirs.curve)
+    assert not torch.equal(ours.stitches[0].map.weight, training().stitches[0].map.weight), "control"

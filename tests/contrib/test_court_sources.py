@@ -44,7 +44,7 @@ def setting(tmp_path_factory):
     def train(module, data, name):
         module.steps = data.steps = min(module.steps, 20)
         data.tokens_per_step = 512
-        seen.append((name, module))
+        seen.append((name, (module, data)))
         fit(module, data, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
@@ -446,9 +446,10 @@ def test_a_sibling_is_taken_at_the_same_relative_depth(setting, sources):
 def test_a_shortcut_was_trained_on_tokens_alone_and_what_was_trained_on_on_rows(setting, sources):
     trained = dict(setting.train.seen)
     assert set(trained) == set(TRAINED)
-    assert trained["token alone"]._batches[0].shape == (40 * (CONTEXT - 1), 2)
-    assert all((trained[name]._batches[0] == setting.other).all() for name in TRAINED[:2])
-    twin = variant(setting.target, trained["token alone"].model, "twin")
+    module, data = trained["token alone"]
+    assert data.rows.shape == (40 * (CONTEXT - 1), 2)
+    assert all((trained[name][1].rows == setting.other).all() for name in TRAINED[:2])
+    twin = variant(setting.target, module.model, "twin")
     alone = twin.head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
     assert (states(sources["token alone"], setting.report) - alone).abs().max() < 1e-5
 

@@ -123,7 +123,9 @@ def sae_loss(
     missed = states - sae.decode(latents)
     loss = missed.square().mean((-2, -1))
     if sae.k is None:
-        loss = loss + sparsity / sae.d * (latents @ sae.W_dec.norm(dim=-1).unsqueeze(-1)).squeeze(-1).mean(-1)
+        # not latents @ norms, whose bits differ between one autoencoder and a stack on some processors
+        sizes = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)
+        loss = loss + sparsity / sae.d * sizes.sum(-1).mean(-1)
     elif dead is not None:
         loss = loss + REVIVAL * _left_by_dead(sae, before, missed.detach(), dead)
     return SAELoss(loss, missed.detach().square().sum(-1), latents.detach().count_nonzero(-2))
