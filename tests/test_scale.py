@@ -140,7 +140,9 @@ def test_pairs_of_the_challenge_are_those_of_the_part():
     assert (formulas.pairs_of(pairs, "report"), *found) == (9815, 5000, 10_000)
 
 
-@pytest.mark.parametrize("stitch", [{"rates": [0.5]}, {"kind": "low_rank", "rank": 4}, {"loss": "mse", "floor": False}])
+@pytest.mark.parametrize(
+    "stitch", [{"lr_multiples": [0.5]}, {"kind": "low_rank", "rank": 4}, {"loss": "mse", "floor": False}]
+)
 def test_training_in_a_forecast_is_that_of_the_steps(checkpoints, stitch):
     """Up to the last token of each row, which predicts nothing, and the heads that a loss of states does not need."""
     paths = [_local(checkpoints, name) for name in ("gpt_neox", "gpt2")]
@@ -148,7 +150,7 @@ def test_training_in_a_forecast_is_that_of_the_steps(checkpoints, stitch):
     config = TrainConfig(task="stitch", model=paths[0], target=paths[1], stitch=own)
     phases = {phase.name: phase for phase in estimate(instrument_of(config), config).phases}
     models, pairs = [load_model(path) for path in paths], [(layer, layer) for layer in range(4)]
-    beside = [Fit(models[0], *pair, rate) for rate in config.stitch.rates for pair in pairs]
+    beside = [Fit(models[0], *pair, rate) for rate in config.stitch.lr_multiples for pair in pairs]
     beside += [Fit(models[1], depth, depth) for _, depth in pairs] if config.stitch.floor else []
     rows = torch.randint(300, (8, 64))
     module = StitchTraining(*models, pairs, config.stitch, beside=beside)

@@ -7,7 +7,7 @@ import torch
 
 import tiny
 from thinkalike.evaluation import token_means
-from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation.tokens import BigramMeans, TokenMeans, bigrams
 
 LAYERS = [0, 2]
 

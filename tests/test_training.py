@@ -20,9 +20,8 @@ from conftest import break_off, composed, step_data
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError
-from thinkalike.evaluation.language import masked_losses, next_token_losses
+from thinkalike.evaluation.language import document_sums, last_states, masked_losses, next_token_losses
 from thinkalike.evaluation.maps import state_moments
-from thinkalike.evaluation.stitches import document_sums, last_states
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares

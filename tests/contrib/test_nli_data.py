@@ -253,7 +253,9 @@ def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, tmp_pa
 def test_the_sides_of_the_hub_are_apart(monkeypatch):
     _fitted.cache_clear()
     sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
-    monkeypatch.setattr("thinkalike.contrib.populations.reading.hub_pairs", lambda name, split=None: pairs_of(sets[name, split]))
+    monkeypatch.setattr(
+        "thinkalike.contrib.populations.reading.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])
+    )
     config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
     assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]
     assert len(read_pairs(config, "challenge")) == len(OWN_HARD)

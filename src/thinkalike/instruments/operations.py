@@ -217,7 +217,7 @@ def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -
     closed = not stitch.trained and stitch.kind != "identity"
     gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls)  # else likeness reads the text
     passes, states = source.forward(1.0, row) + target.forward(1.0, row), products(source.width, target.width, pairs)
-    maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
+    maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
     alike = min(fit, LIKENESS) + min(report, LIKENESS)
     bags = 2 * COVARIATES * (COVARIATES + 2 * (source.width + target.width) * len(pairs))
     spent = {
@@ -248,7 +248,11 @@ def _training(config: StitchConfig, source: Shape, target: Shape, pairs: Pairs, 
         tails = sum(own.forward(depth + 1, target.layers, row) * (config.loss != "mse") for depth in entered)
         return 2 * tails + len(entered) * (output + 4 * map_weights(config, source.width, target.width))
 
-    return head + fits(depths) * (config.seeds + len(config.rates) + config.controls) + fits(set(depths)) * config.floor
+    return (
+        head
+        + fits(depths) * (config.seeds + len(config.lr_multiples) + config.controls)
+        + fits(set(depths)) * config.floor
+    )
 
 
 def map_weights(config: StitchConfig, d: int, e: int) -> float:
@@ -261,7 +265,7 @@ def map_weights(config: StitchConfig, d: int, e: int) -> float:
 def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
     """Return how many φ are trained together: of all pairs, rates and controls, and of the target into itself."""
     depths = {depth for _, depth in pairs}
-    return len(pairs) * (1 + len(config.rates) + config.controls) + config.floor * len(depths)
+    return len(pairs) * (1 + len(config.lr_multiples) + config.controls) + config.floor * len(depths)
 
 
 def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
