@@ -39,7 +39,11 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
         assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
         doubled = penalty_of(arrays, "half", prefix) - both[0]
         assert np.allclose(rows["left_to_gain"], np.log2(3) * doubled, atol=1e-9)
-        assert np.allclose(rows["rate_3_penalty"], penalty_of(arrays, "rate_3", prefix), atol=1e-9)
+        assert np.allclose(rows["lr_x3_penalty"], penalty_of(arrays, "lr_x3", prefix), atol=1e-9)
+        other = table["penalty"].to_numpy().reshape(2, 2)[1 if not prefix else 0]
+        assert np.allclose(rows["asymmetry"], rows["penalty"] - other, atol=1e-9)
+        assert (rows["asymmetry_low"] < rows["asymmetry"]).all()
+        assert (rows["asymmetry"] < rows["asymmetry_high"]).all()
     weights = load_file(result.folder / "stitch.safetensors")
     names = {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
     assert set(weights) == names

@@ -17,6 +17,7 @@ import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "steering", "probes"}
@@ -80,6 +81,18 @@ def workplace(tmp_path_factory):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     tiny.write_checkpoint("gpt2", folder / "my-checkpoint")
     return folder
+
+
+def test_lightning_alone_trains_as_its_page_shows(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    scope = {}
+    for block in pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python"):
+        exec(block, scope)
+    assert scope["training"].curve.shape == (20, 2)
+    assert scope["training"].curve.isfinite().all()
+    assert scope["states"].shape == (2, scope["target"].context, scope["target"].d_model)
+    assert doctest.testmod(optimizers).attempted > 5
+    assert doctest.testmod(optimizers).failed == 0
 
 
 def test_the_commands_that_run_are_many_and_of_every_kind():

@@ -13,8 +13,7 @@ import tiny
 import wandb_runs
 from conftest import kill_and_resume
 from thinkalike.config import pairs_of_layers
-from thinkalike.evaluation.language import bytes_by_document
-from thinkalike.instruments.stitching.table import warn_of_far_states
+from thinkalike.instruments.stitching.table import bytes_by_document, warn_of_far_states
 from thinkalike.job import Work
 from thinkalike.store import Job, newest_state
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.evaluation import token_means
+from thinkalike.evaluation import tokens as token_means
 from thinkalike.evaluation.tokens import BigramMeans, TokenMeans, bigrams
 
 LAYERS = [0, 2]
