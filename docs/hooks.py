@@ -18,6 +18,7 @@ PAGES = {  # files of the repository that are pages of the site
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
+    "src/thinkalike/contrib/README.md": "contrib/index.md",
 }
 LINK = re.compile(r"""(\]\(|<img src=")([^)\s"#]+)""")  # where one begins, and the path without its anchor
 

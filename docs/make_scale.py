@@ -10,10 +10,8 @@ from pathlib import Path
 from unittest import mock
 
 from thinkalike.config import compose_job, options
-from thinkalike.forecast import GPUS, SHARE, Forecast, forecast
-from thinkalike.job import total
+from thinkalike.forecast import PEAKS, SHARE, Forecast, forecast
 from thinkalike.memory import readable
-from thinkalike.models.shapes import PEAKS, PRECISIONS
 
 HERE = Path(__file__).parent / "reference"
 PYTHIAS = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
@@ -29,15 +27,13 @@ sizes are those of their published `config.json`.
     python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
     python analyze.py measure=cka 'models=[gpt2,mamba-130m]' dry_run=5e10      # also hours at so many FLOPs per second
 
-**FLOPs** are multiplications and additions, two for each product: 2 · weights of the linear maps for each token of a
-pass, attention 4 · width · tokens of the row; frozen weights get no gradient, so a backward pass costs as much as a
-forward one. Comparisons count the products of the algorithm; sorting, norms, activations and scans are left out. Runs
-that several jobs of one pass share are counted once. **Bytes** are the weights in the dtype of the job, and states of a
-batch, or maps with gradients and momenta; on a CPU the process and its tokenizers add to them.
-**Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Training is in the
-precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. A
-result has the achieved `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
-models, whose kernels are short, reach less than {share}.
+**FLOPs** are those of the passes of models, two for each product of a multiplication and an addition, as torch counts
+them in a model without weights. A step of training a model is three passes, and one through frozen weights two.
+Comparisons of states, fits of maps and probes, and autoencoders come on top. Passes that several jobs share are counted
+once. **Bytes** are a lower bound: the weights in the dtype of the job, the states of a batch, and maps with gradients
+and momenta; on a CPU also the process and its tokenizers.
+**Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Small models, whose
+kernels are short, reach less than {share}.
 
 ## Experiments, scale=paper, as they stand
 
@@ -46,8 +42,7 @@ models, whose kernels are short, reach less than {share}.
 {experiments}
 
 An experiment without jobs concerns stimuli alone. A trajectory reads the {checkpoints} checkpoints of each Pythia.
-Populations have pairs of about 40 tokens. For the court, the test of all measures on sources of known similarity, only
-the target's passes are counted.
+Populations have pairs of about 40 tokens. For the court, only the target's passes are counted.
 
 ## All pairs of eight Pythias
 
@@ -73,9 +68,9 @@ def page() -> str:
         plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
     return PAGE.format(
         share=f"{SHARE:.0%}",
-        peaks="; ".join(_peaks(gpu) for gpu in GPUS),
-        gpus=" | ".join(f"hours, {gpu} 80 GB" for gpu in GPUS),
-        dashes="|".join(["---"] * len(GPUS)),
+        peaks="; ".join(_peaks(gpu) for gpu in PEAKS),
+        gpus=" | ".join(f"hours, {gpu} 80 GB" for gpu in PEAKS),
+        dashes="|".join(["---"] * len(PEAKS)),
         experiments="\n".join(rows),
         checkpoints=len(STEPS),
         pairs=len(PYTHIAS) * (len(PYTHIAS) - 1) // 2,
@@ -84,15 +79,15 @@ def page() -> str:
 
 
 def _peaks(gpu: str) -> str:
-    numbers = (f"{peak / 1e12:g} TFLOP/s in {name}" for peak, name in zip(PEAKS[gpu], PRECISIONS, strict=True))
+    numbers = (f"{peak / 1e12:g} TFLOP/s in {name}" for name, peak in PEAKS[gpu].items())
     return f"{gpu} {', '.join(numbers)}"
 
 
 def _experiment(name: str, plan: Forecast) -> str:
     models = ", ".join(shape.name for shape in plan.shapes)
-    hours = [_hours(plan.hours(gpu)) for gpu in GPUS]
-    cells = [name, str(len(plan.jobs)), models, f"{total(plan.phases):.2g}", readable(plan.bytes), *hours]
-    return _row(cells) if plan.jobs else _row([name, "0", "", "", "", *("" for _ in GPUS)])
+    hours = [_hours(plan.hours(gpu)) for gpu in PEAKS]
+    cells = [name, str(len(plan.jobs)), models, f"{plan.flops:.2g}", readable(plan.bytes), *hours]
+    return _row(cells) if plan.jobs else _row([name, "0", "", "", "", *("" for _ in PEAKS)])
 
 
 def _pythias(words: Sequence[str]) -> tuple[Forecast, Forecast]:
@@ -108,8 +103,8 @@ def _pythias(words: Sequence[str]) -> tuple[Forecast, Forecast]:
 def _both_ways(dtype: str, together: Forecast, apart: Forecast) -> list[str]:
     rows = []
     for how, plan in (("one pass", together), ("pair by pair", apart)):
-        hours = [_hours(plan.hours(gpu)) for gpu in GPUS]
-        rows.append(_row([f"{dtype}, {how}", f"{total(plan.phases):.2g}", readable(plan.bytes), *hours]))
+        hours = [_hours(plan.hours(gpu)) for gpu in PEAKS]
+        rows.append(_row([f"{dtype}, {how}", f"{plan.flops:.2g}", readable(plan.bytes), *hours]))
     return rows
 
 

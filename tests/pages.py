@@ -39,7 +39,8 @@ class Command(NamedTuple):
 
 def pages() -> list[Path]:
     """Return all pages that people read, README first."""
-    own = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+    names = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "src/thinkalike/contrib/README.md")
+    own = [ROOT / name for name in names]
     return [*own, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "benchmarks").glob("*.md"))]
 
 

@@ -9,7 +9,7 @@ import pytest
 import cutters
 from thinkalike.data.alignment import Cut, align
 from thinkalike.data.paired import cuts_of, untrimmed
-from thinkalike.tokenizers import BYTE_OF
+from thinkalike.digests import BYTE_OF
 
 KINDS = list(cutters.MAKERS)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import random
 from dataclasses import replace
 from itertools import count
@@ -244,21 +243,3 @@ def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_agai
     assert report in reported(late)
     assert source.read < len(FILLING)
     assert report not in reported(read(source([report, *FILLING, fit], "hub"), report_tokens=2048))
-
-
-def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):
-    monkeypatch.setattr("thinkalike.data.split.READ_AHEAD", 250)
-    texts = held_out_texts(source(FILLING, "hub"))
-    assert next(texts) in FILLING
-    assert source.read == 250
-    assert len(list(texts)) == sum(map(for_report, FILLING)) - 1
-
-
-@both
-def test_near_duplicates_are_counted_logged_and_kept_in_the_provenance(kind, source, caplog):
-    caplog.set_level(logging.INFO, "thinkalike")
-    planted = [placed("\n".join(lines(seed)), report) for seed in range(3) for report in (True, False)]
-    config = source([*planted, *OTHERS], kind)
-    for corpus in (read(config), read(config)):  # the second from the cache
-        assert corpus.counts["near_duplicates"] == corpus.facts()["near_duplicates"] == 3
-    assert caplog.text.count("3 documents of the report that nearly repeat one to fit on") == 2

@@ -13,7 +13,6 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
-from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import operations, shape_of
@@ -77,13 +76,6 @@ def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
         _, cache = bridge.run_with_cache(tokens, names_filter=names)
     for ours, hook in zip(model.residuals(tokens, range(model.n_layers)), names, strict=True):
         torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
-
-
-def test_a_line_of_the_table_wins(tmp_path, monkeypatch):
-    make_models.write(KNOWN["llama"], tmp_path)
-    monkeypatch.setitem(FAMILIES, "llama", Family("llama", "model.norm"))  # no list of blocks
-    with pytest.raises(ModelError, match=r"the 0 blocks of model\.norm"):
-        load_model(ModelConfig(name="m", path=str(tmp_path)))
 
 
 def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):
@@ -249,7 +241,6 @@ def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path)
         tiny.tokenizer().save_pretrained(folder)
         return folder
 
-    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM") as caught:
+    with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM"):
         load_model(write(tmp_path / "m"))
-    assert "\n" not in str(caught.value)
     assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts_next

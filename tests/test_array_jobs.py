@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures.estimates import numbered_by_part, stimulus_folds
 from thinkalike.measures.kernel_alignment import CKAMeans
 
@@ -57,28 +56,6 @@ def rotated(layers):
 def across(result, source, target, column="value"):
     table = result.table[(result.table["source"] == source) & (result.table["target"] == target)]
     return table[column].to_numpy().reshape(table["source_layer"].nunique(), -1)
-
-
-@pytest.mark.slow
-def test_values_with_massive_stimuli_stand_beside_those_without(
-    measured, states, stimuli, checkpoints, tmp_path, monkeypatch
-):
-    whole = gathering.stimulus_states_of
-
-    def planted(config, stimuli, embed):
-        long = torch.tensor([50.0 if start == 0 else 1.0 for start, _ in stimuli.span])[:, None]
-        recorded, model = whole(config, stimuli, embed)
-        return [recorded, model._replace(states=[long * layer for layer in model.states])]
-
-    monkeypatch.setattr(gathering, "stimulus_states_of", planted)
-    pair = [f"activations={write(tmp_path / 'copy.npz', rotated(states), stimuli.ids)}", "model@target=local"]
-    pair.append(f"target.path={checkpoints['gpt2']}")
-    done = measured(*pair)
-    assert f"{SENTENCES} of {COUNT} stimuli (25 %) are left out" in done.stderr
-    every = measured(*pair, "measure.skip_first_tokens=0", store="every").result
-    with_massive = across(done.result, "copy", "gpt2", "with_massive")
-    np.testing.assert_allclose(with_massive, across(every, "copy", "gpt2"), atol=1e-6)
-    assert (with_massive - across(done.result, "copy", "gpt2")).max() < -0.3
 
 
 @pytest.mark.slow
@@ -211,14 +188,6 @@ def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, 
     table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.table
     assert list(dict.fromkeys(table["target"])) == ["gelu-3l-mini", "x"]
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]
-
-
-def test_one_stimulus_that_decides_is_warned_of(measured, stimuli, tmp_path):
-    layer = np.random.default_rng(0).normal(size=(COUNT, 5))
-    layer[3] += 30
-    done = measured(f"activations={write(tmp_path / 'x.npz', {'a': layer}, stimuli.ids)}")
-    assert done.result.scalars["batches"] == 1
-    assert "layers a of x: in some batch one stimulus carries" in done.stderr
 
 
 def test_intervals_over_sentences_cover_where_those_over_words_would_not():

@@ -9,14 +9,10 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import DOCUMENTS, FEWEST_BYTES, SourceText, beginning, beginning_bytes, read_corpus
+from thinkalike.data.corpus import DOCUMENTS, beginning_bytes, read_corpus
+from thinkalike.data.rows import SourceText, beginning
 
 WORDS = "one two three four five six seven"
-
-
-def test_a_report_of_whole_size_holds_a_hundred_documents():
-    assert beginning_bytes(262144) == 5242
-    assert beginning_bytes(16) == FEWEST_BYTES
 
 
 def test_a_beginning_has_no_more_bytes_and_ends_with_a_word():

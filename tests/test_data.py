@@ -17,7 +17,7 @@ import torch
 import tiny
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import FEW, PIECE, document_fingerprint, documents, in_pieces, text_fingerprint
+from thinkalike.data.documents import PIECE, document_fingerprint, documents, in_pieces, text_fingerprint
 from thinkalike.data.grammar import derivations
 from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.data.split import check_text, training_texts
@@ -305,16 +305,6 @@ def test_pieces_of_a_document_are_even_and_end_with_its_paragraphs_lines_or_word
     assert list(in_pieces(text[:PIECE])) == [text[:PIECE]]
 
 
-def test_few_documents_are_cut_and_many_are_whole(tmp_path, config):
-    long = [paragraphs(40) + str(number) for number in range(FEW)]
-    few, many = (config(write_jsonl(tmp_path / f"{count}.jsonl", long[:count])) for count in (FEW - 1, FEW))
-    pieces = [piece for text in long[:-1] for piece in in_pieces(text)]
-    assert sorted(documents(few)) == sorted(pieces)
-    places = torch.tensor([pieces.index(piece) for piece in documents(few)], dtype=torch.float64)
-    assert abs(torch.corrcoef(torch.stack([places, torch.arange(len(pieces))]))[0, 1]) < 0.2, "in a mixed order"
-    assert list(documents(many)) == long
-
-
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
     (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
     book = config(tmp_path / "book.txt", report_share=0.1)
@@ -340,18 +330,6 @@ def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, sai
         check_text(data, context)
 
 
-def test_a_remedy_names_the_quota_that_is_full(tmp_path, config):
-    few = config(write_jsonl(tmp_path / "long.jsonl", texts(FEW, words=300)))
-    for how, remedy in (
-        ({}, "data.report_tokens=64"),
-        ({"whole": True, "quota": "measure.batches"}, "measure.batches"),
-    ):
-        with pytest.raises(DataError, match=f"interval needs two; raise {remedy}"):
-            read_corpus(replace(few, report_tokens=64), Letters(), 16, bos=False, fit_tokens=16, **how)
-    with pytest.raises(DataError, match=r"not one row of 9999 tokens; .* lower data.report_share=0.3"):
-        read_corpus(config(), Letters(), 9999, bos=False, fit_tokens=16)
-
-
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
     file = write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(4000)])
     for share in (0.1, 0.3):
@@ -374,12 +352,6 @@ def test_reading_stops_when_both_sides_are_full(tmp_path, config):
     everything = Letters()
     read(config(file), everything)
     assert tokenizer.calls <= 2 < everything.calls
-
-
-@pytest.mark.parametrize(("missing", "name"), [("eos_token_id", "EOS"), ("bos_token_id", "BOS")])
-def test_a_tokenizer_without_the_token_is_refused(missing, name, config):
-    with pytest.raises(DataError, match=name):
-        read(config(), Letters(**{missing: None}), bos=True)
 
 
 def one_sided(report: bool, share: float = 0.3) -> list[str]:

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import tiny
-from classifiers import THREE, loaded, relabelled, write_base, write_sibling
 from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.contrib.populations.templates import nli_training
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import Run, fit
@@ -55,27 +53,6 @@ def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, doo
         tables[store] = result.table[column].to_numpy()
     np.testing.assert_allclose(tables["second"], tables["first"], atol=0 if place == "cpu" else tolerance, rtol=0)
     np.testing.assert_allclose(tables["third"], tables["second"], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "place", [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-def test_a_population_runs_on_its_device_with_the_numbers_of_a_cpu(place, door, tmp_path):
-    base = write_base(tmp_path / "base", THREE)
-    members = [write_sibling(tmp_path / name / "model", base, seed) for seed, name in enumerate("abcd")]
-    pairs = tiny.write_pairs(relabelled(nli_training(60), loaded(base)), tmp_path / "mnli.jsonl")
-    words = ["measure=population", "population=local", "pairs=files", f"pairs.report={pairs}"]
-    words += ["measure.tokens_per_batch=200"]
-    for name, group in (("generalizing", members[:2]), ("heuristic", members[2:])):
-        words.append(f"population.{name}=[{','.join(map(str, group))}]")
-    found = []
-    for number, device in enumerate(("cpu", place, place)):
-        result = door("analyze.py", *words, f"model.device={device}", f"store={tmp_path}/store-{number}").result
-        assert {torch.device(model["device"]).type for model in result.provenance["models"]} == {device}
-        found.append([result.table["loss"].to_numpy(), result.arrays["cka"]])
-    for of_device, again, of_cpu, tolerance in zip(found[1], found[2], found[0], (1e-4, 1e-3), strict=True):
-        np.testing.assert_allclose(of_device, of_cpu, atol=0 if place == "cpu" else tolerance, rtol=0)
-        np.testing.assert_allclose(again, of_device, atol=0 if place == "cpu" else tolerance / 10, rtol=0)
 
 
 def on(place: str, seed: int) -> FrozenModel:

@@ -218,13 +218,6 @@ def test_a_margin_within_the_interval_is_undecided(door, words):
     assert run.status == 3, run.stderr
 
 
-def test_the_same_job_gives_the_same_bits(door, words):
-    first, second = (door("analyze.py", "measure=diff", *words("changed", f"store={door.folder}/{name}")).result
-                     for name in "ab")  # fmt: skip
-    assert first.fingerprint() == second.fingerprint()
-    assert first.scalars == second.scalars
-
-
 def test_few_documents_have_no_interval_and_decide_nothing(door, words):
     few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
     run = door("analyze.py", "measure=diff", *words("changed", *few))
@@ -250,13 +243,6 @@ def test_the_command_is_the_same_job(door, words, forks):
 
 def test_another_tokenizer_is_refused(door, words):
     assert "different tokenizers" in door("analyze.py", "measure=diff", *words("other")).error
-
-
-def test_layers_that_follow_each_other_are_named_together():
-    from thinkalike.instruments.diff.screen import named
-
-    rows = [{"component": "MLP", "layer": layer} for layer in (3, 10, 11, 12, 14)]
-    assert named([*rows, {"component": "embedding", "layer": -1}]) == "MLP 3, 10 to 12, 14 and embedding"
 
 
 def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():

@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import pages
 import tiny
@@ -66,33 +67,20 @@ RUN = [command for command in COMMANDS if runs(command)]
 def workplace(tmp_path_factory):
     """A folder with all files that the commands name: tables of stimuli, plugins, and a checkpoint."""
     folder = tmp_path_factory.mktemp("workplace")
-    page = (DOCS / "guide" / "stimuli.md").read_text()
-    (folder / "trees.conllu").write_text(pages.blocks(page, "conllu")[0])
+    texts = {name: (DOCS / name).read_text() for name in ("guide/stimuli.md", "contrib/subjects.md")}
+    (folder / "trees.conllu").write_text(pages.blocks(texts["guide/stimuli.md"], "conllu")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0))
+        for name, text in texts.items():
+            doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, name, None, 0))
     (folder / "mine" / "stitch").mkdir(parents=True)
-    for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
-        (folder / name).write_text(
-            pages.blocks((DOCS / "reference" / "commands.md").read_text(), f'yaml title="{name}"')[0]
-        )
+    commands = (DOCS / "reference" / "commands.md").read_text()
+    (folder / "mine/stitch/brief.yaml").write_text(pages.blocks(commands, 'yaml title="mine/stitch/brief.yaml"')[0])
     for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     tiny.write_checkpoint("gpt2", folder / "my-checkpoint")
     return folder
-
-
-def test_lightning_alone_trains_as_its_page_shows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    scope = {}
-    for block in pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python"):
-        exec(block, scope)
-    assert scope["training"].curve.shape == (20, 2)
-    assert scope["training"].curve.isfinite().all()
-    assert scope["states"].shape == (2, scope["target"].context, scope["target"].d_model)
-    assert doctest.testmod(optimizers).attempted > 5
-    assert doctest.testmod(optimizers).failed == 0
 
 
 def test_the_commands_that_run_are_many_and_of_every_kind():
@@ -168,6 +156,20 @@ def test_what_differs_is_seen():
     for other in ("penalty 0.4", "loss 0.205", "penalty 0.205 0.1"):
         with pytest.raises(AssertionError):
             same("penalty 0.205", other)
+
+
+@pytest.mark.slow
+def test_a_stitch_trains_with_lightning_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, optimiser = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
+    names = {}
+    exec(code.replace("steps=40", "steps=3").replace("config.stitch.tokens_per_step", "512"), names)
+    assert names["module"].curve.isfinite().all()
+    assert not torch.equal(names["phi"].map.weight, torch.zeros_like(names["phi"].map.weight)), "it has moved"
+    exec(optimiser, names)
+    assert names["inverse"].shape == (4, 4)
+    assert doctest.testmod(optimizers).attempted > 5
+    assert doctest.testmod(optimizers).failed == 0
 
 
 @pytest.mark.slow

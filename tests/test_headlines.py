@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from thinkalike.config import MEASURES, TASKS
+from thinkalike.config.registry import MEASURES, SUBJECTS, TASKS
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.instruments import instrument
 from thinkalike.measures import bootstrap_interval, fold_interval
@@ -25,8 +25,10 @@ def planted(scalars: dict[str, float], provenance: dict, **read) -> Result:
 
 def of(kind: str, table: pd.DataFrame, scalars=None, **more) -> dict[str, Headline]:
     """Return by name the headline numbers of a planted result of a kind."""
-    result = planted(scalars or {}, more.pop("provenance", {}), table=table, **{"tables": {}, **more})
-    found = instrument({**TASKS, **MEASURES}[kind]).headlines(result)
+    provenance = more.pop("provenance", {})
+    result = planted(scalars or {}, provenance, table=table, **{"tables": {}, **more})
+    modules = SUBJECTS if "subjects" in provenance else {**TASKS, **MEASURES}
+    found = instrument(modules[kind]).headlines(result)
     return {each.name: each for each in found}
 
 
@@ -111,15 +113,6 @@ def test_a_population_has_its_flips_between_and_within_groups_at_the_cut_where_t
     found = of("population", table, arrays={"predicted": predicted})
     assert found["flips_between_groups"].value == pytest.approx(0.4)
     assert found["flips_within_groups"].value == 0.0
-
-
-def test_losses_classifiers_and_courts_have_theirs():
-    scalars = {"loss": 3.2, "loss_low": 3.1, "loss_high": 3.3, "unigram_entropy": 5.9}
-    for kind in ("loss", "pretrain"):
-        assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None, "")}
-    assert of("court", pd.DataFrame(), {"sources": 29.0})["sources"].value == 29
-    accuracies = {"heldout_accuracy": 0.9, "challenge_accuracy": 0.4}
-    assert {name: each.value for name, each in of("nli", pd.DataFrame(), accuracies).items()} == accuracies
 
 
 def test_an_experiment_says_how_many_of_its_claims_hold():

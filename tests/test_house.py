@@ -39,7 +39,6 @@ LEVELS = {
     "kinds": 1.5,  # knows arguments
     "arguments": 1,
     "plots": 1,
-    "tokenizers": 1,
     "models": 2,
     "data": 2,
     "measures": 2,  # knows arguments, errors, progress and kinds at most: no models, files or configuration

@@ -9,7 +9,6 @@ import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations.class_losses import class_losses, identity_stitches
-from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.load import load_model
 
@@ -105,9 +104,3 @@ def test_tails_of_cached_states_need_the_passes_that_they_should(models, batch):
     depth, m = tiny.LAYERS, len(models)
     ours = block_passes(models, lambda: identity_stitches(models, **batch, at_once=3))
     assert ours == m * depth + m * m * depth * (depth + 1) / 2
-
-
-def test_models_that_the_identity_cannot_stitch_are_named(models, batch, tmp_path):
-    short = load_model(local(tiny.write_classifier(tmp_path / "short", layers=2), THREE))
-    with pytest.raises(ModelError, match=r"does not stitch short \(2 layers of 32\) to 0 \(4 of 32\)"):
-        identity_stitches([models[0], short], **batch)

@@ -57,12 +57,6 @@ def test_a_side_of_an_encoder_decoder(side):
         load_model(module, tiny.tokenizer())
 
 
-def test_the_second_place_is_the_name_of_any_other_model(minis):
-    assert load_model(str(minis / "a"), "mine").name == "mine"
-    with pytest.raises(TypeError, match="a tokenizer with a model in memory alone"):
-        load_model(str(minis / "a"), tiny.tokenizer())
-
-
 def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
     module, cutter = module_of(checkpoints["gpt2"]), tiny.tokenizer()
     with pytest.raises(

@@ -134,13 +134,6 @@ def test_what_another_process_is_using_is_left_alone(tmp_path):
         assert job.partial.exists()
 
 
-def test_half_a_result_of_a_process_that_died_is_not_taken_over(tmp_path):
-    job = Job(str(tmp_path), "stitching", "abc")
-    (job.partial / "result").mkdir(parents=True)
-    (job.partial / "result" / "stale.csv").write_text("1")
-    assert not (result_in(tmp_path) / "stale.csv").exists()
-
-
 def test_a_new_result_replaces_all_of_an_old_one(tmp_path):
     folder = result_in(tmp_path)
     (folder / "old").touch()
@@ -171,8 +164,3 @@ def test_a_file_system_without_flock_gets_a_lock_file_that_names_its_holder(tmp_
             locked(tmp_path / "lock", "at work", wait=False).__enter__()
     assert "has no flock" in caplog.text
     assert not (tmp_path / "lock.soft").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_an_error_and_not_waited_for():
-    with pytest.raises(FileNotFoundError):
-        locked(Path("/proc/nowhere/lock"), "at work").__enter__()

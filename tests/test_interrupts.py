@@ -10,7 +10,6 @@ import time
 
 import pytest
 
-from conftest import results_in
 from thinkalike.interrupts import Interrupted, asked, at_boundaries, heeded, stop
 
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
@@ -111,19 +110,6 @@ def test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes(do
     again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
     assert "resuming from" in again.stderr
     assert again.result.fingerprint() == whole.result.fingerprint()
-
-
-@pytest.mark.slow
-def test_a_reader_that_leaves_does_not_lose_the_result(door, small_stitching, tmp_path):
-    read, write = os.pipe()
-    os.close(read)
-    with door.start("train.py", *small_stitching, stdout=write, stderr=subprocess.PIPE) as process:
-        os.close(write)
-        said = process.stderr.read()
-        assert process.wait(120) == 0, said
-    assert "Traceback" not in said
-    assert "BrokenPipe" not in said
-    assert len(results_in(tmp_path / "results")) == 1
 
 
 SCONTROL = """#!/bin/sh

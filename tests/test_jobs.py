@@ -35,7 +35,6 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     assert all(word in done.stdout for word in ("stitch", "95 %", "verdict", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
 
     again = door("train.py", *small_stitching)
     assert (again.status, again.stdout) == (0, done.stdout), "it is printed again"
@@ -197,7 +196,6 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
     assert f"{card['heldout']['loss']:.4f}" in (folder / "README.md").read_text()
     measured = door("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
     assert f"{card['heldout']['loss']:.4f} [" in measured.stdout
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(measured.result.provenance)
     assert measured.result.table["loss"][0] == pytest.approx(card["heldout"]["loss"], abs=1e-3)
 
 

@@ -16,16 +16,6 @@ from thinkalike.data.from_config import read_stimuli
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.stimuli import stimulus_states_of
 
-
-@pytest.fixture
-def table(tmp_path):
-    """A small table of words with two features."""
-    path = tmp_path / "words.csv"
-    rows = [f"{'abc'[i % 3]}{'de'[i % 2]} fg,{'abc'[i % 3]}{'de'[i % 2]},0,{i % 3},{i % 2}" for i in range(24)]
-    path.write_text("text,word,position,first,second\n" + "\n".join(rows) + "\n")
-    return path
-
-
 ONCE = functools.cache(composed)  # most tests ask for the same job, each with a cache of its own
 
 

@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from thinkalike.config import ModelConfig
-from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import load_models
+from thinkalike.models.outline import label, told_apart
 
 MODEL = ModelConfig(name="pythia")
-
-
-def test_a_label_is_the_everyday_name_or_that_of_the_folder():
-    assert label(MODEL) == "pythia"
-    assert label(replace(MODEL, revision="step1000")) == "pythia@step1000"
-    assert label(ModelConfig(name="local", path="/runs/a/checkpoint")) == "checkpoint"
 
 
 @pytest.mark.parametrize(

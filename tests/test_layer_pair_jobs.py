@@ -17,7 +17,7 @@ from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
-from thinkalike.instruments.operations import bytes_of_prediction, readings_of
+from thinkalike.instruments.r2 import bytes_of_maps, readings_of
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -107,11 +107,9 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
     if name != "r2":
         within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
         assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     if name == "cka":
         assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
-        assert "already done" in door("analyze.py", *words, *pair, *more).stderr
     if name == "r2":
         assert np.abs(across["back_high"].to_numpy() - expected.back.high.flatten().numpy()).max() < 1e-5
         assert np.abs(across["back"].to_numpy() - expected.back.value.flatten().numpy()).max() < 1e-5
@@ -206,7 +204,7 @@ def test_maps_of_one_pair_at_a_time_predict_the_same(door, words, pair, minis, t
 def test_maps_take_the_memory_that_is_foreseen(pairs, monkeypatch):
     d, e, n = 96, 64, 20
     monkeypatch.setattr(prediction, "MAPS", pairs * 16 * d * e)
-    foreseen, count = bytes_of_prediction([d] * 4, [e] * 3), readings_of([d] * 4, [e] * 3)
+    foreseen, count = bytes_of_maps([d] * 4, [e] * 3), readings_of([d] * 4, [e] * 3)
     assert count == -(-12 // pairs)
     batches = [([torch.randn(n, d) for _ in range(4)], [torch.randn(n, e) for _ in range(3)]) for _ in range(3)]
     metric = LayerPredictions(4, 3, fit_batches=2, ridge=1.0)
@@ -243,26 +241,6 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
         diagonal = table[table["source_layer"] == table["target_layer"]]
         assert sorted(diagonal["source_layer"]) == [-1, 0, 1, 2, 3]
         assert (diagonal["value"] - 1).abs().max() < 1e-6
-
-
-OPTIONS = {
-    "biased": ["measure.estimator=biased"],
-    "mean of ratios": ["measure.aggregate=mean_of_ratios"],
-    "rbf": ["measure.kernel=rbf"],
-    "mean": ["measure.flatten=mean"],
-    "first tokens": ["measure.skip_first_tokens=3"],
-    "special tokens": ["measure.skip_special_tokens=true"],
-    "bfloat16": ["model.dtype=bfloat16", "target.dtype=bfloat16"],
-}
-
-
-@pytest.mark.slow
-def test_every_option_changes_the_numbers(door, words, pair):
-    seen = set()
-    for more in ([], *OPTIONS.values()):
-        result = door("analyze.py", "measure=cka", *words, *pair, *more).result
-        seen.add(round(float(result.arrays["value"][1, 2]), 9))
-    assert len(seen) == 1 + len(OPTIONS)
 
 
 def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files, monkeypatch):

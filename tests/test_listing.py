@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ import thinkalike
 from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.config import Made
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import ConfigError
 from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.store import Headline, Job
 from thinkalike.store.result import seal
@@ -144,29 +143,12 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
-@pytest.mark.parametrize("text", ["stitch: [&a [x], *a, *a]", "stitch: {steps: !!binary aGVsbG8=}", "3"])
-def test_a_forged_configuration_leaves_a_cell_blank(store, listed, text):
-    folder = store / "stitching" / "aa"
-    (folder / "config.yaml").write_text(text)
-    seal(folder)
-    shown = listed(store)
-    assert (shown.status, "aa" in shown.out, "bb" in shown.out) == (0, True, True)
-
-
 def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, listed):
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")
     named = ("README.md holds no results", "notes holds no results", "stitching/mine holds no finished result")
     assert listed(store).err.splitlines() == [f"skipped: {store}/{line}" for line in named]
-
-
-def test_unfinished_jobs_are_mentioned(store, listed):
-    (store / "cka" / "dd.partial").mkdir(parents=True)
-    assert listed(store).err == "unfinished, running or interrupted: 1 (cka/dd)\n"
-    shutil.rmtree(store / "stitching")
-    shutil.rmtree(store / "loss")
-    assert "holds no such finished results, and 1 unfinished;" in listed(store).err
 
 
 @pytest.mark.parametrize(
@@ -176,11 +158,6 @@ def test_unfinished_jobs_are_mentioned(store, listed):
 def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):
         selected(search(store), Query.parsed([words]))
-
-
-def test_a_store_that_is_not_there_is_refused():
-    with pytest.raises(StoreError, match="nowhere at all"):
-        search(Path("nowhere at all"))
 
 
 BOTH = ("gelu-3l-mini", "solu-3l-mini")

@@ -39,13 +39,6 @@ def test_the_minis_are_there_and_small(names, most):
     assert sum(path.stat().st_size for name in names for path in (ASSETS / name).iterdir()) < most * 1e6
 
 
-def test_the_odd_one_departs_in_its_heads_alone():
-    odd, normal = (card(name) for name in ("neox-5l-odd-mini", "neox-5l-mini"))
-    different = {key for key in odd if odd[key] != normal[key]}
-    assert different == {"num_attention_heads", "training", "heldout"}
-    assert {key for key in odd["training"] if odd["training"][key] != normal["training"][key]} == {"command"}
-
-
 @pytest.mark.parametrize("name", MINIS)
 def test_a_mini_knows_more_than_word_frequencies_and_its_card_says_so(name):
     facts, text = card(name), (ASSETS / name / "README.md").read_text()
@@ -96,16 +89,6 @@ def test_minis_of_one_text_share_their_tokenizer(names):
     for other in others:
         same_vocabulary(first, other)  # or it raises
         assert other.tokenizer.get_vocab() == first.tokenizer.get_vocab()
-
-
-@pytest.mark.slow
-def test_minis_of_the_grammar_differ_in_their_architecture_alone():
-    cards = [card(name) for name in GRAMMAR]
-    assert len({each["heldout"]["tokens"] for each in cards}) == 1
-    assert len({json.dumps(each["training"] | {"command": ""}) for each in cards}) == 1
-    models = [mini(name) for name in GRAMMAR]
-    assert {(model.n_layers, model.d_model, model.context) for model in models} == {(6, 64, 32)}
-    assert len({model.fingerprint() for model in models}) == len(GRAMMAR)
 
 
 def test_some_words_of_the_grammar_split_and_all_are_whole_again():

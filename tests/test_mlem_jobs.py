@@ -98,11 +98,9 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
     assert np.abs(result.tables["similarity"]["value"].to_numpy() - made.flatten().numpy()).max() < 1e-12
     assert result.provenance["stimuli"]["count"] == len(stimuli)
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
     assert f"{family}: Spearman's ρ" in done.stdout
     assert sum(bool(re.match(r"│ +\d+ │", line)) for line in done.stdout.splitlines()) == tiny.LAYERS
-    assert "already done" in door(*command).stderr
 
 
 def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
@@ -119,7 +117,6 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert table["p"].between(0.1, 1).all()
     assert (table["p_of_largest"] >= table["p"]).all()
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
 
 def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, table, recording):
@@ -419,22 +416,6 @@ def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
         stimulus_states(model, read_table(tmp_path / "long.csv"))
 
 
-def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table, recording):
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    assert "layers are not compared by their profiles: profile 0 is constant" in done.stderr
-    assert set(done.result.tables) == {"table", "scores"}
-
-
-def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_path, recording):
-    rows = "\n".join(f"t{number},{number % 3},{'abc'[number % 3]}" for number in range(60))
-    (tmp_path / "twins.csv").write_text(f"text,first,second\n{rows}\n")
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
-    assert list(done.result.table["feature"][:2]) == ["first", "second"]
-    assert "features [[first, second]] differ on much the same pairs" in done.stderr
-
-
 def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> profiles.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)
@@ -587,15 +568,3 @@ def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
     claims = door("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
-
-
-@pytest.mark.parametrize(
-    ("figure", "more", "message"),
-    [
-        ("figure2", ["model=gpt2-mini"], "mamba-130m; it takes 2 by model= and model@target="),
-        ("figure3", ["measure.given=Nmber", "model=gpt2-mini", "stimuli.sample=60"], "did you mean 'Number'?"),
-    ],
-)
-def test_what_an_experiment_has_not_is_refused_before_any_job(figure, more, message, door, words, tmp_path):
-    assert message in door("analyze.py", f"experiment=salle2024/{figure}", *words, *more).error
-    assert not results_in(tmp_path / "results")

@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import re
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +13,9 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import composed, results_in
 from thinkalike.config import as_target
-from thinkalike.errors import ConfigError, ResourceError
+from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
-from thinkalike.store import Result, open_result
+from thinkalike.store import open_result
 
 
 @pytest.fixture
@@ -261,24 +260,6 @@ def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, c
     monkeypatch.setattr(devices, "at_hand", lambda device: 100_000)
     refused = door("analyze.py", *words, "measure=cka", list_of(minis, chosen), f"store={tmp_path}/results").error
     assert "give fewer models at once" in refused
-
-
-def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together(monkeypatch, caplog):
-    from thinkalike.contrib.papers import experiment
-
-    asked = []
-
-    def run(jobs, shown):
-        assert not shown
-        asked.append(list(jobs))
-        if len(jobs) > 1:
-            raise ResourceError("too much")
-        return [Result(Path(jobs[0]))]
-
-    monkeypatch.setattr(experiment, "run_jobs", run)
-    assert experiment._results(["a", "b"]) == [Result(Path("a")), Result(Path("b"))]
-    assert asked == [["a", "b"], ["a"], ["b"]]
-    assert "too much; 2 jobs go on one after the other" in caplog.text
 
 
 @pytest.mark.slow

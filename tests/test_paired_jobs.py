@@ -17,9 +17,9 @@ import tiny
 from conftest import composed
 from thinkalike.config import DataConfig
 from thinkalike.data import paired
-from thinkalike.data.corpus import SourceText, read_corpus
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.paired import Side, TwoTokenizers
-from thinkalike.data.rows import PairedRows, TokenRows
+from thinkalike.data.rows import PairedRows, SourceText, TokenRows
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments.stitching.fitting import ClosedForms, sums_by_document
 from thinkalike.instruments.stitching.setting import load_setting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 
 import numpy as np
@@ -21,8 +20,6 @@ from thinkalike.models.load import load_model
 from thinkalike.states import batches as module
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
-
-LETTER = "h"  # one of 32 words is that letter
 
 
 @pytest.fixture(scope="module")
@@ -173,24 +170,6 @@ def test_words_are_drawn_from_pieces_of_all_documents(config, models):
     assert all(len(batch.groups.unique()) > 0.6 * len(documents) for batch in found)
 
 
-def test_words_that_are_left_out_have_their_own_names(config, models, monkeypatch, caplog):
-    """Of a pool that does not begin where the text does."""
-
-    def states(model, part, at):
-        words = [text[start:stop] for text, spans in zip(part.texts, part.words, strict=True) for start, stop in spans]
-        chance = torch.Generator().manual_seed(0)
-        sizes = torch.tensor([[50.0 if word == LETTER else 1.0] for word in words])
-        return [sizes * torch.randn(len(words), 8, generator=chance) for _ in at]
-
-    monkeypatch.setattr(module, "word_states", states)
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)
-    monkeypatch.setattr("thinkalike.config.schema.POOL_BATCHES", 1)
-    with caplog.at_level("WARNING"):
-        read(config("measure.level=word"), models)
-    said = caplog.messages[-1]
-    assert re.search(rf"decide some layer: '{LETTER}' \d+ times;", said), said
-
-
 @pytest.fixture
 def planted(models, monkeypatch):
     """Let states be what their position alone decides, the same in all models, and noise of each model's own."""
@@ -220,29 +199,6 @@ def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch)
     monkeypatch.setattr(module, "FEWEST", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
-
-
-def test_a_job_says_that_it_is_given_both(door, minis, config, caplog):
-    job = config()
-    own = [f"data.files={job.data.files}", "data=text", "data.report_share=0.5", f"data.cache={job.data.cache}"]
-    small = ["measure.tokens_per_batch=512", "measure.batches=4", "measure.given=token_position", "data.context=32"]
-    pair = [f"model.path={minis}/a", f"target.path={minis}/wide", "target.name=wide"]
-    done = door("analyze.py", "measure=cka", *own, *small, *pair)
-    assert "CKA given the token and position of" in done.stdout
-    assert (done.result.table["given"] == "token and position").all()
-    assert 0.5 < done.result.scalars["rows_used"] < 1
-
-
-@pytest.mark.slow
-def test_words_have_no_position(door, minis, checkpoints, config, tmp_path):
-    job = config()
-    other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
-    own = [f"data.files={job.data.files}", "data=text", "data.report_share=0.5", f"data.cache={job.data.cache}"]
-    small = ["measure.tokens_per_batch=512", "measure.batches=4", "measure.given=token_position"]
-    pair = [f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
-    done = door("analyze.py", "measure=cka", *own, *small, *pair, f"target.path={other}")
-    assert done.stderr.count("words have no common position: compared given the token alone") == 1
-    assert (done.result.table["given"] == "token").all()
 
 
 def hsic(X, Y):

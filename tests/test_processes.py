@@ -1,8 +1,5 @@
 """Several processes that share one job: each batch is done once, and the first process has what one would have."""
 
-import os
-import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,15 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT, composed, results_in
+from conftest import composed
 from thinkalike import processes
-from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures import LayerMeans, mutual_measure
 from thinkalike.measures.kernel_alignment import CKAMeans
-from thinkalike.processes import ProcessGroup, check_processes, together
+from thinkalike.processes import ProcessGroup
 
 
 class Threads(ProcessGroup):
@@ -59,13 +55,6 @@ def test_each_batch_is_done_once_by_its_number(size, first, total):
     rounds = shares[0][1]
     assert [each.before for each in rounds] == [*range(first, total, size)]
     assert [each.done for each in rounds] == [min(each.before + size, total) for each in rounds]
-
-
-def test_a_round_passes_every_so_many_batches():
-    passed = [each.passes(10) for each in (processes.Round(8, 9, False), processes.Round(9, 12, False))]
-    assert passed == [False, True]
-    assert processes.Round(9, 10, False).passes(10)
-    assert not processes.Round(10, 11, False).passes(10)
 
 
 def test_a_signal_of_one_process_reaches_all(monkeypatch):
@@ -119,14 +108,6 @@ def test_all_but_the_first_end_with_their_share():
         ProcessGroup(1, 2).end_of_share()
 
 
-def test_one_process_is_a_group_of_itself():
-    with together(TrainerConfig(), "cpu") as alone:
-        assert (alone, alone.everyone("a")) == (ProcessGroup(0, 1), ["a"])
-    with pytest.raises(ConfigError, match=r"needs trainer\.devices=N"), together(TrainerConfig(strategy="ddp"), "cpu"):
-        pass
-    check_processes(TrainerConfig(strategy="ddp"), "cuda:0")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -164,26 +145,3 @@ def test_two_processes_give_the_bits_of_one(door, measure):
     assert shared.key == alone.key
     assert shared.table.equals(alone.table)
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
-
-
-@pytest.mark.slow
-def test_processes_that_torchrun_starts_share_a_job(door):
-    words = ["measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
-    words += ["model.device=cpu", "trainer=ddp", "trainer.devices=2", "store=results"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
-    settings = {**os.environ, **door._settings(None, None)}
-    subprocess.run([*command, str(ROOT / "analyze.py"), *words], cwd=door.folder, env=settings, check=True, timeout=240)
-    (shared,) = results_in(door.folder / "results")
-    alone = door("analyze.py", *words[:-3], "store=one").result
-    assert shared.key == alone.key
-    assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
-
-
-@pytest.mark.slow
-def test_the_command_starts_its_processes_too(door):
-    (door.folder / "command.py").write_text("from thinkalike.cli import main\n\nmain()\n")
-    words = ["analyze", "measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
-    command = [sys.executable, "command.py", *words, "model.device=cpu", "trainer=ddp", "trainer.devices=2"]
-    settings = {**os.environ, **door._settings(None, None)}
-    subprocess.run(command, cwd=door.folder, env=settings, check=True, timeout=240)
-    assert len(results_in(door.folder / "results", "cka")) == 1

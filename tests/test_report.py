@@ -15,7 +15,6 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
-from thinkalike.listing import Query
 from thinkalike.report import gather, page_of, report_of
 from thinkalike.report.reports import ROWS, grids_of
 from thinkalike.store.result import seal
@@ -107,24 +106,6 @@ def test_the_other_direction_is_there_where_it_says_something_else():
     assert [grid["models"] for grid in grids_of(pd.concat([there, other]))] == [["a", "b"], ["b", "a"]]
 
 
-def test_rows_of_one_place_are_told_apart_by_the_column_that_differs():
-    tables = [layer_pairs("a", "b", 2, 2, seed=n).assign(stitch=name) for n, name in enumerate(["affine", "shuffled"])]
-    grids = grids_of(pd.concat(tables))
-    assert [grid["variant"] for grid in grids] == ["stitch affine", "stitch shuffled"]
-    assert grids[0]["numbers"][0]["v"] != grids[1]["numbers"][0]["v"]
-    repeated = grids_of(pd.concat([layer_pairs("a", "b", 2, 2, seed=n) for n in range(2)]))
-    assert [grid["variant"] for grid in repeated] == ["repetition 1", "repetition 2"]
-
-
-def test_features_and_scores_of_layers_are_grids_of_one_model():
-    (grid,) = grids_of(profile("a", ["tense", "case"], 3))
-    assert (grid["role"], grid["models"]) == ("profile", ["a"])
-    assert (grid["rows"], grid["columns"]) == (["tense", "case"], [0, 1, 2])
-    (grid,) = grids_of(pd.DataFrame({"model": "a", "layer": [-1, 0], "score": [0.5, 0.6], "reference": 0.9}))
-    assert (grid["role"], grid["columns"]) == ("layers", [-1, 0])
-    assert [each["name"] for each in grid["numbers"]] == ["score", "reference"]
-
-
 def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
     for kind, name in (("far", "greatest_far"), ("near", "least_near")):
@@ -178,12 +159,6 @@ def test_a_damaged_and_a_foreign_folder_are_named_and_left_out(store):
     assert f"{store}/stray holds no results" in left_out
 
 
-def test_places_are_stores_and_single_results_and_each_result_comes_once(store):
-    assert [entry.key for entry in gather([store / "cka" / "c1"]).entries] == ["c1"]
-    assert len(gather([store, store / "cka" / "c1", store]).entries) == 6
-    assert {entry.key for entry in gather([store], Query(models=("b",), kinds=("cka", "mlem"))).entries} == {"c1", "m2"}
-
-
 def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):
     report = report_of(gather([store]))
     page = page_of(report, "results")
@@ -226,16 +201,6 @@ def test_the_command_writes_a_page_and_says_what_it_left_out(store, tmp_path, mo
     assert (status, out) == (0, f"page: {tmp_path / 'page.html'}\n")
     assert f"left out: {store}/stray holds no results" in err
     assert data_of((tmp_path / "page.html").read_text())["title"] == "results"
-
-
-def test_a_selection_is_of_results_and_all_that_belongs_to_them(store, tmp_path, monkeypatch, capsys):
-    page = tmp_path / "page.html"
-    words = [f"store={store}", "kind=paper-figure1", "since=2000-01-01", "--out", page, "--title", "Mine"]
-    assert call(monkeypatch, capsys, *words)[0] == 0
-    held = data_of(page.read_text())
-    assert ([entry["key"] for entry in held["results"]], held["title"]) == (["p1"], "Mine")
-    assert [grid["results"] for grid in held["grids"]] == [[0]]
-    assert (held["claims"][0]["result"], held["tables"]) == (0, [])
 
 
 @pytest.mark.parametrize("words", [["none"], ["empty"], ["results", "kind=zebra"]])

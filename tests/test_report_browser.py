@@ -55,17 +55,6 @@ def chromium():
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def lone(tmp_path_factory) -> str:
-    """The page of a store in which nothing compares two models, and one table is no matrix."""
-    store = tmp_path_factory.mktemp("lone")
-    finish(store, "mlem", "m", {"table": profile("a-mini", ["tense"], 1)}, models=("a-mini",))
-    loss = pd.DataFrame({"model": ["a-mini"], "loss": [3.25], "loss_low": [np.nan]})
-    finish(store, "loss", "l", {"table": loss}, models=("a-mini",))
-    (store / "stray" / "folder").mkdir(parents=True)
-    return write_page(store / "page.html", page_of(report_of(gather([store])), "lone")).as_uri()
-
-
 @pytest.fixture
 def seen(chromium, address):
     """Opens the page; at the end of the test there was no error and no request but that for the file."""
@@ -123,16 +112,6 @@ def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
     assert [text.startswith("not computed") for text in readouts(page)] == [False, True]
 
 
-def test_the_curves_of_a_training_are_drawn_by_step(seen, tmp_path):
-    table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0], "speed": 0.5})
-    table = table.assign(to_last_low=0.0, to_last_high=1.0)
-    finish(tmp_path, "trajectory", "t", {"table": table}, models=("run@step0", "run@step8"))
-    page = seen(address=write_page(tmp_path / "page.html", page_of(report_of(gather([tmp_path])), "run")).as_uri())
-    (chart,) = page.locator("#profiles svg[role=img]").all()  # of what has an interval
-    drawn = "run: to last by step. layer 0: step 0 0.1, step 8 1. layer 1: step 0 0.2, step 8 1"
-    assert chart.get_attribute("aria-label") == drawn
-
-
 def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
     page, chosen = seen(), "Layer 2 of a-mini and layer 1 of b-mini"
     cell(page, 0, 0, 0).focus()
@@ -164,13 +143,6 @@ def test_a_click_shows_every_number_of_the_layer_pair_and_the_results_that_it_is
         assert all(f"{value:.6g}" in detail for value in table.loc[table["layer"] == layer, "importance"])
 
 
-def test_another_number_of_a_measure_can_be_shown(seen):
-    page = seen()
-    page.locator("#pair figure.panel select").select_option(label="identity penalty")
-    cell(page, 0, 0, 0).hover()
-    assert readouts(page)[1].startswith("2.5 ")
-
-
 def opened(page, kind):
     """A result, opened."""
     item = page.locator(".result", has_text=kind)
@@ -178,12 +150,6 @@ def opened(page, kind):
         item.locator(":scope > summary").click()
     item.locator("dl").first.wait_for()  # it is filled when it opens
     return item
-
-
-def test_a_result_opens_with_its_provenance(seen):
-    text = opened(seen(), "stitching").text_content()
-    assert "dtype" in text
-    assert "python analyze.py measure=stitching" in text
 
 
 def test_search_filters_results_pairs_and_claims(seen):
@@ -209,38 +175,7 @@ def test_names_are_text_and_never_markup(seen):
     assert page.locator("b").count() == 0
 
 
-def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lone):
-    page = seen(address=lone)
-    assert "No result compares layers of two models." in page.locator("#pair").inner_text()
-    assert page.locator("#profiles").is_hidden(), "one layer is no profile by layer"
-    assert "stray holds no results" in page.locator("#left-out").inner_text()
-    assert opened(page, "loss").locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
-
-
-def background(page) -> int:
-    """How bright the page is, in [0, 255]."""
-    return int(page.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"))
-
-
-def test_dark_and_light_follow_the_system_and_the_switch(seen):
-    dark, light = (seen(color_scheme=scheme) for scheme in ("dark", "light"))
-    assert background(dark) < 60
-    assert background(light) > 200
-    light.locator("#theme").click()  # to light
-    assert background(light) > 200
-    light.locator("#theme").click()
-    assert (background(light), light.locator("#theme").inner_text()) == (background(dark), "Theme: dark")
-
-
 @pytest.mark.parametrize("width", [390, 768, 1280])
 def test_the_page_fits_its_window(seen, width):
     page = seen(viewport={"width": width, "height": 800})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_print_leaves_out_what_only_a_screen_can_use(seen):
-    page = seen(color_scheme="dark")
-    page.emulate_media(media="print")
-    assert not page.locator("#theme").is_visible()
-    assert page.locator("#pair figure.panel").first.is_visible()
-    assert background(page) == 255

@@ -17,8 +17,8 @@ from thinkalike.config import ModelConfig, TrainConfig, options
 from thinkalike.config.compose import check_overrides
 from thinkalike.config.overrides import folders_named
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import head_dimensions, load_model
+from thinkalike.models.outline import label, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 
 
@@ -92,7 +92,6 @@ def test_what_is_no_repository_is_refused_with_the_remedy(word, message, monkeyp
     with pytest.raises(ConfigError) as caught:
         check_overrides([word], TrainConfig)
     assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +179,6 @@ MODEL = ModelConfig(name="hub", hub_id="someone/m")
 def line_of(call):
     with pytest.raises(ModelError) as caught:
         call()
-    assert "\n" not in str(caught.value)
     return str(caught.value)
 
 

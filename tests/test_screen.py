@@ -20,8 +20,7 @@ from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.instruments.stitching.table import BESIDE
-from thinkalike.job import Estimate, Phase
-from thinkalike.models.shapes import Operations, Shape
+from thinkalike.models.shapes import Operations, Passes, Shape
 from thinkalike.screen import Table, few, number_column, screen_width, show_map, show_table, text_column
 from thinkalike.screen.tables import stacked, widths, wrapped
 from thinkalike.store import Result
@@ -157,15 +156,13 @@ PLANTED = {
 def forecast_of_two() -> Forecast:
     names, sizes = ("gpt2-mini", "pythia-6.9b-deduped"), (32, 4096, 50432, 6_857_302_016, 1.4e10, 2048)
     shapes = {name: Shape(name, *sizes, Operations((1.0,), (0.0,), 0.0)) for name in names}
-    tokens = dict.fromkeys(shapes, 1.5e9)
-    phases = [Phase("forward passes", 1e18, tokens), Phase("comparing", 3e20)]
-    found = Estimate(phases, shapes, ["organisation/model-of-unknown-size"])
-    label = "cka: gpt2-mini, pythia-6.9b-deduped"
+    passes = [Passes("forward passes", shape, 1.5e9, 512) for shape in shapes.values()]
     done, unknown = (
-        Planned(name, "float32", "float32", name == "done", Estimate([], {}, []), 0.0, False)
+        Planned(name, name == "done", {"organisation/model-of-unknown-size": None}, [], "float32", 0.0)
         for name in ("done", "odd")
     )
-    return Forecast([[Planned(label, "float32", "float32", False, found, 0.0, False)], [done], [unknown]])
+    label = "cka: gpt2-mini, pythia-6.9b-deduped"
+    return Forecast([[Planned(label, False, shapes, passes, "float32", 0.0)], [done], [unknown]])
 
 
 def everything() -> dict:

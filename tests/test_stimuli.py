@@ -176,16 +176,6 @@ def test_the_lexicon_keeps_its_promises():
     assert [base for base, _, past in verbs if (past or with_ed(base)) == base] == []
 
 
-def test_a_count_or_a_grammar_that_is_not_there_is_refused():
-    for count, size, message in (
-        (0, "small", "count=0 must lie"),
-        (10**9, "small", "of the small"),
-        (5, "lagre", "size="),
-    ):
-        with pytest.raises(DataError, match=message):
-            controlled_stimuli(count, size=size)
-
-
 def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
     drawn = controlled_sentences(2000, seed=1, size="large")
     kinds = Counter(sentence.kind for sentence in drawn)
@@ -412,21 +402,6 @@ def test_stimuli_that_do_not_fit_together_are_refused(changes, message):
         made(**{"features": table, **changes})
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda s: s.sample(0), "n=0"),
-        (lambda s: s.sample(5), "n=5"),
-        (lambda s: s.sample(2, balance="ff"), "no feature ff"),
-        (lambda s: s.correlation(), "unique has one level or differs"),
-        (lambda s: s.take([0, 2]).correlation(), "f has one level"),
-    ],
-)
-def test_a_question_that_stimuli_cannot_answer_is_refused(call, message):
-    with pytest.raises(DataError, match=message):
-        call(made({"f": list("xyxy"), "unique": [1, 2, 3, 4]}))
-
-
 def write_table(path: Path, frame: pd.DataFrame) -> Path:
     if path.suffix == ".parquet":
         frame.to_parquet(path)
@@ -506,25 +481,6 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
         read_table(path, **options)
 
 
-@pytest.mark.parametrize(
-    ("cells", "said"),
-    [
-        (["1", "2", "n/a"], "f is nominal, as it has 'n/a' among its numbers"),
-        (["one two", "One  two", "x"], "f has the levels 'one two' and 'One  two', which look alike"),
-        (["1", "a", "b"], None),
-        (["1", "2", ""], None),
-    ],
-)
-def test_levels_that_may_not_be_meant_are_told(cells, said, tmp_path, caplog):
-    rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
-    (tmp_path / "x.csv").write_text(f"text,f\n{rows}")
-    read_table(tmp_path / "x.csv")
-    assert [message.partition("x.csv: ")[2] for message in caplog.messages] == [said] * bool(said)
-    caplog.clear()
-    read_table(tmp_path / "x.csv", kinds={"f": "nominal"})
-    assert caplog.messages == []
-
-
 @pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])
 def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
     with pytest.raises(DataError, match=r"x\.doc: the ending"):
@@ -533,9 +489,8 @@ def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
         path = tmp_path / f"x.{suffix}"
         for harm in (path.touch, lambda path=path: path.write_bytes(b"\xff\xfe garbage"), path.unlink):
             harm()
-            with pytest.raises(DataError, match=rf"x\.{suffix}") as caught:
+            with pytest.raises(DataError, match=rf"x\.{suffix}"):
                 read(path)
-            assert "\n" not in str(caught.value)
 
 
 def conllu(*lines: str) -> str:
@@ -697,19 +652,6 @@ def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
         read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
 
 
-def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_path):
-    states, stimuli = torch.randn(3, 2), made({"f": [1, 2, 1]})
-    assert stimuli.ids == ["1", "2", "3"]
-    np.savez(tmp_path / "x.npz", V1=states.numpy(), ids=np.array([3, 1, 2]))
-    save_file({"V1": states, "ids": torch.tensor([3, 1, 2])}, tmp_path / "x.safetensors")
-    np.savez(tmp_path / "bytes.npz", V1=states.numpy(), ids=np.array([b"3", b"1", b"2"]))
-    np.savez(tmp_path / "big.npz", V1=states.numpy().astype(">f4"), ids=np.array([3, 1, 2], dtype=">i8"))
-    for name in ("x.npz", "x.safetensors", "bytes.npz", "big.npz"):
-        layers = read_arrays(tmp_path / name, stimuli)
-        assert list(layers) == ["V1"]
-        assert torch.equal(layers["V1"], states[[1, 2, 0]])
-
-
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
 @pytest.mark.parametrize(
     ("ids", "message"),
@@ -724,9 +666,8 @@ def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_
     ],
 )
 def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, pictures, tmp_path):
-    with pytest.raises(DataError, match=rf"{re.escape(name)}[:,]? .*{message}") as caught:
+    with pytest.raises(DataError, match=rf"{re.escape(name)}[:,]? .*{message}"):
         read_arrays(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):

@@ -6,15 +6,13 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 import wandb_runs
-from conftest import ROOT, results_in
+from conftest import results_in
 from thinkalike.config import sweeps
 
 CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
@@ -192,18 +190,6 @@ def sweep(cluster, door, tmp_path):
         process.communicate()
 
 
-@pytest.mark.slow
-def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path):
-    grid = [f"{key}={minis}/a,{minis}/b" for key in ("model.path", "target.path")]
-    process = sweep(*grid, "threads=1", *small_stitching[2:])
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    assert len(results_in(tmp_path / "results")) == 4
-    logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*_log.out")]
-    assert len(logs) == 4
-    assert all("results: " in log for log in logs)
-
-
 # how a cluster takes its node from a job: at once (preemption, an administrator), or with a warning (the time limit)
 INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["scancel", "--signal=USR2"]}
 
@@ -227,18 +213,3 @@ def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door
     (resumed,) = results_in(tmp_path / "interrupted")
     whole = door("train.py", *long, f"store={tmp_path}/whole").result
     assert (resumed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
-
-
-@pytest.mark.slow
-def test_two_tasks_of_slurm_share_an_analysis(cluster, door):
-    words = ["measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
-    words += ["model.device=cpu", "trainer=ddp", "trainer.devices=2", "store=results"]
-    command = ["srun", "--ntasks-per-node=2", "--cpus-per-task=1", sys.executable, str(ROOT / "analyze.py"), *words]
-    settings = {**cluster, **door._settings(None, None)}
-    done = subprocess.run(command, cwd=door.folder, env=settings, check=False, timeout=240, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.decode().count("results: ") == 1, "one of the tasks speaks"
-    (shared,) = results_in(door.folder / "results")
-    alone = door("analyze.py", *words[:-3], "store=one").result
-    assert shared.key == alone.key
-    assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())

@@ -11,11 +11,11 @@ from tokenizers import Tokenizer
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.tokenizers import puts_bos, same_vocabulary
-from thinkalike.tokenizers import tokenizer_fingerprint
 
 
 def fast(change=lambda whole: None, **options):

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import tiny
 from conftest import break_off, composed, step_data
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import document_sums, last_states, masked_losses, next_token_losses
@@ -27,7 +28,6 @@ from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
 from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini
-from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.optimizers import cosine, rate

@@ -1,109 +1,103 @@
-"""The jobs that a command line stands for, with their operations, tokens, bytes and GPU hours: `dry_run=true`."""
+"""What the jobs of a command line take, before anything is loaded: `dry_run=true`.
+
+FLOPs are those of the passes of models; what a job computes from states comes on top. Bytes are at least needed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.errors import ThinkalikeError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
+from thinkalike.job import Instrument, is_stored
 from thinkalike.memory import GAPS, readable
-from thinkalike.models.labels import told_apart
+from thinkalike.models.outline import told_apart
 from thinkalike.models.places import pick_device
-from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
+from thinkalike.models.shapes import Passes, Shape
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
-COMPARED = ("comparing", "closed forms")  # phases that compare states, always in float32
 PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
-GPUS = ("A100", "H100")  # with 80 GB; their peaks are those of NVIDIA's data sheets, without sparsity
+PEAKS = {  # FLOPs per second of GPUs with 80 GB, without sparsity (NVIDIA's data sheets)
+    "A100": {"bfloat16": 312e12, "TF32": 156e12, "float32": 19.5e12},
+    "H100": {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12},
+}
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A job, its phases and models, and whether the store has its result.
-
-    Attributes:
-        training, passes: the precision of products in training, and in other passes: bfloat16, TF32 or float32.
-        holds: the bytes beside the models that are known before anything is loaded.
-        on_cpu: whether they are of the machine, and not of a GPU.
-    """
+class Planned(NamedTuple):
+    """A job before it runs: its models, by name, and their passes, of which an unknown shape leaves none."""
 
     label: str
-    training: str
-    passes: str
     is_stored: bool
-    estimate: Estimate
-    holds: float
-    on_cpu: bool
-
-    def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
-        """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
-        chosen = self.estimate.phases if phases is None else phases
-        of_phase = {**dict.fromkeys(COMPARED, "float32"), "training": self.training}
-        return float(sum(hours_on(gpu, each.operations, of_phase.get(each.name, self.passes)) for each in chosen))
+    shapes: Mapping[str, Shape | None]
+    passes: Sequence[Passes]
+    precision: str  # of products: bfloat16, TF32 or float32
+    holds: float  # bytes beside the models; on a CPU those of the process and its tokenizers, too
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Jobs by the passes in which they are done."""
+    """Jobs by the pass over the text in which they are done; sums are of those that the store lacks."""
 
-    passes: Sequence[Sequence[Planned]]
+    together: Sequence[Sequence[Planned]]
 
     @property
     def jobs(self) -> list[Planned]:
-        """All jobs."""
-        return [job for each in self.passes for job in each]
+        return [job for each in self.together for job in each]
 
     @property
     def missing(self) -> list[list[Planned]]:
-        """The jobs that the store lacks, by pass."""
-        return [lacking for each in self.passes if (lacking := [job for job in each if not job.is_stored])]
+        return [lacking for each in self.together if (lacking := [job for job in each if not job.is_stored])]
 
     @property
-    def phases(self) -> list[Phase]:
-        """All phases of the missing jobs; those that jobs of one pass share appear once."""
-        return [phase for each in self.missing for phase in together(job.estimate.phases for job in each)]
+    def passes(self) -> list[tuple[Passes, str]]:
+        """The passes of models with their precisions; those that several jobs share appear once."""
+        found: list[tuple[Passes, str]] = []
+        for jobs in self.missing:
+            own = [(each, job.precision) for job in jobs for each in job.passes]
+            found += dict.fromkeys(each for each in own if each[0].is_shared)
+            found += [each for each in own if not each[0].is_shared]
+        return found
+
+    @property
+    def flops(self) -> float:
+        return float(sum(each.flops for each, _ in self.passes))
 
     @property
     def shapes(self) -> list[Shape]:
-        """The different models, by name."""
+        """The different models."""
         return _shapes(self.jobs)
 
     @property
-    def unknown(self) -> list[str]:
-        """The names of models of unknown shape; every sum leaves their jobs out."""
-        return list(dict.fromkeys(name for job in self.jobs for name in job.estimate.unknown))
-
-    @property
     def bytes(self) -> float:
-        """The most bytes that a pass is known to hold: its models, and the bytes of its largest job.
-
-        On a CPU the process and the tokenizers count as well.
-        """
-        return max(map(_bytes, self.missing), default=0.0)
+        """The most bytes that a pass over the text is known to hold: its models, and those of its largest job."""
+        return max((_bytes(each) for each in self.missing), default=0.0)
 
     def hours(self, gpu: str) -> float:
-        """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
-        return float(sum(each[0].hours(gpu, together(job.estimate.phases for job in each)) for each in self.missing))
+        return float(sum(hours_on(gpu, *each) for each in self.passes))
 
 
-def _shapes(jobs: Sequence[Planned]) -> list[Shape]:
-    return list({shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}.values())
+def hours_on(gpu: str, each: Passes, precision: str) -> float:
+    """Return the hours of passes on a GPU at `SHARE` of its peak."""
+    return each.flops / (SHARE * PEAKS[gpu][precision]) / 3600
+
+
+def precision_of(dtype: str, trainer: TrainerConfig) -> str:
+    """Return the precision of the products of a job with models of this dtype: bfloat16, TF32 or float32."""
+    if trainer.precision == "bf16-mixed" or trainer.matmul == "medium" or dtype in ("bfloat16", "float16"):
+        return "bfloat16"
+    return "TF32" if trainer.matmul == "high" else "float32"
+
+
+def _shapes(jobs: Iterable[Planned]) -> list[Shape]:
+    return list({name: shape for job in jobs for name, shape in job.shapes.items() if shape}.values())
 
 
 def _bytes(jobs: Sequence[Planned]) -> float:
-    entry, process = (ENTRY, PROCESS) if any(job.on_cpu for job in jobs) else (0.0, 0.0)
-    models = sum(each.bytes + entry * each.vocabulary for each in _shapes(jobs))
-    return process + models + GAPS * max(job.holds for job in jobs)
-
-
-def hours_on(gpu: str, operations: float, precision: str) -> float:
-    """Return the hours of a number of operations on a GPU at `SHARE` of its peak."""
-    return operations / (SHARE * PEAKS[gpu][PRECISIONS.index(precision)]) / 3600
+    return float(sum(shape.bytes for shape in _shapes(jobs))) + max(job.holds for job in jobs)
 
 
 def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Forecast:
@@ -113,7 +107,7 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
         looks_up: whether to ask the store which jobs are done.
 
     Raises:
-        ThinkalikeError: The configuration is wrong.
+        ThinkalikeError: the configuration is wrong.
     """
     labelled = _jobs(config)
     places = passes([job for _, job in labelled])
@@ -128,10 +122,10 @@ def _jobs(config: Any) -> list[tuple[str, Any]]:
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
-    for label, job in asked:
+    for name, job in asked:
         needed = instrument_of(job).prepared(job)
         found += [(_name(each), each) for each in needed if each not in [done for _, done in found]]
-        found.append((label, job))
+        found.append((name, job))
     return found
 
 
@@ -143,15 +137,21 @@ def _name(config: Any) -> str:
 
 
 def _planned(label: str, config: Any, looks_up: bool) -> Planned:
-    kind, dtype = instrument_of(config), config.model.dtype
-    guess = estimate(kind, config)
+    kind, found = instrument_of(config), instrument_of(config).shapes_of(config)
+    names = dict(zip(found, told_apart(list(kind.models_of(config).values())), strict=True))
+    shapes = {part: shape for part, shape in found.items() if shape}
+    own, holds = [], 0.0
+    if len(shapes) == len(found):
+        own = [each for each in kind.passes(config, shapes) if each.tokens]
+        holds = GAPS * kind.holds(config, shapes)
+    if pick_device(config.model.device) == "cpu":
+        holds += PROCESS + ENTRY * sum(shape.vocabulary for shape in {*shapes.values()})
     stored = looks_up and not kind.makes_inputs and _is_stored(kind, config)
-    precisions = precision_of(dtype, config.trainer), precision_of(dtype, TrainerConfig())
-    holds = 0.0 if guess.unknown else kind.holds(config, guess.shapes)
-    return Planned(label, *precisions, stored, guess, holds, pick_device(config.model.device) == "cpu")
+    named = {names[part]: shape for part, shape in found.items()}
+    return Planned(label, stored, named, own, precision_of(config.model.dtype, config.trainer), holds)
 
 
-def _is_stored(kind: Any, config: Any) -> bool:
+def _is_stored(kind: Instrument, config: Any) -> bool:
     """Return whether the store has a result; a job whose hub is out of reach counts as not stored."""
     try:
         return is_stored(kind, config)
@@ -166,47 +166,39 @@ def show(plan: Forecast, speed: float | None = None) -> None:
     """Print the models, the jobs, and the sums of the missing ones.
 
     Args:
-        speed: floating-point operations per second of this machine, if known.
+        speed: FLOPs per second of this machine, if known.
     """
-    sizes = ("layers", "width", "vocabulary", "parameters")
     if shapes := plan.shapes:
+        sizes = ("layers", "width", "vocabulary", "parameters")
         columns = [number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes]
         names = text_column("model", [shape.name for shape in shapes])
         weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
         show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        cells = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-        words = [text_column(name, next(cells)) for name in ("job", "phase", "tokens read")]
-        numbers = [number_column(name, next(cells)) for name in ("FLOPs", f"hours on one 80 GB {GPUS[0]}")]
-        show_table(Table("jobs", [*words, *numbers], keys=2))
+        labels, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        counts = [number_column("tokens read", tokens), number_column("FLOPs", flops)]
+        show_table(Table("jobs, and the passes of their models", [text_column("job", labels), *counts]))
     for line in summary(plan, speed):
         show_text(line)
 
 
-def _rows(job: Planned) -> list[tuple[str, ...]]:
-    """Return the rows of a job: its name in the first, phase, tokens, operations, hours."""
-    phases = [] if job.is_stored else job.estimate.phases
-    if not phases:
-        why = "in the store" if job.is_stored else "unknown" if job.estimate.unknown else "no passes of models"
-        return [(job.label, why, "", "", "")]
-    read = ["\n".join(f"{model} {tokens:,.0f}" for model, tokens in each.tokens.items() if tokens) for each in phases]
-    return [
-        ("" if place else job.label, phase.name, text, f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}")
-        for place, (phase, text) in enumerate(zip(phases, read, strict=True))
-    ]
+def _rows(job: Planned) -> list[tuple[str, str, str]]:
+    """Return a row with the label of a job, and one for the passes of each of its models: tokens and FLOPs."""
+    if job.is_stored or not job.passes:
+        why = "in the store" if job.is_stored else "unknown" if None in job.shapes.values() else "no passes of models"
+        return [(f"{job.label}: {why}", "", "")]
+    rows = [(f"- {each.phase}, {each.model.name}", f"{each.tokens:,.0f}", f"{each.flops:.3g}") for each in job.passes]
+    return [(job.label, "", ""), *rows]
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
-    """Return the lines below the tables: operations, bytes and hours, at the `speed` of `show`."""
-    todo, whole = [job for each in plan.missing for job in each], total(plan.phases)
-    apart = sum(total(job.estimate.phases) for job in todo)
+    """Return the lines below the tables: FLOPs, bytes and hours, at the `speed` of `show`."""
+    todo, whole = [job for each in plan.missing for job in each], plan.flops
     count = f"{len(todo)} of {len(plan.jobs)} jobs to do"
-    lines = [f"{count}: {whole:.3g} FLOPs; at least {readable(plan.bytes)} of memory"]
-    if whole < apart:
-        lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
-    lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in GPUS if whole]
+    lines = [f"{count}: {whole:.3g} FLOPs in passes of models; at least {readable(plan.bytes)} of memory"]
+    lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in PEAKS if whole]
     if speed is not None:
         lines.append(f"{whole / speed / 3600:.2g} hours on this machine, at {speed:.2g} FLOPs per second")
-    if plan.unknown:
-        lines.append(f"without the jobs of {', '.join(plan.unknown)}, whose sizes are unknown")
+    if unknown := dict.fromkeys(name for job in plan.jobs for name, shape in job.shapes.items() if shape is None):
+        lines.append(f"without the jobs of {', '.join(unknown)}, whose sizes are unknown")
     return [*lines, "dry run: nothing was loaded, computed or written"]

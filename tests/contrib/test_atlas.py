@@ -1,7 +1,6 @@
 """measure=atlas: all pairs of models by all measures, each model once for each input, and how far measures agree."""
 
 import itertools
-import signal
 
 import numpy as np
 import pandas as pd
@@ -10,9 +9,8 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from test_one_pass import interrupted_at, list_of, results
+from test_one_pass import list_of, results
 from thinkalike.contrib.atlas.tables import PLACE, agreement, by_pair, disagreements, mean_agreement, over_models
-from thinkalike.errors import DataError
 from thinkalike.instruments import asked_for, passes
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
@@ -74,23 +72,6 @@ def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_d
     assert drawn == {f"{name}.{kind}" for name in ("agreement", "ranks") for kind in ("png", "svg")}
     assert "Agreement of 2 measures, 3 models" in done.stdout
     assert result.headlines[0].name == "mean_agreement"
-
-
-@pytest.mark.slow
-def test_interrupted_between_pools_it_goes_on_to_the_same_bits(door, words, six, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of one batch
-    words = [*words, "measure.measures=[cka,svcca]", list_of(six, SIX[:3])]
-    (whole,) = results(door("analyze.py", *words, f"store={tmp_path}/whole"))
-    with interrupted_at(2):
-        ended = door("analyze.py", *words, f"store={tmp_path}/stopped")
-    assert ended.status == 128 + signal.SIGTERM
-    assert not results_in(tmp_path / "stopped")
-    resumed = door("analyze.py", *words, f"store={tmp_path}/stopped")
-    assert resumed.stderr.count("resuming from") == 6
-    (same,) = results(resumed)
-    assert same.key == whole.key
-    for name in ("table", "agreement", "agreement_by_pair", "disagreements"):
-        assert (same.folder / f"{name}.csv").read_bytes() == (whole.folder / f"{name}.csv").read_bytes()
 
 
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
@@ -189,13 +170,3 @@ def test_the_largest_disagreement_is_the_planted_cell():
     assert first[names].tolist() == ["one", "other", "b", "c", 0, 3, 1]
     assert first["difference"] == first["other_rank"] - first["rank"] == pytest.approx(14 / 15), "layers 3, 0 are last"
     assert found.set_index(["measure", "other"]).loc[("one", "distance"), "difference"] == 0
-
-
-def test_measures_that_rank_nothing_are_refused_and_one_that_is_constant_is_blank():
-    def columns(pair, i, j):
-        return {"one": i + 0.1 * j, "other": j + 0.1 * i, "flat": 1.0}
-
-    measures = {"one": False, "other": False, "flat": False}
-    assert len(agreement(by_pair(table_of(columns), measures))) == 1
-    with pytest.raises(DataError, match="no two measures rank 3 or more different layer pairs"):
-        by_pair(table_of(columns, layers=1), measures)

@@ -132,30 +132,6 @@ def test_layers_are_paired_at_equal_depth():
     assert Pair(small, Model.of("model=hub", "model.hub_id=some/where")).layers() == []
 
 
-@pytest.mark.parametrize(
-    ("words", "parts"),
-    [
-        (["experiment=chen2025/probes", "scale=mini"], ["layers=[[2,2]]"]),
-        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=pytest.mark.slow),
-        pytest.param(
-            ["experiment=chen2025/steering", "scale=mini", "layers=[[1,1]]"],
-            ["layers=[[1,1]]"] * 2,
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
-def test_experiments_compose_their_jobs(words, parts):
-    config = composed(*words, door="analyze")
-    experiment = papers.experiment_named(config.experiment)
-    asked = experiment.parts(experiment.case(config))
-    assert [part.words[-1] for part in asked] == parts
-    jobs = [job_of(config, part) for part in asked]
-    assert [job.measure.kind for job in jobs] == [config.experiment.partition("/")[2]] * len(parts)
-    if "steering" in config.experiment:
-        assert [job.measure.contrast for job in jobs] == ["number", "question"]
-        assert jobs[1].measure.strengths == [1.0, 2.0, 4.0]
-
-
 SLOWER, SAVES_HALF = 0.5, 2.0  # speeds beside that of a random start
 
 

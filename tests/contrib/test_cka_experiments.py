@@ -9,10 +9,9 @@ import hub
 import tiny
 from conftest import composed, results_in
 from thinkalike.config import ModelConfig
-from thinkalike.contrib import papers
 from thinkalike.contrib.papers import brown2023_cka as experiments
 from thinkalike.contrib.papers.claims import VERDICTS
-from thinkalike.contrib.papers.experiment import Case, Model, job_of
+from thinkalike.contrib.papers.experiment import Case, Model
 from thinkalike.store import Job, Result
 
 
@@ -21,27 +20,6 @@ def small(text_files, tmp_path):
     """The words of a small experiment."""
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
     return ["measure.batches=20", "measure.tokens_per_batch=128", *data, f"store={tmp_path}/results"]
-
-
-PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
-
-
-@pytest.mark.slow
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("scale", ["paper", "mini"])
-@pytest.mark.parametrize("figure", PAPER)
-def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale):
-    config = composed(f"experiment=brown2023/{figure}", f"scale={scale}", door="analyze")
-    experiment = papers.experiment_named(f"brown2023/{figure}")
-    parts = experiment.parts(experiment.case(config))
-    asked = [job_of(config, part) for part in parts]
-    assert len(asked) == len({part.label for part in parts}) == PAPER[figure]
-    assert [part.label for part in parts] == [f"{job.model.name}, {job.target.name}" for job in asked]
-    assert {job.measure.kind for job in asked} == {"cka"}
-    assert {job.measure.batches for job in asked} == {{"paper": 1000, "mini": 64}[scale]}
-    assert all(job.model.mini == job.target.mini == (scale == "mini") for job in asked)
-    if scale == "paper":
-        assert {job.data.name for job in asked} <= {"pile-val", "c4-code"}
 
 
 def planted(folder, cells, noise=0.01) -> Result:
@@ -159,25 +137,6 @@ def test_models_that_are_given_take_the_place_of_the_experiments_own(door, small
     assert list(result.provenance["parts"]) == ["a, a", "wide, wide"]
     claims = list(result.tables["claims"]["claim"])
     assert claims == ["the likeness of a model's layers grows with scale", "wide has blocks: early, middle, last"]
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
-
-
-REFUSED = [
-    ("figure1", ["model=gelu-3l-mini"], "figure1"),
-    ("figure3", ["model.path=somewhere"], "takes no others"),
-    pytest.param("table1", ["model=gelu-3l-mini"], "takes no others", marks=pytest.mark.slow),
-    ("figure6", ["measure=cka", "measure.batches=3"], "measure"),
-    ("figure10", ["model=gelu-3l-mini"], "model@target="),
-    ("figure9", ["measure=rsa"], "measure=cka"),
-    ("figure11", [], "figure11"),
-]
-
-
-@pytest.mark.parametrize(("figure", "more", "named"), REFUSED)
-def test_what_an_experiment_has_not_is_refused_before_any_job(figure, more, named, door, tmp_path):
-    refused = door("analyze.py", f"experiment=brown2023/{figure}", *more, f"store={tmp_path}/results")
-    assert named in refused.error
-    assert not results_in(tmp_path / "results")
 
 
 @pytest.fixture(scope="module")

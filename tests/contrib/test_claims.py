@@ -14,7 +14,6 @@ import torch
 from thinkalike.contrib.papers.claims import (
     VERDICTS,
     Bound,
-    Claim,
     claims_table,
     counted,
     counts_of,
@@ -96,11 +95,6 @@ def test_the_worst_number_decides(ends, verdict):
     assert (claim.smallest_effect is None) == (ends[0][1] == math.inf)
 
 
-def test_a_claim_about_no_numbers_cannot_be_tested():
-    claim = judged("", [(Bound("above"), estimate((0.1, 0.2))[:0])], "", "")
-    assert (claim.verdict, claim.smallest_effect) == (UNTESTABLE, None)
-
-
 def test_the_table_and_the_counts_have_all_verdicts():
     ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2)]
     claims = [judged(str(end), [(Bound("above"), estimate(end))], "", "3 sites") for end in ends]
@@ -171,16 +165,6 @@ def test_the_overview_has_all_claims_of_both_papers(overview, tmp_path):
     assert lines[place + 1] == "- `python analyze.py experiment=salle2024/figure3 scale=mini`"
 
 
-def test_only_the_newest_result_of_an_experiment_is_told(overview, tmp_path):
-    planted(tmp_path, "brown2023/figure1", [HOLDS], key="old")
-    planted(tmp_path, "brown2023/figure1", [FAILS], key="new")
-    assert "| brown2023 | mini | 0 | 1 | 0 | 0 |" in overview()
-    planted(tmp_path, "brown2023/figure1", [UNDECIDED], key="paper", recipe="paper")
-    lines = overview()
-    assert "| brown2023 | mini | 0 | 1 | 1 | 0 |" in lines, "another recipe is another command"
-    assert any("`python analyze.py experiment=brown2023/figure1 scale=mini recipe=paper`" in line for line in lines)
-
-
 def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_path):
     name, levels = "salle2024/figure3", {"measure": {"difference": "levels"}, "stimuli": {"kind": "crossed"}}
     planted(tmp_path, name, [HOLDS, UNTESTABLE], key="own")
@@ -192,14 +176,3 @@ def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_
     assert "| no | not testable here: why | not testable here: why |" in lines
     assert f"- `python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels` (2)" in lines
     assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in lines
-
-
-@pytest.mark.parametrize(
-    ("numbers", "shown"),
-    [
-        ("+1 [0, 2], p = 0.01; intervals hold for all 3 together", "holds: +1 [0, 2], p = 0.01"),
-        ("by layer: " + ", ".join(["+1 [0, 2]"] * 9), "holds: ±0.5"),
-    ],
-)
-def test_a_claim_on_many_numbers_shows_its_smallest_effect(make_results, numbers, shown):
-    assert make_results.cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown

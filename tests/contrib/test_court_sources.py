@@ -12,8 +12,8 @@ from thinkalike.contrib.court import constructions, source
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
 from thinkalike.contrib.court.table import entries
-from thinkalike.models.controls import fresh, perturbed, variant
 from thinkalike.models.families import EMBED
+from thinkalike.models.frozen import fresh, perturbed, variant
 from thinkalike.models.load import load_model
 from thinkalike.training.run import Run, fit
 

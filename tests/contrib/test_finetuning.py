@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import composed
 from thinkalike.contrib.populations import finetuning
 from thinkalike.contrib.populations.finetuning import CHECKPOINT
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
@@ -78,9 +78,7 @@ def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table
     assert result.scalars["heldout_accuracy"] == table.loc["held-out", "accuracy"]
     assert result.scalars["challenge_accuracy"] == table.loc["challenge", "accuracy"]
     assert result.provenance["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert len(result.provenance["models"]) == 1
-    assert "already done" in door("train.py", *words, "nli.epochs=20").stderr
 
 
 def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, bert, monkeypatch):
@@ -135,55 +133,12 @@ def test_a_fork_gets_classes_of_its_own_and_the_spread_of_its_parent(door, words
     assert json.loads((fork / "config.json").read_text())["initializer_range"] == 0.03
 
 
-def test_a_body_is_shipped_without_its_classes(door, words, tmp_path, monkeypatch):
-    monkeypatch.setattr(finetuning, "ASSETS", tmp_path / "assets")
-    result = door("train.py", *words, "nli.ship=taught").result
-    shipped = tmp_path / "assets" / "taught"
-    ours, theirs = body_of(shipped), body_of(result.folder / CHECKPOINT)
-    assert set(theirs) - set(ours) == {"classifier"}
-    assert all(torch.equal(weights, theirs[name].half()) for name, weights in ours.items())
-    card = (shipped / "README.md").read_text()
-    assert f"| heldout accuracy | {result.scalars['heldout_accuracy']:.4f} |" in card
-    assert json.loads((shipped / "config.json").read_text())["training"]["command"] in card
-
-
 def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
     words = [*words, "nli.epochs=1"]
     first, second = (door("train.py", *words, *more).result for more in ([], ["nli.index=1"]))
     before = weights_of(first)
     assert weights_of(door("train.py", *words, "force=true", "trainer.checkpoint_every=1").result) == before
     assert weights_of(second) != before
-
-
-@pytest.mark.slow
-def test_a_killed_job_goes_on_to_the_same_weights(door, words):
-    long = ["nli.epochs=40", "trainer.checkpoint_every=5"]
-    killed, whole = kill_and_resume(door, "train.py", *words, *long, state="training")
-    assert weights_of(killed) == weights_of(whole)
-    assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
-
-
-def test_pairs_that_are_too_long_are_counted_or_refused(door, words):
-    short = [*words, "nli.context=24"]
-    done = door("train.py", *short)
-    encode, sides = tiny.pair_tokenizer(), {"fit": FITTED, "report": REPORTED, "challenge": HARD}
-    lengths = {side: map(len, encode(each.premises, each.hypotheses)["input_ids"]) for side, each in sides.items()}
-    cut = {side: sum(length > 24 for length in each) for side, each in lengths.items()}
-    assert 0 < cut["fit"] < FIT
-    assert done.result.provenance["truncated"] == cut
-    assert f"cut {cut['fit']} of {FIT} pairs to 24 tokens" in done.stderr
-    refused = door("train.py", *short, "pairs.truncate=false")
-    assert "tokens, but context=24; raise it, or allow truncation" in refused.error
-
-
-def test_what_is_no_bert_is_one_line(door, words, checkpoints):
-    for model, message in (
-        (["model=local", f"model.path={checkpoints['gpt2']}"], "gpt2: choose model=bert-mini"),
-        (["model=gelu-3l-mini"], "gelu-3l-mini is a native: choose model=bert-mini"),
-        (["model=local", "model.path=/nowhere"], "/nowhere holds no checkpoint"),
-    ):
-        others = [word for word in words if not word.startswith("model")]
-        assert message in door("train.py", *others, *model).error
 
 
 @pytest.mark.parametrize(

@@ -3,18 +3,15 @@
 import contextlib
 import signal
 
-import numpy as np
 import pytest
 import torch
 
 from classifiers import CONTEXT, THREE, cka_of_transformers, loaded, local, relabelled, write_base, write_sibling
 from thinkalike.contrib.populations import members as module
-from thinkalike.contrib.populations.class_losses import identity_stitches
 from thinkalike.contrib.populations.members import likeness_of_members, stitched_members
 from thinkalike.contrib.populations.pairs import encode
 from thinkalike.contrib.populations.population import PopulationMeasureConfig
 from thinkalike.contrib.populations.templates import nli_training
-from thinkalike.errors import ConfigError, DataError
 from thinkalike.interrupts import Interrupted, heeded
 from thinkalike.job import Work
 from thinkalike.models.load import load_model
@@ -86,40 +83,6 @@ def test_what_cka_reads_can_be_chosen(choice, members, models, pairs, encoded, w
     assert len(found.hsics) >= (4 if first_only else 1)
 
 
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        (FIRST | {"cka_pairs": 15}, DataError, "3 rows are too few to compare: give at least 4"),
-        ({"tokens_per_batch": 10**6}, DataError, "too few pairs for measure.tokens_per_batch"),
-        ({"include_padding": True, "padding": 8}, ConfigError, r"padding=8 must be from \d\d, the longest pair"),
-    ],
-)
-def test_what_has_no_cka_is_one_line(changes, error, message, models, encoded, work):
-    with pytest.raises(error, match=message):
-        likeness_of_members(models, encoded, settings(**changes), work)
-
-
-def whole(models, encoded, pairs):
-    """All stitches at once, in the order of the pairs."""
-    batch = encoded.batch(range(COUNT))
-    return identity_stitches(
-        models, batch.tokens, pairs.labels, pairs.classes, mask=batch.mask.long(), types=batch.types
-    )
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [("float64", 1e-5), pytest.param("bfloat16", 0.1, marks=pytest.mark.slow)]
-)
-def test_members_of_other_dtypes_stitch_and_compare(dtype, tolerance, members, models, encoded, pairs, work):
-    others = [load_model(local(folder, dtype=dtype)) for folder in members[:2]]
-    found, expected = (whole(each, encoded, pairs).losses for each in (others, models[:2]))
-    assert 0 < (found - expected).abs().max() < tolerance
-    ours = likeness_of_members(others, encoded, settings(), work).value
-    work.job.forget()
-    theirs = likeness_of_members(models[:2], encoded, settings(), work).value
-    assert 0 < (ours - theirs).abs().max() < tolerance
-
-
 def interrupt(patch, at, how):
     """Let the stitches of a batch, counted from 1, be interrupted; returns a list of one entry for each batch."""
     run, calls = module.identity_stitches, []
@@ -161,12 +124,3 @@ def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded,
     found = run()
     assert len(calls) == left
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-
-
-def test_cka_that_is_there_is_not_computed_again(models, encoded, work, monkeypatch):
-    first = likeness_of_members(models, encoded, settings(), work)
-    monkeypatch.setattr(module, "pair_batches", None)
-    again = likeness_of_members(models, encoded, settings(), work)
-    assert np.array_equal(first.value, again.value)
-    assert np.array_equal(first.hsics, again.hsics)
-    assert first.facts == again.facts

@@ -104,22 +104,6 @@ def test_a_file_that_is_wrong_is_named_with_its_place(ending, old, new, place, t
         pairs_in(harmed(ROWS, tmp_path / f"bad{ending}", old, new), "mnli")
 
 
-def test_one_set_is_not_taken_for_the_other(tmp_path):
-    with pytest.raises(DataError, match="'non-entailment'"):
-        pairs_in(write(HARD, tmp_path / "hans.txt"), "mnli")
-    with pytest.raises(DataError, match="heuristic"):
-        pairs_in(write(ROWS, tmp_path / "mnli.jsonl"), "hans")
-    with pytest.raises(DataError, match="row 2"):
-        pairs_in(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'), "hans")
-
-
-def test_pairs_are_selected_by_class_and_heuristic():
-    pairs = pairs_of(HARD)
-    assert pairs.select(label="non-entailment").subcases == ["ln_swap", "cn_after_if_clause"]
-    assert pairs.select("non-entailment", "constituent").premises == [HARD[2][0]]
-    assert pairs.select().fingerprint() == pairs.fingerprint()
-
-
 def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed():
     numbers = [str(number) for number in range(50)]
     pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI)
@@ -128,16 +112,6 @@ def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed()
     assert len(sample) == 20
     assert [int(text) % 3 for text in sample.premises] == sample.labels.tolist()
     assert sample.fingerprint() == pairs.sample(20, seed=3).fingerprint() != pairs.sample(20, seed=4).fingerprint()
-
-
-def test_the_fingerprint_is_of_every_field():
-    found = {pairs_of(HARD).fingerprint()}
-    for place in range(5):
-        rows = [list(row) for row in HARD]
-        rows[0][place] = "entailment" if place == 2 else "other"
-        found.add(pairs_of(rows).fingerprint())
-    assert len(found) == 6
-    assert {len(each) for each in found} == {16}
 
 
 @pytest.fixture(scope="module")
@@ -185,17 +159,6 @@ def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokeniz
     with pytest.raises(DataError, match="context=8"):
         encode(pairs, tokenizer, context=8, truncate=False)
     assert encode(pairs, tokenizer, context=11, truncate=False).tokens[1] == encoded.tokens[1]
-
-
-@pytest.mark.parametrize("named", [False, True])
-def test_a_tokenizer_that_joins_pairs_without_their_marks_is_refused(named, lettered):
-    import tiny
-
-    joining = tiny.tokenizer()
-    if named:  # it has the tokens, but does not set them
-        joining = type(joining)(tokenizer_object=joining.backend_tokenizer, cls_token="a", sep_token="b", pad_token="c")
-    with pytest.raises(DataError, match="pairs"):
-        encode(lettered, joining, context=64)
 
 
 @pytest.mark.parametrize("size", [4, 100])
@@ -259,9 +222,3 @@ def test_the_sides_of_the_hub_are_apart(monkeypatch):
     config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
     assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]
     assert len(read_pairs(config, "challenge")) == len(OWN_HARD)
-
-
-def test_the_sides_of_the_templates_are_apart():
-    config = PairsConfig(fit_pairs=1000, report_pairs=300, challenge_pairs=500, seed=5, counterexamples=0.5)
-    fit, report, challenge = (read_pairs(config, side).canonical() for side in ("fit", "report", "challenge"))
-    assert len({*fit, *report, *challenge}) == 1800

@@ -12,7 +12,7 @@ from thinkalike.contrib import papers
 from thinkalike.contrib.papers import experiment as frame
 from thinkalike.contrib.papers.brown2023_population import Population, null_flips_less
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
-from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.papers.experiment import Case
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
 from thinkalike.instruments import run_job
 from thinkalike.store import Job, Result
@@ -157,41 +157,6 @@ def test_distances_are_those_of_equation_2(tmp_path):
     assert (found.diagonal() == 0).all()
 
 
-def test_models_of_four_blocks_have_no_late_cuts(verdicts):
-    claims = verdicts("figure2", blocks=4)
-    assert all("no cut is late" in numbers(claims, begin) for begin in (LATE, FLIP, CHEAP))
-    assert list(claims["verdict"]).count("not testable here") == 3
-
-
-def test_models_that_never_differ_part_nowhere(verdicts):
-    claims = verdicts("figure2", between=0, cka=0.95, noise=0)
-    assert "; the first cut that shows a difference is none, one of more than 0.02 none; " in numbers(claims, FLIP)
-    assert numbers(claims, PART).endswith("the first layer that shows a difference is none, one of more than 0.02 none")
-
-
-def scales(*words):
-    config = composed("experiment=brown2023/figure2", *words, door="analyze")
-    experiment = papers.experiment_named("brown2023/figure2")
-    (job,) = (job_of(config, part) for part in experiment.parts(experiment.case(config)))
-    return job.pairs.source, job.population.name, job.population.base
-
-
-@pytest.mark.slow
-def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_asked_for():
-    assert scales() == ("hub", "feather-berts", None)
-    assert scales("scale=mini") == ("templates", "planted", "bert-mini-nli")
-    base = "bert-base-uncased"
-    assert scales("population=bert-mini", f"population.base={base}") == ("hub", "bert-mini", base)
-    local = ["population=local", "population.generalizing=[a,b]", "population.heuristic=[c,d]"]
-    assert scales(*local, "pairs=files") == ("files", "local", None)
-
-
-def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_training(door, tmp_path):
-    refused = door("analyze.py", "measure=population", "pairs.heuristic=lexical", f"store={tmp_path}/results")
-    assert "has no pairs of label=non-entailment, heuristic=lexical; there is:" in refused.error
-    assert "member" not in refused.stderr
-
-
 def of_parents(folder, null, strategy, each) -> Population:
     """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
     groups = [group for group in ("G", "H", "H2") for _ in range(each)]
@@ -218,27 +183,6 @@ def test_the_null_flips_less_than_a_third_where_that_was_planted(null, strategy,
     assert claim.verdict == verdict
     if each > 2:
         assert f"{null - strategy / 3:+.3f}" in claim.numbers
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("k", [2, 4])
-def test_groups_part_at_the_block_that_their_parents_were_drawn_anew_from(k, door):
-    options = composed("population=planted", door="analyze").population.parent_options
-    options = [word for word in options if not word.startswith(("nli.freeze", "nli.redraw"))]
-    quoted = ",".join(f"'{word}'" for word in (*options, f"nli.freeze={k}", f"nli.redraw={k}"))
-    words = [f"population.parent_options=[{quoted}]", "~population.parents.H2", "population.null=null"]
-    words += ["population.per_group=4", "measure=population"]
-    figures = [door("analyze.py", f"experiment=brown2023/figure{n}", "scale=mini", *words).result for n in (2, 7)]
-    claims = pd.concat([figure.tables["claims"] for figure in figures]).set_index("claim")["numbers"]
-    first, step = f"one of more than 0.02 {k}", f"the step is at {k} ("
-    flips = claims["late stitches between the groups flip more predictions than within on the challenge"]
-    assert f"{first}, and the step is at" in flips
-    parts = claims["CKA tells the groups apart in late layers, and not in early ones"]
-    assert first in parts
-    assert step in parts
-    for what in ("flipped predictions", "CKA distances"):
-        assert "the groups 1.00 [1.00, 1.00], p = 0.0286" in claims[f"clusters from {what} alone are the groups"]
 
 
 @pytest.fixture(scope="module")

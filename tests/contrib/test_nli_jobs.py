@@ -6,7 +6,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-import transformers
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
@@ -59,13 +58,13 @@ def stitched(source, target, cut):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, pairs, members):
-    """A finished job of all members, what the door said, and where its files are."""
+    """A finished job of all members."""
     folder = tmp_path_factory.mktemp("whole")
-    return Door(folder)("analyze.py", *command(folder, pairs, members)), folder
+    return Door(folder)("analyze.py", *command(folder, pairs, members))
 
 
-def test_penalties_are_those_of_whole_stitched_models(door, pairs, members, whole):
-    result, folder = whole[0].result, whole[1]
+def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
+    result = whole.result
     table, models = result.table, [loaded(folder) for folder in members]
     names = [str(folder) for folder in members]
     assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
@@ -101,13 +100,11 @@ def test_penalties_are_those_of_whole_stitched_models(door, pairs, members, whol
     accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
     assert result.scalars["accuracy_generalizing"] == pytest.approx(accuracy)
     assert result.provenance["pairs"]["count"] == len(pairs[0])
-    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == names
-    assert "already done" in door("analyze.py", *command(folder, pairs, members)).stderr
 
 
 def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(pairs, members, whole):
-    done = whole[0]
+    done = whole
     cells = done.result.tables["cka"]
     expected = cka_of_transformers(members, pairs[0], BATCH)
     assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
@@ -142,16 +139,6 @@ def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp
     assert table.query("source == target")["accuracy"].max() < 0.2
     refused = door("analyze.py", *command(tmp_path, (pairs[0], hard), four))
     assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in refused.error
-
-
-def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs, members, monkeypatch):
-    monkeypatch.setattr(population, "check_labels", lambda *_, **__: 1.0)
-    shape = transformers.BertConfig.from_pretrained(members[0], max_position_embeddings=40)
-    transformers.BertForSequenceClassification(shape).save_pretrained(tmp_path / "short")
-    tiny.pair_tokenizer().save_pretrained(tmp_path / "short")
-    done = door("analyze.py", *command(tmp_path, pairs, [*members[:3], tmp_path / "short"]))
-    assert done.result.provenance["pairs"]["truncated"] > 0
-    assert "pairs to 40 tokens" in done.stderr
 
 
 def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
@@ -190,16 +177,6 @@ def test_what_two_processes_left_one_process_brings_to_the_same_bytes(door, tmp_
     resumed = door("analyze.py", *words, f"store={stores[1]}")
     assert "resuming from" in resumed.stderr
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())
-
-
-def test_permuted_classes_are_refused(door, tmp_path, pairs, members):
-    model, wrong = loaded(members[3]), tmp_path / "wrong"
-    model.config.id2label = dict(enumerate(["entailment", "contradiction", "neutral"]))
-    model.save_pretrained(wrong)
-    tiny.pair_tokenizer().save_pretrained(wrong)
-    error = door("analyze.py", *command(tmp_path, pairs, [*members[:3], wrong])).error
-    assert f"error: {wrong} is right on" in error
-    assert "in the order contradiction, entailment, neutral it would be right on" in error
 
 
 OTHERS = {

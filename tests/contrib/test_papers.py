@@ -16,7 +16,7 @@ from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_na
 from thinkalike.contrib.papers.brown2023_stitching import Direction
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.population import as_chosen
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.instruments import run_job
 
 
@@ -109,26 +109,6 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
             brown2023_stitching._greater(case(made), "", pairs)
 
 
-def test_an_unknown_experiment_names_the_nearest():
-    with pytest.raises(ConfigError, match="did you mean 'brown2023/figure"):
-        experiment_named("brown2023/figure77")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("scale", ["paper", "mini"])
-def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
-    config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", "seed=3", door="analyze")
-    figure = experiment_named("brown2023/figure1")
-    parts = figure.parts(figure.case(config))
-    jobs = [job_of(config, part) for part in parts]
-    names = {(job.model.name, job.target.name) for job in jobs}
-    assert len(names) == len(jobs) == {"paper": 8, "mini": 12}[scale]
-    assert all(job.stitch.norm == "pre" and job.data.same_split and not job.stitch.floor for job in jobs)
-    assert {job.data.name for job in jobs} == {{"paper": "c4-code", "mini": "stdlib"}[scale]}
-    assert {job.seed for job in jobs} == {3}
-    assert jobs[0].stitch.steps == {"paper": 2000, "mini": 300}[scale]
-
-
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", options("experiment"))
@@ -184,14 +164,18 @@ def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
     ("words", "message"),
     [
         (["experiment=brown2023/figure1", "model=gpt2"], "brown2023/figure1"),
+        (["experiment=brown2023/figure3", "model.path=somewhere"], "takes no others"),
+        (["experiment=brown2023/figure10", "model=gelu-3l-mini"], "model@target="),
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2"),
         (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"], "gpt2-mini"),
+        (["experiment=salle2024/figure3", "measure.given=Nmber"], "did you mean 'Number'"),
         (["experiment=brown2023/figure1", "measure=cka"], "measure="),
-        (["experiment=salle2024/figure3", "measure=loss"], "is about measure=mlem"),
+        (["experiment=brown2023/figure9", "measure=rsa"], "is about measure=cka"),
+        (["experiment=brown2023/figure77"], "did you mean 'brown2023/figure"),
     ],
 )
 def test_what_an_experiment_cannot_take_is_refused(words, message):
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ThinkalikeError, match=message):
         run_job(composed(*words, "scale=mini", door="analyze"))
 
 

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tiny
 from conftest import break_off
 from thinkalike.config import SAEConfig, TrainerConfig
+from thinkalike.contrib.sae import spent as formulas
 from thinkalike.contrib.sae.evaluation import (
     SiteStates,
     kept_by_document,
@@ -23,7 +24,6 @@ from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import next_token_losses
-from thinkalike.instruments import operations as formulas
 from thinkalike.measures import PairMoments, both_directions
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit

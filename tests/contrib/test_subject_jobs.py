@@ -161,25 +161,6 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
 
 
-@pytest.mark.slow
-def test_the_better_of_two_models_is_named(measured, recordings, checkpoints):
-    words = [*local(checkpoints["gpt2"]), *local(checkpoints["mamba"], "model@target", "target")]
-    done = measured(given(recordings[:2]), *words, "measure.resamples=40")
-    pairs = done.result.tables["comparisons"]
-    row = pairs[(pairs["recorded"] == "V1") & (pairs["other"] == "mamba")].iloc[0]
-    assert row["difference"] > 0.1
-    assert f"gpt2 minus mamba: {row['difference']:+.3f}" in done.stdout
-    assert (pairs["other"] == "noise ceiling").sum() == 4
-
-
-def test_subjects_without_a_model_have_ceilings(measured, recordings):
-    done = measured(given(recordings))
-    assert list(done.result.table["recorded"]) == ["IT", "V1"]
-    assert (done.result.table["lower"] < done.result.table["upper"]).all()
-    assert set(done.result.tables) == {"table", "ceilings"}
-    assert "4 subjects, 24 stimuli" in done.stdout
-
-
 def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tmp_path, checkpoints):
     draw, middle, runs = np.random.default_rng(0), states[1].double().numpy(), {}
     for name in ("a", "b", "c"):

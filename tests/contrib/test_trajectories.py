@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
-import hub
 import tiny
 from conftest import composed, kill_and_resume
 from thinkalike import Result
@@ -86,23 +85,6 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(door, text):
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_what_one_step_of_a_run_knows_more_than_another_is_no_leak(door):
-    """Nor is what an untrained target has not learnt of its own tokens."""
-    words = ["task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=614400", "pretrain.keep=[50,300]"]
-    folder = door("train.py", *words).result.folder / "gelu-3l-mini"
-    paths = ["model=local", f"model.path={folder}", "model@target=local", f"target.path={folder}"]
-
-    def verdicts(step, other):
-        steps = [f"model.revision=step{step}", f"target.revision=step{other}"]
-        return set(door("train.py", "stitch=least_squares", *paths, *steps).result.table["verdict"])
-
-    assert verdicts(300, 50) == {"better model"}
-    assert verdicts(50, 50) == {"same up to an affine map"}
-    assert verdicts(50, 300) == {"related"}
-
-
 def test_checkpoints_of_a_trainer_sort_as_numbers_and_take_the_tokenizer_beside_them(tmp_path):
     config = ModelConfig(name="local", path=str(tmp_path))
     for step in (1000, 500, 64):
@@ -117,12 +99,6 @@ def test_checkpoints_of_a_trainer_sort_as_numbers_and_take_the_tokenizer_beside_
     assert load_model(tmp_path, revision="checkpoint-500").tokenizer.vocab_size == tiny.tokenizer().vocab_size
     assert checkpoint_fingerprint(config) == whole, "the model in the folder is none of its checkpoints"
     assert checkpoint_fingerprint(replace(config, revision="checkpoint-64")) == before
-
-
-def test_a_revision_that_a_folder_lacks_is_one_line_that_names_those_that_are_there(tmp_path):
-    tiny.write_checkpoint("gpt2", tmp_path / "checkpoint-500")
-    with pytest.raises(ConfigError, match=r"model\.revision=step5 is not in .*, whose revisions are: checkpoint-500$"):
-        load_model(tmp_path, revision="step5")
 
 
 class Trained(pl.LightningModule):
@@ -167,19 +143,8 @@ def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
     config = ModelConfig(name="hub", hub_id="someone/m")
     assert steps_of(config) == {0: "step0", 8: "step8", 64: "step64"}
     assert len({load_model(replace(config, revision=f"step{step}")).fingerprint() for step in (0, 8, 64)}) == 3
-    with pytest.raises(ModelError, match=r"has no revision step9; .* there are: main, step0, step8, step64") as caught:
+    with pytest.raises(ModelError, match=r"has no revision step9; .* there are: main, step0, step8, step64"):
         load_model(replace(config, revision="step9"))
-    assert "\n" not in str(caught.value)
-
-
-def test_without_a_hub_the_revisions_are_those_of_the_cache(served, root, monkeypatch, tmp_path):
-    for name in ("m", "m@step8"):
-        tiny.write_checkpoint("gpt2", root / "someone" / name)
-    served()
-    config = ModelConfig(name="hub", hub_id="someone/m")
-    load_model(replace(config, revision="step8"))
-    hub.redirect(monkeypatch, hub.NOWHERE, tmp_path / "cache")
-    assert steps_of(config) == {8: "step8"}
 
 
 # ---- bands, probes and onsets
@@ -393,15 +358,6 @@ def test_a_run_whose_second_half_is_its_first_half_again_is_seen_to_be_so(door, 
 )
 def test_what_cannot_be_followed_is_one_line(door, text, run_of_a_trainer, words, said):
     assert re.search(said, door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
-
-
-def test_a_repository_of_the_hub_has_a_trajectory(door, text, served, root):
-    for step in (0, 8):
-        tiny.write_checkpoint("gpt2", root / "someone" / f"m@step{step}", seed=step + 1)
-    tiny.write_checkpoint("gpt2", root / "someone" / "m")
-    served()
-    result = door("analyze.py", *ASKED, "model=someone/m", *text).result
-    assert result.tables["losses"]["step"].tolist() == [0, 8]
 
 
 def test_one_command_trains_a_mini_and_follows_it(door, text):

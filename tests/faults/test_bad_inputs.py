@@ -1,25 +1,136 @@
-"""Bad command lines: each is refused in one line, soon, and leaves nothing in the store."""
+"""Bad command lines: each is refused in one line, soon, and leaves nothing behind.
+
+Each is refused by another check or library, and none of them by a test elsewhere; {here} is a folder with `FILES`.
+"""
 
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
-from bad_lines import BAD, RIGHT, write_files
 
 from conftest import composed
+
+TEXT = [f"logger=none data=text data.files=[{{here}}/{name}]" for name in (
+    "nowhere.txt", "surrogate.jsonl", "blank.txt", "latin.txt", "nul.txt", "*.nothing", "words.csv",
+)]  # fmt: skip
+TABLE = "measure=mlem stimuli=table stimuli.path={here}"
+PRETRAIN = "task=pretrain logger=none"
+SAE = "task=sae logger=none"
+NLI = "task=nli model=bert-mini"
+
+BAD: dict[str, list[str]] = {  # by script
+    "train": [
+        *TEXT,
+        "''",
+        "seed=${nope}",
+        "seed=1 --config-name nope",
+        "store=~nobodyatall/x",
+        "-cp {here}/taken",
+        "-cp {here}/own -cn dates",
+        "-cp {here}/own model=broken",
+        "-cp {here}/own model=odd",
+        "layers=[[1180591620717411303424,0]]",
+        "model=neox-6l-mini model@target=neox-3l-mini layers=[[5,5]]",
+        "model.device=cuda:7",
+        "model.device=meta",
+        "model=local model.path={here}/file",
+        "model=local model.path={here}/listed",
+        "model=bert-base-uncased",
+        "trainer.memory=1kB",
+        "stitch.kind=nowhere.py:x",
+        "model=gpt2-mini stitch.both=true model@target=gpt2-mini",
+        "store={here}/file/below",
+        "store=/proc/nowhere",
+        f"{NLI} pairs=files",
+        f"{SAE} sae.start=transferred sae.source=nowhere",
+        f"{SAE} trainer=ddp trainer.devices=2",
+        f"{PRETRAIN} model.architecture.n_layers=abc",
+        "-m stitch.steps=0,-1",
+        "-m trainer=ddp trainer.devices=1 seed=1,2",
+        "-m hydra/launcher=nope seed=1,2",
+        "-m 'seed=interval(0,1)'",
+    ],
+    "analyze": [
+        f"{TABLE}/folder",
+        f"{TABLE}/words.csv stimuli.kinds={{a:nope}}",
+        f"{TABLE}/words.csv stimuli.sample=99",
+        "measure=mlem stimuli=conllu stimuli.path={here}/broken.conllu",
+        "measure=cka models=[gpt2-mini,bert-mini] activations={here}/nowhere.npz",
+        f"{TABLE}/words.csv activations={{here}}/notnpz.npz",
+        "measure=mutual_knn activations=[a.npz,b.npz,c.npz]",
+        "measure=rsa activations=[a.npz,b.npz,a.npz]",
+        "measure=cka activations=a.npz model=gpt2-mini",
+        "measure=r2 activations=a.npz",
+        "measure=cka measure.given=token measure.kernel=rbf",
+        "measure=mutual_knn measure.neighbours=1023",
+        "measure=population pairs.heuristic=nope",
+        "-cp {here}/own -cn measures",
+        "-m measure=cka,nope",
+    ],
+}
+
+RIGHT = [
+    "train stitch=low_rank stitch.rank=4",
+    "train stitch=identity stitch.steps=0",
+    "train layers=[[0,0],[0,1]]",
+    "train seed=4294967295",
+    "train trainer=ddp trainer.devices=2",
+    "train +hydra.job.env_set.A=1",
+    "train ++stitch.steps=300",
+    "train data=text 'data.files=[\"größe 1.txt\"]'",
+    "train +model.architecture.rotary_dim=2",
+    "analyze measure=cka measure.stop_at_width=null",
+    "analyze measure=mlem measure.interactions=[[PoS,Number],[PoS,Tense]]",
+    "analyze stimuli.sample=5 stimuli.balance=[PoS] measure=rsa",
+]
+
+FILES = {
+    "surrogate.jsonl": '{"text": "fine"}\n{"text": "\\ud800"}\n',
+    "blank.txt": " \n\t\n",
+    "words.csv": "text,a,b\nred,1,x\nblue,2,y\ngreen,3,x\n",
+    "broken.conllu": "1\tx\n",
+    "folder/notes": "",
+    "listed/config.json": "[]",
+    "file": "no folder",
+    "notnpz.npz": "no archive",
+    "own/model/broken.yaml": "name: [\n",
+    "own/model/odd.yaml": "name: odd\nlayers: 3\n",
+    "own/measures.yaml": "defaults: [{override /measure: cka}]\nmeasure: {folds: 3}\n",
+    "own/dates.yaml": "seed: 2026-01-01\n",
+    "taken/train.yaml": "seed: 3\n",
+}
+BYTES = {
+    "nul.txt": b"\x00" * 64,
+    "latin.txt": b"\xff\xfe\xe4",
+}
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that bad lines name."""
+    for name, content in [*((name, text.encode()) for name, text in FILES.items()), *BYTES.items()]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
+def files(folder: Path) -> set[Path]:
+    """Return what is in a folder, where a line's own store is, too, but for caches and Hydra's record of a sweep."""
+    found = {path for path in folder.rglob("*") if path.is_file()}
+    return {path for path in found if path.relative_to(folder).parts[0] not in ("cache", "hf", "multirun.yaml")}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [f"{script} {words}" for script, lines in BAD.items() for words in lines])
 def test_a_bad_line_is_refused_in_one_line(line, door, tmp_path):
     write_files(tmp_path)
+    before = files(tmp_path)
     script, *words = shlex.split(line.replace("{here}", str(tmp_path)))
     refused = door(f"{script}.py", *words, *([] if "store=" in line else [f"store={tmp_path}/store"]))
     assert refused.status == 1, refused.stderr
     assert "Traceback" not in refused.stderr
     assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
-    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+    assert files(tmp_path) == before
 
 
 @pytest.mark.slow

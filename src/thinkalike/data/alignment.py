@@ -26,7 +26,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from thinkalike.tokenizers import BYTE_OF
+from thinkalike.digests import BYTE_OF
 
 QUARTERS = 4
 TIES = 2**20  # more than ever end at one place

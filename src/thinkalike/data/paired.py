@@ -20,9 +20,8 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import SourceText, pack, separators
 from thinkalike.data.documents import document_fingerprint
-from thinkalike.data.rows import Corpus, PairedRows, TokenRows
+from thinkalike.data.rows import Corpus, PairedRows, SourceText, TokenRows, pack, separators
 from thinkalike.errors import DataError
 
 

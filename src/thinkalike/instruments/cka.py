@@ -14,7 +14,6 @@ import torch
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import AGAIN, Widths, of_grams
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -60,11 +59,6 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
         return CKAMeans(source_layers, target_layers, **options)
-
-    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        again = 1 if (measure.kernel, measure.given) == ("linear", "none") else AGAIN
-        times = again * measure.batches + 2 * measure.null * measure.permutations
-        return float(times * of_grams(measure.tokens_per_batch, source, target))
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns

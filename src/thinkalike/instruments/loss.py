@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.instruments.operations import bytes_of_logits
-from thinkalike.job import Instrument, Outcome, Shapes, Work
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.shapes import Shapes
 from thinkalike.screen import number_of_documents, show_text
 from thinkalike.store import Result
 
@@ -25,6 +25,8 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     of_models: ClassVar[str] = "each"
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        from thinkalike.measures.losses import bytes_of_logits
+
         return bytes_of_logits(shapes["model"].vocabulary)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:

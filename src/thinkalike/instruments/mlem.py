@@ -21,7 +21,6 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
-from thinkalike.instruments.operations import of_distances, of_encoding
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
@@ -93,10 +92,6 @@ class FeatureProfiles(
         if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
         return inputs
-
-    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
-        sizes = len(stimuli), len(stimuli.names), len(widths), measure.folds, measure.permutations, measure.null
-        return of_distances(len(stimuli), widths) + of_encoding(*sizes)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

@@ -18,14 +18,15 @@ from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError, one_of
-from thinkalike.instruments.operations import WORDS
-from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
+from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
-from thinkalike.models.labels import names_of
+from thinkalike.models.outline import names_of
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
+WORDS = 8  # tokens of a sentence of the grammars, about
 
 
 class OfStimuli(Instrument):
@@ -40,23 +41,20 @@ class OfStimuli(Instrument):
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return without_model(config) if config.activations else config
 
-    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
-        """Return the operations of comparing stimuli in layers of these widths, beside the models' passes."""
-        return 0.0
-
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
-        """Return the passes of each model over the sentences, and the comparing; recordings count as no layers."""
-        stimuli, models = read_stimuli(config.stimuli), list(dict.fromkeys(shapes.values()))
-        tokens = float(WORDS * len(stimuli.groups.unique()))
-        embed = config.measure.embed  # type: ignore[attr-defined]
-        widths = [shape.width for shape in models for _ in range(shape.layers + embed)]
-        passes = forward_passes(models, tokens, WORDS)
-        return [*passes, Phase("comparing", self.comparing(config.measure, stimuli, widths))]
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of each model over the sentences."""
+        return sentence_passes(config, shapes)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of all stimuli, as they are and in float64."""
         count, embed = len(read_stimuli(config.stimuli)), config.measure.embed  # type: ignore[attr-defined]
         return 12.0 * count * sum((each.layers + embed) * each.width for each in set(shapes.values()))
+
+
+def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+    """Return one pass of each model over the sentences of the stimuli."""
+    tokens = float(WORDS * len(read_stimuli(config.stimuli).groups.unique()))
+    return [Passes("states", shape, tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:

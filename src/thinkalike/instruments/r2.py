@@ -10,18 +10,10 @@ import torch
 
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
-from thinkalike.instruments.operations import (
-    Widths,
-    bytes_of_prediction,
-    layer_pairs,
-    of_prediction,
-    readings_of,
-    widths_compared,
-)
-from thinkalike.job import Phase, Shapes
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
 from thinkalike.measures.closed_forms import RIDGE
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.shapes import Passes, Shapes, both_of
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
@@ -47,14 +39,12 @@ class LayerR2(LayerPairs, kind="r2", version=7, reads=("model", "target", "layer
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
         return LayerPredictions(source_layers, target_layers, **options)
 
-    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return of_prediction(measure, source, target)
-
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-        return layer_pairs(config, shapes, self.comparing, readings_of)
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        readings = readings_of(*_widths(config, shapes))
+        return [replace(each, tokens=readings * each.tokens) for each in super().passes(config, shapes)]
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        return super().holds(config, shapes) + bytes_of_prediction(*widths_compared(config, shapes))
+        return super().holds(config, shapes) + bytes_of_maps(*_widths(config, shapes))
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
@@ -79,3 +69,29 @@ class LayerR2(LayerPairs, kind="r2", version=7, reads=("model", "target", "layer
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         return dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
+
+
+Widths = Sequence[int]  # of every layer that is compared
+
+
+def _widths(config: AnalyzeConfig, shapes: Shapes) -> tuple[Widths, Widths]:
+    compared = layers_compared(config, shapes)
+    source, target = ([each.width] * compared[each] for each in both_of(shapes))
+    return source, target
+
+
+def readings_of(source: Widths, target: Widths) -> int:
+    """Return how often text is read for the maps of all layer pairs."""
+    from thinkalike.measures.prediction import pairs_at_once
+
+    return -(-len(source) * len(target) // pairs_at_once(max(source), max(target)))
+
+
+def bytes_of_maps(source: Widths, target: Widths) -> float:
+    """Return the most bytes that maps take: two of each pair at once, products of its layers, and their factors."""
+    from thinkalike.measures.prediction import pairs_at_once
+
+    pairs = min(pairs_at_once(max(source), max(target)), len(source) * len(target))
+    rows = min(-(-pairs // len(target)) + 1, len(source))  # pairs go from row to row
+    own = rows * source[0] ** 2 + min(pairs, len(target)) * target[0] ** 2
+    return 8.0 * 2 * (pairs * source[0] * target[0] + own)

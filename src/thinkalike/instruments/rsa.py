@@ -26,7 +26,6 @@ from thinkalike.instruments.of_stimuli import (
     states_of_sides,
     stimuli_facts,
 )
-from thinkalike.instruments.operations import of_distances, of_similarity
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
 from thinkalike.measures.distances.neural import NOISES, NeuralDistances
@@ -88,10 +87,6 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
         return super().with_unread_reset(replace(config, measure=replace(measure, **self.unread)))
-
-    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
-        n, again = len(stimuli), 2 if measure.permutations else 1
-        return again * of_distances(n, widths) + of_similarity(n, len(widths), FOLDS, measure.permutations)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

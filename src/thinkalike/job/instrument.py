@@ -23,7 +23,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
 from thinkalike.job.phases import Phases
-from thinkalike.models.labels import told_apart
+from thinkalike.models.outline import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
 from thinkalike.screen import Table, show_table, text_column
@@ -33,9 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from thinkalike.job.operations import Phase, Shapes
     from thinkalike.loggers import Tracker
-    from thinkalike.models.shapes import Shape
+    from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)
 
@@ -207,19 +206,21 @@ class Instrument(ABC):
         names = told_apart(list(models.values()))
         return {part: shape_of(model, name) for (part, model), name in zip(models.items(), names, strict=True)}
 
-    def operations(self, config: Any, shapes: Shapes) -> Sequence[Phase]:
-        """Return the operations of a job by phase, from the shapes of its models alone.
+    def passes(self, config: Any, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of the models of a job, from their shapes alone; what it computes besides is left out.
 
-        Unless a kind says otherwise, each model runs once over the text of the report.
+        Unless a kind says otherwise, each model reads the text of the report once.
 
         Args:
-            shapes: of the models of `models_of`, by their names there; one of no known shape is left out.
+            shapes: of the models of `models_of`, by their names there.
         """
-        from thinkalike.job.operations import forward_passes
+        from thinkalike.models.shapes import Passes
 
-        tokens = float(config.data.report_tokens or 0) if "data" in self.reads else 0.0
-        rows = [config.data.context or shape.context for shape in shapes.values()]
-        return forward_passes(shapes.values(), tokens, min(rows), full=True) if tokens and shapes else []
+        if "data" not in self.reads or not config.data.report_tokens:
+            return []
+        row = config.data.context or min((shape.context for shape in shapes.values()), default=0)
+        tokens = float(config.data.report_tokens)
+        return [Passes("report", shape, tokens, row) for shape in dict.fromkeys(shapes.values())]
 
     def holds(self, config: Any, shapes: Shapes) -> float:
         """Return the bytes that a job needs besides the weights of its models, as known before anything is loaded."""

@@ -129,7 +129,7 @@ class _Planned:
 
     def check_models(self) -> None:
         """Check what can be known of the models before they are loaded."""
-        from thinkalike.models.foresight import check_models
+        from thinkalike.models.outline import check_models
 
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
 
@@ -217,8 +217,6 @@ def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
     """Compute and store the jobs whose locks this process holds, `among` as many that were asked for."""
     import torch
 
-    from thinkalike.job.operations import speeds
-
     instrument, config, began, errors = jobs[0].instrument, jobs[0].config, time.monotonic(), []
     if config.force and not rank(config):
         for each in jobs:
@@ -242,13 +240,11 @@ def _pass(jobs: Sequence[_Planned], among: int, warnings: Warnings) -> None:
         seconds = time.monotonic() - began
         took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
-        spent = max(seconds, *(sum(work.phase.seconds.values()) for work in works))  # with the runs before this one
-        rates = speeds([(each.instrument, each.config) for each in jobs], spent)
         names = [_models_of(outcome) for outcome in outcomes]
-        for each, work, outcome, rate, own in zip(jobs, works, outcomes, rates, names, strict=True):
+        for each, work, outcome, own in zip(jobs, works, outcomes, names, strict=True):
             said = {"warnings": found} if (found := warnings.of(own, itertools.chain(*names))) else {}
             try:
-                each.finish(work, outcome, {**took, **rate, **said})
+                each.finish(work, outcome, {**took, **said})
             except ThinkalikeError as error:
                 errors.append(error)
     for further in errors[1:]:

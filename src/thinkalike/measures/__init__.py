@@ -14,7 +14,7 @@ from typing import Any
 
 _NAMES = """
 accumulators: Accumulator LayerMeans
-bootstrapping: Jackknifed auc bootstrap_difference bootstrap_interval documents_and_seeds_interval effective_number
+bootstrapping: Jackknifed auc bootstrap_interval documents_and_seeds_interval effective_number
 bootstrapping: sum_by_document
 chance: Calibrated Chance LayerPairEstimate calibrate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions

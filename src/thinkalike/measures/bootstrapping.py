@@ -14,10 +14,8 @@ w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -74,98 +72,50 @@ def bootstrap_interval(
     Raises:
         ValueError: Fewer than two documents have tokens.
     """
-    return _studentised([_Ratio.of(sums, counts, counts > 0)], level, resamples, seed, together)
-
-
-def bootstrap_difference(
-    first: Float[Tensor, "*b documents"],
-    first_counts: Float[Tensor, " documents"],
-    second: Float[Tensor, "*b documents"],
-    second_counts: Float[Tensor, " documents"],
-    *,
-    level: float = 0.95,
-    resamples: int = 2000,
-    together: bool = False,
-) -> Estimate:
-    """Return the difference of two means over the same documents with a studentised bootstrap interval, of shape (*b).
-
-    Each mean is that of `bootstrap_interval`, and both see the same resamples. Documents without tokens on either side
-    are left out.
-
-    Raises:
-        ValueError: Fewer than two documents have tokens on both sides.
-    """
-    kept = (first_counts > 0) & (second_counts > 0)
-    ratios = [_Ratio.of(first, first_counts, kept), _Ratio.of(second, second_counts, kept, sign=-1)]
-    return _studentised(ratios, level, resamples, 0, together)
-
-
-class _Ratio(NamedTuple):
-    """A mean per token that is added or subtracted, with its documents' residuals and counts."""
-
-    sign: int
-    mean: Float[Tensor, "*b 1"]
-    sums: Float[Tensor, "*b n"]  # s - R n
-    counts: Float[Tensor, " n"]
-
-    @classmethod
-    def of(cls, sums: Tensor, counts: Tensor, kept: Tensor, sign: int = 1) -> _Ratio:
-        sums, counts = sums[..., kept].double(), counts[kept].double()
-        mean = sums.sum(-1, keepdim=True) / counts.sum()
-        return cls(sign, mean, sums - mean * counts, counts)
-
-
-def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: int, together: bool) -> Estimate:
-    """Return the signed sum of the ratios' means with its interval, see the docstring of this module.
-
-    As t is unbounded if the documents of a resample hardly differ, it is cut at the quantile of Student's distribution
-    with one degree of freedom, which is exact for two documents of equal length.
-    """
-    value, error = _with_error(ratios)
-    n = ratios[0].counts.numel()
-    parts = [_beyond(ratios, weights) for weights in resampled_counts(n, resamples, seed)]
+    kept = counts > 0
+    sums, counts = sums[..., kept].double(), counts[kept].double()
+    mean = sums.sum(-1, keepdim=True) / counts.sum()
+    residuals = sums - mean * counts  # s - R n
+    error = _standard_error(mean[..., 0], residuals, counts)
+    parts = [_beyond(residuals, counts, weights) for weights in resampled_counts(counts.numel(), resamples, seed)]
     beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    fewest = min(effective_number(ratio.counts) for ratio in ratios)
-    widest, least = student_t(level, 1), student_t(level, max(int(fewest - 1 + ROUNDING), 1))
+    # t is unbounded if the documents of a resample hardly differ; the quantile of Student's distribution with one
+    # degree of freedom, at which it is cut, is exact for two documents of equal length
+    widest, least = student_t(level, 1), student_t(level, max(int(effective_number(counts) - 1 + ROUNDING), 1))
     t = (beyond / errors).nan_to_num(0.0, widest, -widest)
     if together:
         t = t.where(error[..., None] > 0, 0.0).reshape(-1, t.shape[-1])
     ends = (t.amax(0), t.amin(0)) if together else (t, t)
-    tail, wider = (1 - level) / 2, least / student_t(level, n - 1)
+    tail, wider = (1 - level) / 2, least / student_t(level, counts.numel() - 1)
     upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
     low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
-    return Estimate(value, value - low, value - high)
+    return Estimate(mean[..., 0], mean[..., 0] - low, mean[..., 0] - high)
 
 
-def _with_error(ratios: Sequence[_Ratio]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-    """Return the signed sum of the ratios' means, and its standard error, 0 if documents are equal up to rounding."""
-    value, scale, influence = (torch.zeros(()) for _ in range(3))
-    for ratio in ratios:
-        weights = ratio.counts / ratio.counts.sum()
-        unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
-        influence = influence + ratio.sign * ratio.sums * unbiased / ratio.counts.sum()
-        value, scale = value + ratio.sign * ratio.mean[..., 0], scale + ratio.mean[..., 0].abs()
-    error = influence.square().sum(-1).sqrt()
-    return value, error.where(error > ROUNDING * scale, 0.0)
+def _standard_error(
+    mean: Float[Tensor, "*b"], residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"]
+) -> Float[Tensor, "*b"]:
+    """Return the standard error of the mean, 0 if documents are equal up to rounding."""
+    weights = counts / counts.sum()
+    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
+    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
+    return error.where(error > ROUNDING * mean.abs(), 0.0)
 
 
 def _beyond(
-    ratios: Sequence[_Ratio], weights: Float[Tensor, "r n"]
+    residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"], weights: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
-    """Return the signed sum of the ratios in each resample minus that of all documents, and its standard error.
+    """Return the mean in each resample minus that of all documents, and its standard error.
 
-    The error is √(Σ w e²), with e the sum over ratios of sign (s - r n) / Σ w n, r the ratio in the resample, and w how
-    often it has each document. Products of sums and counts give it without resamples x documents x entries in memory.
+    The error is √(Σ w e²), with e = (s - r n) / Σ w n, r the ratio in the resample, and w how often it has each
+    document. Products of sums and counts give it without resamples x documents x entries in memory.
     """
-    totals = [weights @ ratio.counts for ratio in ratios]
-    means = [ratio.sums @ weights.T / total for ratio, total in zip(ratios, totals, strict=True)]
-    squares = torch.zeros(())
-    for (a, r, total), (b, q, other) in itertools.product(zip(ratios, means, totals, strict=True), repeat=2):
-        spread = (a.sums * b.sums) @ weights.T + r * q * ((a.counts * b.counts) @ weights.T)
-        spread = spread - r * ((a.counts * b.sums) @ weights.T) - q * ((a.sums * b.counts) @ weights.T)
-        squares = squares + a.sign * b.sign * spread / (total * other)
-    beyond = torch.stack([ratio.sign * mean for ratio, mean in zip(ratios, means, strict=True)]).sum(0)
-    return beyond, squares.clamp(min=0).sqrt()
+    total = weights @ counts
+    mean = residuals @ weights.T / total
+    spread = residuals.square() @ weights.T + mean * mean * (counts.square() @ weights.T)
+    crossed = (residuals * counts) @ weights.T
+    spread = spread - mean * crossed - mean * crossed
+    return mean, (spread / (total * total)).clamp(min=0).sqrt()
 
 
 def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:

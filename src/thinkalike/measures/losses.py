@@ -86,6 +86,11 @@ def rows_of_logits(states: Float[Tensor, "*k n d"], finish: Finish) -> int:
     return min(CHUNK, max(LOGITS // vocabulary, 1))
 
 
+def bytes_of_logits(vocabulary: int) -> float:
+    """Return the bytes of the logits of a chunk and of their log-probabilities in float32."""
+    return 8.0 * min(CHUNK * vocabulary, LOGITS)
+
+
 def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int | None) -> Tensor:
     """Return the losses of all tokens, (..., n), given a function that makes the loss of some rows."""
     chunk = chunk or rows_of_logits(states, finish)

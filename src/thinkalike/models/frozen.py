@@ -5,11 +5,14 @@ masks, scales and caps are the model's own. All blocks stay in place: those that
 state is put in before the first that is, and the pass ends after the last state that is asked for. (A shortened list of
 blocks shifts the indices by which a block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the
 skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.)
+
+Controls are copies of a model with random, noisy or new weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -19,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
 from thinkalike.models.surgery import (
@@ -303,3 +306,54 @@ class FrozenModel:
         if layer == EMBED:
             return captured_input(self.blocks[0], layer, states)
         return captured_output(self.blocks[int(layer)].get_submodule(self.family.sites[site]), layer, states)
+
+
+def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
+    """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
+    return FrozenModel(
+        module,
+        model.family,
+        model.tokenizer,
+        name=name,
+        context=model.context,
+        bos_each_row=model.bos_each_row,
+        device=model.device,
+        kernels=model.kernels,
+        classes=model.classes,
+    )
+
+
+def randomised(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
+    module, generator = copy.deepcopy(model.module), seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.copy_(noise * weight.float().std().cpu())
+    return variant(model, module, f"{model.name} (random)")
+
+
+def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
+    module, generator = copy.deepcopy(model.module), seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
+    return variant(model, module, f"{model.name} (noisy)")
+
+
+def fresh(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights, as its own library draws them."""
+    from transformer_lens.model_bridge.sources.native.init import initialize_native_model
+    from transformer_lens.model_bridge.sources.native.model import NativeModel
+
+    if isinstance(model.module, NativeModel):
+        module: nn.Module = copy.deepcopy(model.module)
+        initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = type(model.module)(copy.deepcopy(model.module.config))
+    return variant(model, module.to(model.device, model.dtype), f"{model.name} (fresh)")

@@ -20,8 +20,8 @@ from thinkalike.models.adapters import base_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.gguf_files import gguf_types, located
-from thinkalike.models.labels import class_names, label, told_apart
 from thinkalike.models.minis import read_mini
+from thinkalike.models.outline import class_names, label, told_apart
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
 from thinkalike.models.tokenizers import check_tokenizer, puts_bos

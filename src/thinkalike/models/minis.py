@@ -5,11 +5,9 @@ A mini of a Hugging Face family is a checkpoint as `save_pretrained` writes it, 
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,37 +60,6 @@ def unknown_sizes(architecture: dict[str, Any], family: str) -> list[str]:
 
     there = {name for kind in TransformerBridgeConfig.__mro__[:-1] for name in inspect.signature(kind).parameters}
     return [key for key in architecture if key not in there]
-
-
-def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
-    """Write a mini in half precision.
-
-    Args:
-        config: `architecture`, `seed`, and the numbers that the card states.
-        card: the text of its README.md.
-    """
-    from safetensors.torch import save_file
-    from transformers import PreTrainedModel
-
-    folder.mkdir(parents=True, exist_ok=True)
-    half = copy.deepcopy(module).half()
-    if isinstance(half, PreTrainedModel):
-        half.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
-        config = shape | {key: value for key, value in config.items() if key != "architecture"}
-    else:
-        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
-        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "README.md").write_text(card)
-
-
-def card_text(name: str, what: str, rows: Mapping[str, object]) -> str:
-    """Return the README.md of a mini: its name, what it is, and a table of facts."""
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    return f"# {name}\n\n{what}\n\n| | |\n|---|---|\n{table}\n"
 
 
 def read_mini(folder: Path) -> tuple[Any, Any]:

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from thinkalike.config import ModelConfig, TrainerConfig
+from thinkalike.config import ModelConfig
 from thinkalike.models.adapters import base_of
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import label
+from thinkalike.models.outline import label
 from thinkalike.models.places import folder_of, known_shape, named_folder, stated_in
 from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import text_config
@@ -112,15 +112,44 @@ class Shape:
     context: int
     operations: Operations
 
-    def forward(self, tokens: float, context: int | None = None, full: bool = False) -> float:
-        """Return the operations of a number of tokens through all blocks.
 
-        Args:
-            context: tokens of a row; None: the model's own.
-            full: also through the unembedding.
-        """
-        row = context or self.context
-        return tokens * (self.operations.full(row) if full else self.operations.forward(0, self.layers, row))
+Shapes = Mapping[str, Shape]  # by the part of the configuration: model, target, or the name of a member
+
+
+def both_of(shapes: Shapes) -> tuple[Shape, Shape]:
+    """Return source and target; a model without a target is its own."""
+    return shapes["model"], shapes.get("target", shapes["model"])
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The passes of one model in one phase of a job: what `dry_run` counts.
+
+    Attributes:
+        phase: such as forward passes, training or report.
+        model: its shape.
+        tokens: that it reads.
+        row: tokens of a row of text.
+        times: how often it reads them. A step of training a model is three passes: forward, and the gradients of states
+            and of weights. Through frozen weights it is two.
+        full: whether the passes go through the unembedding, too.
+        is_shared: whether jobs of one pass that read the same do it once.
+    """
+
+    phase: str
+    model: Shape
+    tokens: int | float
+    row: int
+    times: int | float = 1
+    full: bool = True
+    is_shared: bool = False
+
+    @property
+    def flops(self) -> float:
+        """The operations, two for each product of a multiplication and an addition."""
+        own = self.model.operations
+        each = own.full(self.row) if self.full else own.forward(0, self.model.layers, self.row)
+        return float(self.times * self.tokens * each)
 
 
 def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
@@ -256,35 +285,3 @@ def _of_transformers(sizes: Mapping[str, Any]) -> Empty:
         module = getattr(transformers, AUTO_CLASSES[family.predicts]).from_config(shape)
     blocks = module.get_submodule(family.blocks or blocks_of(module, kind)).children()
     return module.eval(), list(blocks), longest_row(module)
-
-
-# Operations per second of dense products: bfloat16, TF32, float32 (NVIDIA's data sheets; the H200's are the H100's). A
-# device has the first entry whose words are all in its name.
-PEAKS = {
-    "H100 PCIe": (756e12, 378e12, 51e12),
-    "H100": (989e12, 494e12, 67e12),
-    "H200": (989e12, 494e12, 67e12),
-    "A100": (312e12, 156e12, 19.5e12),
-    "L40S": (362e12, 183e12, 91.6e12),
-}
-PRECISIONS = ("bfloat16", "TF32", "float32")  # the order of the peaks
-
-
-def precision_of(dtype: str, trainer: TrainerConfig) -> str:
-    """Return the precision of the products of a job with models of this dtype: bfloat16, TF32 or float32."""
-    if trainer.precision == "bf16-mixed" or trainer.matmul == "medium" or dtype in ("bfloat16", "float16"):
-        return "bfloat16"
-    return "TF32" if trainer.matmul == "high" else "float32"
-
-
-def peak_of(device: torch.device, precision: str) -> float | None:
-    """Return the most operations per second of a device, or None if the device is not in the table.
-
-    Args:
-        precision: of products: bfloat16, TF32 or float32.
-    """
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = next((own for words, own in PEAKS.items() if all(word in name for word in words.split())), None)
-    return peaks[PRECISIONS.index(precision)] if peaks else None

@@ -1,59 +1,26 @@
-"""The byte-level BPE of the minis, the tokenizers of checkpoints, and comparisons of two."""
+"""The tokenizers of checkpoints, and comparisons of two."""
 
 from __future__ import annotations
 
 import logging
 import tempfile
 import unicodedata
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
+from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError
 from thinkalike.models.gguf_files import is_gguf, located
 from thinkalike.models.survey import TEXT
-from thinkalike.tokenizers import BYTE_OF, tokenizer_parts
 
 log = logging.getLogger(__name__)
 
 END = "<|endoftext|>"
-SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
 CODE = "if x[0] >= 12345.6:\n\n\t\treturn  'don't'\r\n"
 OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
-
-
-def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
-    """Train a byte-level BPE; the same texts give the same tokenizer.
-
-    Args:
-        texts: the documents to train on.
-        vocabulary: the number of entries.
-        cls_sep: whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first
-            word is like any other; else one special token is BOS, EOS and padding.
-    """
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=cls_sep)
-    bpe.decoder = decoders.ByteLevel()
-    special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    marks = list(dict.fromkeys(special.values()))
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=marks, initial_alphabet=alphabet, show_progress=False
-    )
-    bpe.train_from_iterator(texts, trainer)
-    if cls_sep:
-        numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
-        bpe.post_processor = processors.TemplateProcessing(
-            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
-        )
-        special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:

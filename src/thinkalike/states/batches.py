@@ -24,6 +24,7 @@ from thinkalike.config import DataConfig
 from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.split import held_out_texts
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.measures.hsic import FEWEST
@@ -32,7 +33,6 @@ from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
-from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)

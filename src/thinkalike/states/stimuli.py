@@ -22,8 +22,8 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.labels import names_of
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import names_of
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
 from thinkalike.states.batches import massive, say_massive

@@ -18,11 +18,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
 from thinkalike.hub import cause_of, forget_commits, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.tokenizers import tokenizer_fingerprint
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FORMAT = {"format": "thinkalike affine stitch", "version": 1}

@@ -26,7 +26,6 @@ from thinkalike.evaluation.language import last_states, next_token_losses, state
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.models.frozen import FrozenModel, StateSource
-from thinkalike.models.shapes import peak_of, precision_of
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
 from thinkalike.training.steps import Microbatch, SteppedModule, largest_microbatch, mean_losses
@@ -316,12 +315,7 @@ class StitchTraining(SteppedModule):
         if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
             self.microbatch = Microbatch(*kept["size"])
 
-    def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
-        """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result.
-
-        `share_of_peak`, of all devices that share the job, is there if the device's peak is known.
-        """
-        done, most = (self._step_operations or 0.0) * self.steps_here, peak_of(device, precision_of("float32", trainer))
-        speed = done / max(self.seconds, 1e-9)
-        share = {"share_of_peak": speed / most / self.trainer.world_size} if most else {}
-        return {"flops": done, "flops_per_second": speed, **share}
+    def speed(self) -> dict[str, float]:
+        """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result."""
+        done = (self._step_operations or 0.0) * self.steps_here
+        return {"flops": done, "flops_per_second": done / max(self.seconds, 1e-9)}

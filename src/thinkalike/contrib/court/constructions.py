@@ -17,9 +17,8 @@ from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.tokens import BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.losses import CHUNK, token_loss
-from thinkalike.models.controls import fresh, variant
 from thinkalike.models.families import EMBED
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, fresh, variant
 from thinkalike.models.survey import embedding_of
 from thinkalike.training.steps import StepData
 

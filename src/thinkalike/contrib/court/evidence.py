@@ -1,4 +1,4 @@
-"""What the judges of a court look at: a source's states, its maps to the target, and how the target goes on from them.
+"""What the judges of a court look at: a source's states, its maps to the target, and the target's output after them.
 
 All of a source is computed once, when the first judge asks for it; all of the target once for all sources.
 """
@@ -52,7 +52,7 @@ Map = Callable[[Tensor], Tensor]
 
 
 class Course(NamedTuple):
-    """How the target goes on from mapped states, as means over the predicted tokens of the report."""
+    """The target's output when it resumes from mapped states, as means over the predicted tokens of the report."""
 
     penalty: float  # loss minus the target's own, in nats
     kl: float  # of the target's own output from the stitched one's, in nats
@@ -119,7 +119,7 @@ class Bench:
 
     @torch.no_grad()
     def course(self, source: Source, phi: Map) -> Course:
-        """Return how the target goes on from the states of a source through a map.
+        """Return the target's output when it resumes from the states of a source through a map.
 
         The first token of each row keeps the target's own state, as maps are fitted on tokens with context.
         """
@@ -174,7 +174,7 @@ class Evidence:
 
     @cached_property
     def course(self) -> Course:
-        """How the target goes on from the map of least squares."""
+        """The target's output when it resumes from the map of least squares."""
         return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer)))
 
 
@@ -194,7 +194,7 @@ def token_features(
     length, sort, begins = seen.unbind(-1)
     earlier = (rows[:, :, None] == rows[:, None]).tril(-1).any(-1)
     before, two_before = (sort.roll(steps, 1) for steps in (1, 2))
-    two_before[:, 1] = -1  # there is none
+    two_before[:, 1] = -1  # the second token has only one token before it
     places = torch.arange(rows.shape[1]).expand_as(rows)
     features = (length, sort, begins, counts[rows].add(1).log(), places, before, two_before, earlier)
     return torch.stack([each[:, 1:-1].flatten().float() for each in features], -1)

@@ -53,7 +53,7 @@ from thinkalike.contrib.court.constructions import (
 )
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.tokens import BigramMeans, TokenMeans
-from thinkalike.models.controls import fresh, perturbed, randomised
+from thinkalike.models.frozen import fresh, perturbed, randomised
 
 
 class Entry(NamedTuple):

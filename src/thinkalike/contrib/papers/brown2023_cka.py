@@ -24,7 +24,7 @@ from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
 Names = tuple[str, str]  # of source and target
-LEVEL = 0.01  # of CKA: up to this a direction is none
+LEVEL = 0.01  # of CKA: a smaller rise or fall does not count
 
 
 def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
@@ -34,12 +34,12 @@ def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0
 
 
 def early(layers: int) -> slice:
-    """Return the early block of so many layers."""
+    """Return the early block of a model of `layers` layers."""
     return slice(0, max(layers // 8, 1))
 
 
 def middle(layers: int) -> slice:
-    """Return the middle block of so many layers."""
+    """Return the middle block of a model of `layers` layers."""
     return slice(layers // 4, layers - layers // 4)
 
 
@@ -158,7 +158,7 @@ def _figure3(case: Case) -> Conclusion:
 
 
 def _figure9(case: Case) -> Conclusion:
-    """All pairs of three Pythia models, of which one is odd."""
+    """All pairs of three Pythia models, one of them trained differently."""
     names = [model.name for model in case.models]
     pairs = list(itertools.combinations(names, 2))
     odd, others = ([pair for pair in pairs if (names[2] in pair) == side] for side in (True, False))

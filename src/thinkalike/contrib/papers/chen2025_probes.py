@@ -86,7 +86,7 @@ class Probed:
     rows: pd.DataFrame
 
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
-        """Return the accuracy of a condition, or None if there is none."""
+        """Return the accuracy of a condition, or None if it was not measured."""
         chosen = pd.Series({"feature": feature, "condition": condition, "split": split})
         found = self.rows[(self.rows[list(chosen.index)] == chosen).all(axis=1)]
         if found.empty:

@@ -101,7 +101,7 @@ def untestable(claim: str, reason: str) -> Claim:
 
 
 def level_of_each(count: int, level: float = 0.95) -> float:
-    """Return the level at which each of so many intervals holds all of them together with this level (Bonferroni)."""
+    """Return the level of each of `count` intervals at which they all hold together at `level` (Bonferroni)."""
     return 1 - (1 - level) / max(count, 1)
 
 

@@ -19,7 +19,7 @@ from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
 from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import check_read, instrument_of, passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.labels import label
+from thinkalike.models.outline import label
 from thinkalike.progress import doing
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result
@@ -218,7 +218,7 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
     except ResourceError as error:
         if len(jobs) == 1:
             raise
-        log.warning("warning: %s; %d jobs go on one after the other", error, len(jobs))
+        log.warning("warning: %s; the %d jobs now run one after the other", error, len(jobs))
     # not above, where the error would still hold what the models did not fit beside
     return [run_jobs([job], shown=False)[0] for job in jobs]
 

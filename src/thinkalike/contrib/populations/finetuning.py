@@ -13,16 +13,16 @@ import torch
 from thinkalike.config import ModelConfig, TrainConfig, relevant
 from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
 from thinkalike.contrib.populations.new_classifiers import new_classifier
-from thinkalike.contrib.populations.pairs import EncodedPairs, Pairs, batches, encode
+from thinkalike.contrib.populations.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import card_text, save_mini
 from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, fit, loggers_of
@@ -53,8 +53,11 @@ class ClassifierFinetuning(
     def seed(self, config: TrainConfig) -> int:
         return config.nli.index
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.finetuning(config, shapes)
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        seen = config.nli.epochs * tokens_of(config.pairs, "fit")
+        report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
+        training = Passes("training", shapes["model"], seen, PAIR, times=3, full=False)
+        return [training, Passes("report", shapes["model"], report, PAIR, full=False)]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}

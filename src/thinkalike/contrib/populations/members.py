@@ -99,7 +99,7 @@ def _composed(setting: str, name: str, *words: str) -> ModelConfig:
 
 
 def _forked(config: AnalyzeConfig) -> list[Member]:
-    """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
+    """Fine-tune `per_group` children of each parent on a smaller sample of its pairs; they are its group."""
     chosen = config.population
     challenge = read_pairs(config.pairs, "challenge")
     challenge.select(config.pairs.label, config.pairs.heuristic)  # an empty part is refused now, not at the end
@@ -190,7 +190,7 @@ def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
 
 KEPT_EVERY = 10  # batches of stitches
 LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
-STITCHES, CKA_STATE = "stitches", "cka"  # the states that a job goes on from
+STITCHES, CKA_STATE = "stitches", "cka"  # the checkpoints of a job
 
 
 class PopulationCKA(NamedTuple):
@@ -206,7 +206,7 @@ def stitched_members(
 ) -> IdentityStitches:
     """Return losses and predicted classes of all stitches (source, target, cut, pair).
 
-    What is done is kept every few batches, and an interrupted job goes on from there. Processes share the batches.
+    A checkpoint is kept every few batches, from which an interrupted job resumes. Processes share the batches.
 
     Args:
         measure: `batch`, how many pairs run at once, and `at_once`, how many sources.

@@ -20,6 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.config import PairsConfig
 from thinkalike.data.documents import canonical
 from thinkalike.data.sources import Record, json_lines, parquet_rows, read_with, stream_records
 from thinkalike.data.stimuli import chosen
@@ -27,6 +28,8 @@ from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
+PAIR = 40  # tokens of a pair of MNLI, about
+SIZES = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # pairs of MNLI and HANS
 MNLI = ("entailment", "neutral", "contradiction")
 HANS = ("entailment", "non-entailment")
 
@@ -43,7 +46,7 @@ class Pairs:
     hypotheses: list[str]
     labels: Int[Tensor, " n"]  # places in `classes`
     classes: tuple[str, ...]
-    heuristics: list[str] = field(default_factory=list)  # "" where there is none
+    heuristics: list[str] = field(default_factory=list)  # "" where the set names no heuristic
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
     unlabelled: int = 0  # rows that were left out because annotators did not agree on a label
@@ -66,7 +69,7 @@ class Pairs:
         return replace(self, labels=self.labels[rows], **taken)
 
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
-        """Return the pairs of a class, of a heuristic, or of both; if there is none, an error lists the parts."""
+        """Return the pairs of a class, of a heuristic, or of both; an error lists the parts if no pair is left."""
         labels = [self.classes[place] for place in self.labels.tolist()]
         there = list(zip(labels, self.heuristics, strict=True))
         kept = [row for row, (is_, of) in enumerate(there) if label in (None, is_) and heuristic in (None, of)]
@@ -254,3 +257,11 @@ def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:
         if not isinstance(row.get(name), str | int):
             raise DataError(f"{source} row {number} has no text in column {name}, but {row.get(name)!r}")
     return [str(row[name]) for row in rows]
+
+
+def tokens_of(config: PairsConfig, side: str) -> float:
+    """Return about how many tokens the pairs of a side have; of the challenge, those of the part that is reported."""
+    asked = getattr(config, f"{side}_pairs") or SIZES[side]
+    if side == "challenge" and config.heuristic:
+        return PAIR * min(asked, SIZES[side]) / 3 / (2 if config.label else 1)
+    return float(PAIR * asked)

@@ -28,15 +28,15 @@ from thinkalike.contrib.populations.members import (
     published_accuracies,
     stitched_members,
 )
-from thinkalike.contrib.populations.pairs import MNLI, EncodedPairs, Pairs, batches, encode
+from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.contrib.populations.reading import read_pairs
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import span
-from thinkalike.models.foresight import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.outline import check_models
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
@@ -99,9 +99,20 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
         """Return one model for all members, which have the same shape."""
         return {"member": as_chosen(a_member(config), config)}
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-        """Return the stitches of all members and their CKA; fine-tunings that are not there yet are jobs themselves."""
-        return operations.population(config, shapes, members_in(config))
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        """Return the passes of all stitches and those of CKA, without fine-tunings that are missing.
+
+        From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2 passes, and m of the
+        sources.
+        """
+        measure: Any = config.measure
+        shape, members, read = shapes["member"], members_in(config), tokens_of(config.pairs, measure.side)
+        alike = min(PAIR * float(measure.cka_pairs or read), read)
+        stitches = members**2 * (shape.layers + 1) / 2 + members
+        return [
+            Passes("stitches", shape, read, PAIR, stitches, full=False),
+            Passes("CKA", shape, alike, PAIR, members, full=False),
+        ]
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which is counted as the model."""
@@ -173,7 +184,7 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
     """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
 
-    A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
+    Only settings that the command line names count, and not those that model=NAME brings along.
     """
     named = {word.lstrip("+").split("=")[0] for word in config.chosen}
     return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})

@@ -11,21 +11,20 @@ import pandas as pd
 import torch
 
 from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.split import training_texts
 from thinkalike.errors import ConfigError, first_line
 from thinkalike.evaluation.language import held_out_loss
-from thinkalike.instruments import operations
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import family_named
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import build_mini, card_text, save_mini, unknown_sizes
+from thinkalike.models.minis import build_mini, unknown_sizes
 from thinkalike.models.places import ASSETS, pick_device
-from thinkalike.models.shapes import Shape, new_shape
-from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.models.shapes import Passes, Shape, Shapes, new_shape
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Keeping, Run, fit, loggers_of
@@ -55,8 +54,10 @@ class MiniPretraining(
     def shapes_of(self, config: TrainConfig) -> dict[str, Shape | None]:
         return {"model": new_shape(config.model, config.pretrain.vocabulary)}
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.pretraining(config, shapes)
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        shape, row = shapes["model"], config.data.context or shapes["model"].context
+        training = Passes("training", shape, float(config.pretrain.tokens), row, times=3)
+        return [training, Passes("report", shape, float(config.data.report_tokens or 0), row)]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         model = config.model

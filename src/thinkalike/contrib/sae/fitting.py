@@ -17,9 +17,9 @@ from torch import Tensor
 from thinkalike.contrib.sae.evaluation import SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.contrib.sae.measures import SparseAutoencoder, loss_recovered
 from thinkalike.contrib.sae.setting import Setting
+from thinkalike.contrib.sae.spent import Site, of_start, of_token
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.evaluation.language import ends_of
-from thinkalike.instruments.operations import Site, of_start, of_token
 from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.models.frozen import FrozenModel
@@ -120,7 +120,7 @@ class Course:
     each: float
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
-        """Return the operations of so many tokens of training, with what came before it."""
+        """Return the operations of training on this many tokens, including the preparation."""
         return self.fixed + self.each * tokens
 
     def spent(self, tokens: int) -> float:

@@ -25,17 +25,16 @@ from thinkalike.contrib.sae.setting import (
     Setting,
     seed_folder,
     source_jobs,
-    source_layer,
     source_model,
     source_result,
 )
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.measures.estimates import span
-from thinkalike.models.foresight import outline
+from thinkalike.models.outline import outline
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import (
     Column,
     Table,
@@ -81,8 +80,17 @@ class SparseAutoencoders(
     def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
         return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.autoencoders(config, shapes, source_layer(config))
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        """Return the passes of the model and the source; the products of the autoencoders are left out."""
+        sae, model = config.sae, shapes["model"]
+        row = config.data.context or min(shape.context for shape in shapes.values())
+        tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
+        starts = [] if set(sae.starts) <= {"random"} else shapes.values()
+        return [
+            *(Passes("starts", shape, float(sae.map_tokens), row, full=False) for shape in starts),
+            Passes("training", model, tokens, row, full=False),
+            Passes("report", model, report, row, times=2 + 2 * len(sae.starts) * sae.seeds),
+        ]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         with work.phase("loading"):

@@ -122,7 +122,7 @@ class Setting:
 
     Attributes:
         opening: rows that training reads early, from which states are scaled, and maps and decoders are fitted.
-        source: the model whose autoencoders are carried over, and None where there is none.
+        source: the model whose autoencoders are carried over, or None.
         made: the result that has these autoencoders.
     """
 

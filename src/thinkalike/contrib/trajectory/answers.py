@@ -22,6 +22,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.contrib.trajectory.measures import Curve, balanced, band, curve_of, held_out_right, permuted_labels
 from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import (
     BATCH_TOKENS,
@@ -43,7 +44,6 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.batches import massive
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
-from thinkalike.tokenizers import tokenizer_fingerprint
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
 from thinkalike.config.schema import Numbers
 from thinkalike.errors import ConfigError, listed
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
 
 
@@ -52,12 +53,10 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     def prepared(self, config: AnalyzeConfig) -> Sequence[Any]:
         return [training(config)] if config.measure.train else []  # type: ignore[attr-defined]
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
-        from thinkalike.job import forward_passes
-
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure: Any = config.measure
         count = 1 if measure.train else len(checkpoints_of(config.model, measure.steps))
-        return forward_passes(shapes.values(), float(count * measure.tokens), config.data.context or 64, full=True)
+        return [Passes("checkpoints", shapes["model"], float(measure.tokens), config.data.context or 64, count)]
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         from thinkalike.contrib.trajectory.answers import tasks_of_features

@@ -92,7 +92,7 @@ class Curve(NamedTuple):
     Attributes:
         accuracy: balanced, with intervals that hold for all steps together, over groups of stimuli.
         threshold: what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations.
-        onset: the place of the first step from which on the accuracy exceeds it; the number of steps if there is none.
+        onset: the index of the first step from which the accuracy stays above it, or the number of steps.
         draws: the same in each resample of groups.
     """
 

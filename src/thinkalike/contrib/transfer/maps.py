@@ -19,9 +19,10 @@ from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplain
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
-from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
+from thinkalike.models.outline import check_layer_pairs
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.tokenizers import same_vocabulary
 
 
@@ -41,6 +42,13 @@ class OfMaps(Instrument):
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_layer_pairs(config.model, config.target, config.layers)
         return fingerprints(config, ("model", "target", "data"))
+
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of both models over the text that maps are fitted on, and over held-out text."""
+        fitted = config.data.fit_tokens or config.measure.fit_tokens  # type: ignore[attr-defined]
+        tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
+        row = config.data.context or min(shape.context for shape in shapes.values())
+        return [Passes("text", each, tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 from torch.nn.utils.rnn import pad_sequence
 
-from thinkalike.config import AnalyzeConfig, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import probing
 from thinkalike.contrib.transfer.maps import (
@@ -31,11 +31,11 @@ from thinkalike.contrib.transfer.probing import SPLITS, Probing, Task, means_of,
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import one_of
-from thinkalike.instruments.of_stimuli import stimuli_facts
-from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
+from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
-from thinkalike.models.controls import fresh
+from thinkalike.job import Outcome, Work
+from thinkalike.models.frozen import fresh
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
@@ -77,21 +77,11 @@ class CarriedProbes(
         _tasks(config, stimuli)  # so that errors come before anything is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
-        measure: Any = config.measure
-        both = both_of(shapes)
-        stimuli = read_stimuli(config.stimuli)
-        words = forward_passes(both, float(WORDS * len(stimuli.groups.unique())), WORDS)
-        tasks = [(len(task.rows), len(task.levels)) for task in _tasks(config, stimuli)]
-        pairs = len(pairs_of_layers(config.layers, *(shape.layers for shape in both)))
-        widths = [shape.width for shape in both]
-        sides = widths + widths[:1] + widths[1:] * measure.untrained  # refitted probes read the source's width
-        probes = of_probes(tasks, sides, measure.folds, len(measure.alphas), measure.inner_folds)
-        text = text_passes(config, shapes)
-        if measure.untrained:  # its maps need the source's states, too
-            text.append(Phase("untrained target", total(text)))
-        maps = pairs * of_maps(measure.fit_tokens, *widths) * (1 + measure.untrained)
-        return [*words, *text, Phase("maps", maps), Phase("probes", pairs * probes)]
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes over sentences and text, over text also of an untrained target; fits are left out."""
+        text = super().passes(config, shapes)
+        again = [replace(each, phase="untrained target") for each in text] if config.measure.untrained else []  # type: ignore[attr-defined]
+        return [*sentence_passes(config, shapes), *text, *again]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

@@ -40,12 +40,12 @@ from thinkalike.contrib.transfer.measures import (
 )
 from thinkalike.data.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.operations import both_of, of_maps, of_steering, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.job import Outcome, Phase, Shapes, Work
+from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import span, stimulus_folds
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.shapes import Passes, Shapes, both_of
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.contrasts import gaps, read_prompts, states_at_words, steered_gaps
@@ -101,15 +101,14 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
         own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
         return {**own, **super().inputs(config)}
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes over text, and those of steered texts, as if each began at the first block."""
         measure: Any = config.measure
-        both = both_of(shapes)
+        target = both_of(shapes)[1]
         count = len(read_contrasts(measure.path)) if measure.contrast == "table" else measure.pairs
-        pairs = pairs_of_layers(config.layers, *(shape.layers for shape in both))
-        passes = (len(NOT_RANDOM) + measure.draws) * len(measure.strengths) * len(measure.positions)
-        steered = of_steering(both[1].operations, [depth for _, depth in pairs], count, LENGTH, passes)
-        maps = len(pairs) * of_maps(measure.fit_tokens, *(shape.width for shape in both))
-        return [*text_passes(config, shapes), Phase("maps", maps), Phase("steering", steered)]
+        pairs = pairs_of_layers(config.layers, *(shape.layers for shape in both_of(shapes)))
+        times = len(pairs) * (len(NOT_RANDOM) + measure.draws) * len(measure.strengths) * len(measure.positions)
+        return [*super().passes(config, shapes), Passes("steering", target, float(count * LENGTH), LENGTH, times)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

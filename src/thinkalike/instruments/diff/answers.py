@@ -21,7 +21,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
-from thinkalike.instruments.diff.instrument import EXIT_STATUS, NULLS
+from thinkalike.instruments.diff import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.diff import NULLS
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.job.operations import Phase, Shapes
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -28,12 +29,10 @@ log = logging.getLogger(__name__)
 
 ROW = 64  # tokens of a row of text, unless `data.context` says otherwise
 SPREAD, LEAST = 8, 2**13  # times as much text is read as is used, and tokens at least: rows are of many documents
-NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 FORKED = 2**18  # tokens of text that forks are trained on, at most
 EXCHANGED = 16  # parts of blocks, at most
 MARGINS = ("kl", "flips", "loss", "class", "word")
 LENGTH = 8  # tokens of a text of a pair, about
-EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 
 
 # ruff: noqa: UP045
@@ -78,18 +77,14 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
         return {**own, **super().inputs(config)}
 
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models, and those of parts and nulls, as if each began at the first block."""
-        from thinkalike.job.operations import forward_passes
-
         measure: Any = config.measure
         own, row = shapes["model"], config.data.context or ROW
-        tokens, again = float(measure.tokens), float(measure.tokens_per_part)
-        passes = 2 * min(2 * own.layers, EXCHANGED) + NULLS
-        again *= passes
+        again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        parts = Phase("parts and null", own.forward(again, row, True), {own.name: again})
-        return [*forward_passes(shapes.values(), tokens, row, full=True), parts]
+        both = [Passes("both models", each, float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
+        return [*both, Passes("parts and null", own, again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.evaluation import changes

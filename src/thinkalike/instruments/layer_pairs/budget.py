@@ -11,8 +11,8 @@ from typing import Any
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.frame import LayerPairs
-from thinkalike.job import estimate, total
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, layers_compared
+from thinkalike.models.outline import label
 
 log = logging.getLogger(__name__)
 SECONDS = {"s": 1, "min": 60, "h": 3600}
@@ -49,11 +49,12 @@ def within_budget(config: AnalyzeConfig) -> AnalyzeConfig:
     kind = instrument_of(config)
     if not isinstance(kind, LayerPairs) or config.activations or config.models:
         raise ConfigError("budget= is for a measure of all layers of two models, such as measure=cka")
-    if unknown := estimate(kind, config).unknown:
+    shapes = kind.shapes_of(config)
+    if unknown := [label(model) for part, model in kind.models_of(config).items() if shapes[part] is None]:
         raise ConfigError(f"budget={config.budget}: the sizes of {', '.join(unknown)} are not known; leave budget= out")
     allowed, rate = _seconds(config.budget), REACHED * speed()
     for chosen in _choices(config, kind):
-        if (takes := total(estimate(kind, chosen).phases) / rate) <= allowed:
+        if (takes := _flops(kind, chosen, shapes) / rate) <= allowed:
             break
     layers = "all layers" if chosen.layers == "same" else f"layers={chosen.layers}".replace(" ", "")
     log.info(
@@ -61,6 +62,13 @@ def within_budget(config: AnalyzeConfig) -> AnalyzeConfig:
         "machine, beside loading; a larger budget compares more"
     )
     return chosen
+
+
+def _flops(kind: LayerPairs, config: Any, shapes: Any) -> float:
+    """Return the FLOPs of the passes, and n² (Σ d + l²) of each batch: Gram matrices, and products of every two."""
+    passes, layers = kind.passes(config, shapes), layers_compared(config, shapes)
+    compared = sum(count * each.width for each, count in layers.items()) + sum(layers.values()) ** 2
+    return float(sum(each.flops for each in passes) + passes[0].tokens * config.measure.tokens_per_batch * compared)
 
 
 def _seconds(budget: str) -> float:

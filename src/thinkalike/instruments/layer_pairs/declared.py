@@ -21,7 +21,6 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
-from thinkalike.instruments.operations import AND_SCATTERED, Widths, of_neighbours
 
 if TYPE_CHECKING:
     from thinkalike.measures.contract import LayerMeasure
@@ -77,13 +76,6 @@ class OfLayerMeasure(LayerPairs):
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, given=measure.given)
 
 
-class OfNeighbours(OfLayerMeasure):
-    """A measure of mutual nearest neighbours."""
-
-    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return float(AND_SCATTERED * measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
-
-
 class Outputs(OfLayerMeasure):
     """A measure of the logits of two models."""
 
@@ -129,7 +121,7 @@ OUTPUTS = {
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
-        settings=WithNeighbours, bases=(OfNeighbours,),
+        settings=WithNeighbours,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),

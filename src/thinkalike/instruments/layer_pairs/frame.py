@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
-from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, pairs_of_layers, ranged
+from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
-from thinkalike.instruments.operations import Widths, bytes_of_states, layer_pairs
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
 from thinkalike.screen import show_map, show_text
 from thinkalike.store import Headline, Result
 
@@ -128,15 +128,22 @@ class LayerPairs(Instrument):
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
         """Return what gathers the batches."""
 
-    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        """Return the operations of comparing all batches of layers of these widths, beside the models' passes."""
-        return 0.0
-
-    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-        return layer_pairs(config, shapes, self.comparing)
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+        """Return the passes of both models over all batches, which jobs of one pass share."""
+        tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
+        row = config.data.context or min(shape.context for shape in shapes.values())
+        models = dict.fromkeys(both_of(shapes))
+        return [Passes("forward passes", each, tokens, row, full=False, is_shared=True) for each in models]
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
-        return bytes_of_states(config, shapes)
+        """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""
+        measure: Any = config.measure
+        batch, layers = measure.tokens_per_batch, layers_compared(config, shapes)
+        sizes = [(count * each.width, each.bytes / each.parameters) for each, count in layers.items()]
+        most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
+        pool = min(most, batch * _batches(measure)) if config.data else 0
+        pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
+        return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models: those of the null."""
@@ -233,6 +240,20 @@ class LayerPairs(Instrument):
         if "largest_p" in scalars:
             chance = f"{scalars['largest_calibrated']:+.4f} above chance (of 1), p = {scalars['largest_p']:.3g}"
             show_text(f"The closest layers are {chance} among all layer pairs.")
+
+
+def _batches(measure: Any) -> int:
+    """Return how many batches are read, those that maps are fitted on included."""
+    return int(measure.batches + getattr(measure, "fit_batches", 0))
+
+
+def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
+    """Return how many sites of each different model are compared."""
+    both = both_of(shapes)
+    counts = [shape.layers for shape in both]
+    if config.layers not in ("same", "all"):
+        counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
+    return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
 def _in_words(compared: pd.DataFrame, is_distance: bool, itself: bool) -> list[str]:

@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from thinkalike.evaluation.language import Maps, Reader, document_sums, report_share, rows_at_once
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
-from thinkalike.evaluation.maps import rows_of_moments, state_moments
+from thinkalike.evaluation.maps import residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.tokens import MOST_TOKENS, BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.closed_forms import AffineMap, Moments, PairStatistics
+from thinkalike.measures.closed_forms import AffineMap, BothDirections, Moments, PairStatistics
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import peak_rate
@@ -54,9 +54,14 @@ class ClosedForms:
             return self._known
         setting, fit = self.setting, self.setting.corpus.fit
         rows = fit.tokens[: CONTROL_TOKENS // fit.context] if only_beside(setting) else fit.tokens
+        models = setting.source, setting.target, setting.layer_pairs
+        return state_moments(*models, rows, self.rows_at_once(rows), layout=fit.layout)
+
+    def rows_at_once(self, rows: Tensor) -> int:
+        """Return how many rows fit into memory, with the states of all layers in float64."""
+        setting, layout = self.setting, self.setting.corpus.fit.layout
         models, most = (setting.source, setting.target, setting.layer_pairs), rows_at_once(setting.corpus)
-        at_once = rows_of_moments(*models, rows, most, setting.budget, fit.layout)
-        return state_moments(*models, rows, at_once, layout=fit.layout)
+        return rows_of_moments(*models, rows, most, setting.budget, layout)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
@@ -212,7 +217,7 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
         done,
         {name: weight.cpu().contiguous() for name, weight in nn.ModuleList(own).state_dict().items()},
         {"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
-        module.speed(target.device, run.trainer),
+        module.speed(),
     )
 
 
@@ -266,6 +271,25 @@ def sums_by_document(
     most = rows_at_once(setting.corpus)
     at_once = report_share(*models, rows.tokens, most, setting.budget, layout, others=bool(readers))
     return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
+
+
+def unexplained(forms: ClosedForms, there: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """Return what maps in both directions leave unexplained of the report's states, see `ResidualSums.columns`.
+
+    Args:
+        forms: of the direction there, whose moments the maps were fitted on.
+        there, back: the weights of the maps, as results keep them.
+    """
+    setting, rows = forms.setting, forms.setting.corpus.report
+
+    def fitted_map(weights: Mapping[str, Tensor], number: int) -> AffineMap:
+        parts = (weights[f"{number}.map.{part}"] for part in ("weight", "bias"))
+        return AffineMap(*(part.to(setting.target.device).double() for part in parts))
+
+    numbers = range(len(setting.layer_pairs))
+    maps = [BothDirections(fitted_map(there, number), fitted_map(back, number)) for number in numbers]
+    models = setting.source, setting.target, setting.layer_pairs
+    return residual_sums(*models, maps, forms.moments, rows, forms.rows_at_once(rows.tokens)).columns()
 
 
 def reported(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from thinkalike import figures
 from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
-from thinkalike.instruments import operations
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.models.foresight import check_stitchable
+from thinkalike.instruments.stitching import costs
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.outline import check_stitchable
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
+    from thinkalike.instruments.stitching.fitting import ClosedForms
     from thinkalike.instruments.stitching.setting import Setting
     from thinkalike.training.run import Run
 
@@ -135,6 +137,7 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 class _Stitched:
     """One direction of a job: its table, and the stitches and sums that the result keeps."""
 
+    forms: ClosedForms
     table: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
@@ -155,7 +158,7 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
         warn_of_far_states,
         warn_of_little_shared,
     )
-    from thinkalike.models.controls import randomised
+    from thinkalike.models.frozen import randomised
 
     config = setting.config
     with work.phase("likeness"):
@@ -180,7 +183,21 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     warn_of_little_shared(table)
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
-    return _Stitched(table, weights, arrays, sums, alike.likeness.rows_used, first.speed)
+    return _Stitched(forms, table, weights, arrays, sums, alike.likeness.rows_used, first.speed)
+
+
+def _add_unexplained(there: _Stitched, back: _Stitched) -> None:
+    """Add to both tables what each map, and the way there and back, leave unexplained of the report's states.
+
+    `unexplained` is the share of the variance of the target's states that the map leaves, and
+    `round_trip_unexplained` that of the source's states that the map and then the map back leave, with 95 % intervals
+    over documents; variance is about the mean of the rows that were fitted on.
+    """
+    from thinkalike.instruments.stitching.fitting import unexplained
+
+    for name, values in unexplained(there.forms, there.weights, back.weights).items():
+        table = back.table if "_back" in name else there.table
+        table[name.replace("_back", "")] = values
 
 
 def _add_asymmetries(onward: _Stitched, back: _Stitched) -> None:
@@ -211,11 +228,11 @@ class Stitching(
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         return super().inputs(config)
 
-    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return operations.stitching(config, shapes)
+    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+        return costs.passes(config, shapes)
 
     def holds(self, config: TrainConfig, shapes: Shapes) -> float:
-        return operations.bytes_of_stitches(config, shapes)
+        return costs.held(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
@@ -235,6 +252,9 @@ class Stitching(
         if stitch.both:
             done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
             _add_asymmetries(*done.values())
+            if stitch.kind == "least_squares":
+                with work.phase("report"):
+                    _add_unexplained(*done.values())
         if weights := _joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
             write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)

@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.data.corpus import SourceText, read_corpus
-from thinkalike.data.rows import Corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, SourceText
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.operations import map_weights, products, stitches_in
+from thinkalike.instruments.stitching.costs import check_room
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
+from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, in_use
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
-from thinkalike.tokenizers import tokenizer_fingerprint
-from thinkalike.training.optimizers import momenta
 
 log = logging.getLogger(__name__)
 
@@ -58,20 +57,6 @@ class Setting:
         config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
         corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
         return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
-
-
-def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
-    """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
-    if config.trained:
-        stitches = stitches_in(config, pairs)
-        kept = 4.0 * map_weights(config, d, e) * (stitches * (3 + momenta(config)) + len(pairs))
-        check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
-        tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
-        check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
-    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
-        remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
-        held = 8.0 * products(d, e, pairs, maps=3 if config.controls else 1)
-        check_memory(f"closed forms of {len(pairs)} layer pairs need", held, budget, remedy)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -117,6 +102,6 @@ def load_setting(config: TrainConfig) -> Setting:
         raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
     _check_widths(stitch, source, target)
     pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
-    _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
+    check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
     corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
     return Setting(stitch, config.seed, source, target, pairs, corpus, memory)
