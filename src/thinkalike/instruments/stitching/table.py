@@ -14,7 +14,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +24,7 @@ from thinkalike.data.rows import Corpus, PairedRows
 from thinkalike.errors import listed
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.setting import Setting
-from thinkalike.measures.bootstrapping import bootstrap_difference, documents_and_seeds_interval
+from thinkalike.measures.bootstrapping import documents_and_seeds_interval
 from thinkalike.measures.estimates import Estimate
 
 log = logging.getLogger(__name__)
@@ -249,27 +248,31 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
 def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
     """Return the penalty of each φ minus that of the φ back between the same two layers, by the name of a column.
 
-    In nats per token, over the documents that both directions report on, and over seeds. Where the tokenizers differ, a
-    token of one model is none of the other's, so it is in bits per byte of each model's own predicted text.
+    It is in nats per token, over documents and seeds. Where the tokenizers differ, it is in bits per byte of each
+    direction's own text, and its interval joins those of both by MOVER (Zou & Donner 2008, eq. 4), as if they were
+    independent:
+
+        low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²),    R = R₁ - R₂
 
     Args:
         onward, back: sums of both directions, whose layer pairs are in the same order; see `penalties`.
 
     Returns:
-        One estimate of shape (pairs,); none where the directions report on different tokens, as models do that begin
-        their rows differently.
+        One estimate of shape (pairs,); none where the directions report on different tokens of one tokenizer, as models
+        do that begin their rows differently.
     """
     sides = [_seeds(sums) - sums["target"] for sums in (onward, back)]
-    if "target_bytes" not in onward:
-        if not torch.equal(onward["tokens"], back["tokens"]):
-            return {}
-        return {"asymmetry": documents_and_seeds_interval(sides[0] - sides[1], onward["tokens"])}
-    texts = [(sums["documents"] * (sums["target_bytes"] > 0)).numpy() for sums in (onward, back)]
-    shared, *places = np.intersect1d(texts[0], texts[1], return_indices=True)
-    kept = [torch.from_numpy(place[shared != 0]) for place in places]
-    first, second = (side.mean(1)[:, place] * BITS for side, place in zip(sides, kept, strict=True))
-    counts = [sums["target_bytes"][place].double() for sums, place in zip((onward, back), kept, strict=True)]
-    return {"asymmetry_bits_per_byte": bootstrap_difference(first, counts[0], second, counts[1])}
+    if "target_bytes" in onward:
+        counts = [readable_bytes(sums["target_bytes"]).double() for sums in (onward, back)]
+        (one, low, high), (other, least, most) = (
+            documents_and_seeds_interval(side * BITS, own) for side, own in zip(sides, counts, strict=True)
+        )
+        value = one - other
+        ends = value - (one - low).hypot(most - other), value + (high - one).hypot(other - least)
+        return {"asymmetry_bits_per_byte": Estimate(value, *ends)}
+    if not torch.equal(onward["tokens"], back["tokens"]):
+        return {}
+    return {"asymmetry": documents_and_seeds_interval(sides[0] - sides[1], onward["tokens"])}
 
 
 def verdicts(setting: Setting, table: pd.DataFrame, rows_used: float) -> dict[str, list[str]]:
