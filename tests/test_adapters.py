@@ -125,18 +125,17 @@ def test_another_base_is_refused_in_one_line(case, adapter, tmp_path):
         load_model(adapter, base=str(other))
 
 
-def test_a_base_that_is_not_here_is_said(adapter):
-    for base in ("/nowhere/base", "nowhere"):
-        with pytest.raises(ModelError, match=rf"its base {base} is not .*here; give model\.base="):
-            load_model(adapter, base=base)
+NO_BASES = {  # and what is said of them
+    "/nowhere/base": "its base /nowhere/base is not .*here; give model.base=",
+    "nowhere": "its base nowhere is not .*here; give model.base=",
+    "gelu-3l-mini": "whose base is a model of transformers; gelu-3l-mini is none",
+}
 
 
-def test_an_adapter_of_a_model_that_is_not_of_transformers_is_refused(adapter):
-    with pytest.raises(ModelError, match="whose base is a model of transformers; gelu-3l-mini is none"):
-        load_model(adapter, base="gelu-3l-mini")
-
-
-def test_a_base_of_a_whole_model_is_refused(base):
+@pytest.mark.parametrize("name", NO_BASES)
+def test_what_is_no_base_is_refused(name, adapter, base):
+    with pytest.raises(ModelError, match=NO_BASES[name]):
+        load_model(adapter, base=name)
     with pytest.raises(ConfigError, match="base is no adapter; leave it out"):
         load_model(base, base="gpt2-mini")
 

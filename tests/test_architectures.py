@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
@@ -183,19 +182,6 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_p
     result = door("analyze.py", *words).result
     assert len(result.table) == 16
     assert result.table["value"].between(0, 1.001).all()
-
-
-def test_architectures_come_from_the_hub_in_shards(tmp_path, monkeypatch):
-    name = "gemma3_text"
-    home = tmp_path / "hub" / "someone" / name
-    make_models.write(KNOWN[name], home, max_shard_size="20KB")
-    assert len(list(home.glob("*.safetensors"))) > 2
-    with hub.serve(tmp_path / "hub") as (endpoint, asked):
-        hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
-        model = load_model(composed("model=hub", f"model.hub_id=someone/{name}").model)
-    assert any(path.endswith("model.safetensors.index.json") for path in asked)
-    local = load_model(ModelConfig(name="local", path=str(home)))
-    assert (model.family.name, model.fingerprint()) == (name, local.fingerprint())
 
 
 def test_heads_of_other_widths_in_every_second_layer_are_counted_and_compared(tmp_path):

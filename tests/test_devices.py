@@ -1,4 +1,4 @@
-"""Every instrument on the device that is asked for: where models are, the numbers of a CPU, and the same ones again.
+"""Every instrument on the device and in the precision that are asked for: the numbers of a CPU, the same ones again.
 
 python -m pytest -m gpu --device cuda tests/test_devices.py     on a machine with a GPU
 """
@@ -26,6 +26,8 @@ JOBS = {  # words, the column of numbers, and by how much a device may change th
     "autocast": ((*STITCH, "trainer.precision=bf16-mixed"), "stitching_loss", 0.02),
     "tf32": ((*STITCH, "trainer.matmul=high"), "stitching_loss", 5e-3),
     "compiled": ((*STITCH, "trainer.compile=true"), "stitching_loss", 1e-3),
+    "penultimate": ((*STITCH, "stitch.loss=penultimate"), "stitching_loss", 1e-3),
+    "kl": ((*STITCH, "stitch.loss=kl"), "stitching_loss", 1e-3),
     "loss": (("analyze.py", "measure=loss"), "loss", 1e-4),
     "cka": (("analyze.py", "measure=cka", *PAIR), "value", 1e-4),
     "mutual_knn": (("analyze.py", "measure=mutual_knn", *PAIR), "value", 1e-2),
@@ -38,21 +40,43 @@ SLOW = [pytest.param("cpu", name, marks=pytest.mark.slow) for name in JOBS if na
 GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in JOBS]
 
 
-@pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
-def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, door, minis, text_files, tmp_path):
-    (script, *words), column, tolerance = JOBS[name]
+def numbers_of(name, door, minis, text_files, *more):
+    """The numbers of a job, and the models that it says it ran."""
+    (script, *words), column, _ = JOBS[name]
     if "model=gpt2-mini" not in words:
         words += [f"model.path={minis}/a", "model.context=32", "data=text", f"data.files=[{text_files}/*.txt]"]
         words += ["data.report_tokens=4096", "data.report_share=0.4"]
         words += [f"target.path={minis}/b"] if name != "loss" else []
-    tables = {}
+    result = door(script, *words, *more).result
+    return result.table[column].to_numpy(), result.provenance["models"]
+
+
+@pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
+def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, door, minis, text_files, tmp_path):
+    tolerance, found = JOBS[name][2], []
     for store, device in (("first", "cpu"), ("second", place), ("third", place)):
-        result = door(script, *words, f"model.device={device}", f"store={tmp_path}/{store}").result
-        devices = {torch.device(model["device"]).type for model in result.provenance["models"]}
-        assert devices == {device}
-        tables[store] = result.table[column].to_numpy()
-    np.testing.assert_allclose(tables["second"], tables["first"], atol=0 if place == "cpu" else tolerance, rtol=0)
-    np.testing.assert_allclose(tables["third"], tables["second"], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
+        chosen = f"model.device={device}", f"store={tmp_path}/{store}"
+        numbers, models = numbers_of(name, door, minis, text_files, *chosen)
+        assert {torch.device(model["device"]).type for model in models} == {device}
+        found.append(numbers)
+    np.testing.assert_allclose(found[1], found[0], atol=0 if place == "cpu" else tolerance, rtol=0)
+    np.testing.assert_allclose(found[2], found[1], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
+
+
+HALVED = [name for name in JOBS if name not in ("stitching", "autocast", "tf32", "compiled")]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["stitching", *(pytest.param(name, marks=pytest.mark.slow) for name in HALVED)])
+def test_half_precision_jobs_are_near_single_precision(name, dtype, door, minis, text_files, tmp_path):
+    found = []
+    for each in ("float32", dtype):
+        chosen = f"model.dtype={each}", f"store={tmp_path}/results"
+        numbers, models = numbers_of(name, door, minis, text_files, *chosen)
+        assert {model["dtype"] for model in models} == {each}
+        found.append(numbers)
+    assert np.abs(found[0] - found[1]).max() < 0.1
+    assert (found[0] != found[1]).any(), "control: it did run in another precision"
 
 
 def on(place: str, seed: int) -> FrozenModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -110,24 +109,3 @@ def test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes(do
     again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
     assert "resuming from" in again.stderr
     assert again.result.fingerprint() == whole.result.fingerprint()
-
-
-SCONTROL = """#!/bin/sh
-echo "$@" >> {folder}/asked
-exit {status}
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("refuses", [0, 1])
-def test_slurm_gets_a_job_back_that_may_be_requeued(door, small_stitching, tmp_path, refuses, monkeypatch):
-    (tmp_path / "scontrol").write_text(SCONTROL.format(folder=tmp_path, status=refuses))
-    (tmp_path / "scontrol").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    words = [word for word in small_stitching if not word.startswith("stitch.steps")]
-    command = ["train.py", *words, "stitch.steps=400"]
-    status, said = interrupted(door, signal.SIGTERM, *command, until="training step 1")
-    assert status == 143, said
-    assert ("SLURM has the job in its queue again" in said) == (not refuses)
-    assert (tmp_path / "asked").read_text() == "requeue 7\n"

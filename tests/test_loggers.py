@@ -162,19 +162,11 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
     assert Recorder.said == [("toy", 1, ["mean"]), False]
 
 
-@pytest.mark.parametrize(
-    ("labels", "words", "name"),
-    [
-        ("gpt2, gpt2", "model=gpt2", "cka gpt2 key"),
-        ("a, b", "measure=cka model=a model@target=b measure.batches=4", "cka a, b measure.batches=4 key"),
-        ("a", "model.dtype=bfloat16 target.dtype=float32 data=pile data.files=[x]", "cka a data=pile key"),
-        (None, "store=x logger=wandb trainer.devices=2 hydra/launcher=joblib +seed=1", "cka +seed=1 key"),
-        ("a" * 200, "", f"cka {'a' * 120} key"),
-    ],
-)
-def test_names_tell_runs_apart(labels, words, name):
-    assert run_name("cka", "key", {"labels": labels} if labels else {}, words.split()) == name
-    assert len(name) <= 128
+def test_the_name_of_a_run_has_kind_models_and_key():
+    assert run_name("cka", "key", {"labels": "gpt2, gpt2"}) == "cka gpt2 key"
+    assert run_name("cka", "key", {"labels": "a, b"}) == "cka a, b key"
+    assert run_name("cka", "key", {}) == "cka key"
+    assert run_name("cka", "key", {"labels": "a" * 200}) == f"cka {'a' * 120} key"
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):

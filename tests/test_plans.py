@@ -20,7 +20,6 @@ from thinkalike.evaluation.language import document_sums, report_share
 from thinkalike.evaluation.maps import rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes
 from thinkalike.store import newest_state, read_state
-from thinkalike.training import run as running
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import Microbatch, largest_microbatch, mean_losses
 from thinkalike.training.stitching import StitchTraining
@@ -189,34 +188,6 @@ def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
     module = training(limits=TrainerConfig(memory=memory), **changes)
     with pytest.raises(ResourceError, match=r"trainer\.recompute=true"):
         fit(module, step_data(rows, module), run)
-
-
-def test_states_of_gigabytes_are_minutes_apart(rows, run, tmp_path, monkeypatch):
-    written = []
-    monkeypatch.setattr(running, "write_state", lambda *_: written.append(clock[0]))
-    clock = [0.0]
-    monkeypatch.setattr(running.time, "monotonic", lambda: clock[0])
-
-    def steps(folder):
-        written.clear()
-        module = training(PAIRS[:2])
-        one_step = module.training_step
-
-        def step(*batch):
-            clock[0] += 100
-            return one_step(*batch)
-
-        module.training_step = step
-        fit(
-            module,
-            step_data(rows, module),
-            replace(run, partial=tmp_path / folder, trainer=TrainerConfig(checkpoint_every=1)),
-        )
-        return len(written)
-
-    assert steps("small") == 3
-    monkeypatch.setattr(running, "LARGE", 1.0)
-    assert steps("large") == 1
 
 
 def report(module, rows, *at_once):

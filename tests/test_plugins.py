@@ -15,7 +15,7 @@ from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.plugged import _of_function
-from thinkalike.job.performing import _Planned
+from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.optimizers import optimizer_of
 from thinkalike.training.run import _of_plugins
@@ -149,7 +149,7 @@ def test_the_content_of_a_plugin_is_in_the_key(files, small_stitching):
     config, keys = composed(f"stitch.kind={STITCH}", "layers=[[1,2]]", *small_stitching), []
     for width in ("256", "256", "257"):
         changed("my_stitch.py", width)
-        keys.append(_Planned(instrument_of(config), config, shown=False).job.key)
+        keys.append(plan(instrument_of(config), config).job.key)
     assert keys[0] == keys[1] != keys[2]
 
 

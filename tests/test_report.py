@@ -7,7 +7,6 @@ import gzip
 import json
 import re
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -210,17 +209,3 @@ def test_a_selection_without_results_is_refused(words, store, tmp_path, monkeypa
     status, out, err = call(monkeypatch, capsys, *words)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert words[-1] in err
-
-
-@pytest.mark.slow
-@pytest.mark.ci_slow
-def test_a_page_of_200_results_takes_less_than_ten_seconds(tmp_path, monkeypatch, capsys):
-    for number in range(200):
-        models = (f"model-{number % 14}", f"model-{number // 14}")
-        table = layer_pairs(*models, 12, 12, seed=number)
-        finish(tmp_path / "results", ("cka", "rsa")[number % 2], f"{number:03}", {"table": table}, models=models)
-    began, page = time.process_time(), tmp_path / "page.html"
-    assert call(monkeypatch, capsys, tmp_path / "results", "--out", page)[0] == 0
-    assert time.process_time() - began < 10
-    assert len(data_of(page.read_text())["results"]) == 200
-    assert page.stat().st_size < 2e6

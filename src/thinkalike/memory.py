@@ -1,4 +1,4 @@
-"""Memory: what a device has left, the tensors that a piece of code makes, and errors that mean there is none left."""
+"""Memory: what a device has left, what tensors take, and whether an error says that there is too little."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
-import resource
-import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,19 +19,13 @@ from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import ResourceError, chain
 
-__all__ = ["AT_ONCE", "GAPS", "MARGIN", "Budget", "FirstBatch", "LiveBytes", "OverLimit", "at_hand", "check_memory",
-           "exhausted", "hand_back", "in_use", "readable"]  # fmt: skip
-
-PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")  # of the machine, and of the control group (version 2)
 CPU = torch.device("cpu")
 AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of training and whatever is free
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
 GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
-LIMITS = {  # the files of a control group: limit, usage, and the line of memory.stat with pages that can be given back
-    2: ("memory.max", "memory.current", "inactive_file"),
-    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-}
+SAID = ("out of memory", "can't allocate memory", "annot allocate memory")  # by torch on CUDA and MPS, and on CPUs
 
 
 @dataclass(frozen=True)
@@ -97,21 +88,21 @@ def in_use(device: torch.device) -> int:
     if device.type == "mps":
         return torch.mps.current_allocated_memory()
     with contextlib.suppress(OSError):
-        return _statm(1)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return int((PROC / "self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return 0  # the system does not say
 
 
 def at_hand(device: torch.device) -> int:
     """Return the bytes that this process could get on a device beside those that it has.
 
-    On a CPU that is the least that the system, the control groups around the process and its own limits leave.
+    On a CPU that is the least that the machine and the control groups around the process leave.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "mps":
         return max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0)
-    return max(min([_of_system(), *_of_groups(), *_of_process()]), 0)
+    return max(min([_of_machine(), *_of_groups()]), 0)
 
 
 def hand_back(device: torch.device) -> None:
@@ -130,49 +121,22 @@ def readable(size: float) -> str:
     return f"{value:.0f} {unit}" if unit == "MB" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def _of_system() -> int:
+def _of_machine() -> int:
     with contextlib.suppress(OSError, StopIteration):
         lines = (PROC / "meminfo").read_text().splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - in_use(CPU)
 
 
-def _statm(entry: int) -> int:
-    """Return the bytes of this process by an entry of /proc/self/statm: 0 all its addresses, 1 those in memory."""
-    return int((PROC / "self/statm").read_text().split()[entry]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _of_process() -> Iterator[int]:
-    """Yield what the process's own limits on its addresses leave (ulimit -v)."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        with contextlib.suppress(OSError):
-            yield limit - _statm(0)
-
-
 def _of_groups() -> Iterator[int]:
-    """Yield what each control group around this process leaves; inside a container their paths may not be there."""
-    for version, group in _groups():
-        limit, usage, reusable = LIMITS[version]
-        for folder in (each for each in (group, *group.parents) if each.is_relative_to(CGROUPS)):
-            with contextlib.suppress(OSError, ValueError):  # the root has no such file, and no limit is a word
-                most, now = (int((folder / name).read_text()) for name in (limit, usage))
-                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                yield most - now + int(stat.get(reusable, 0))
-
-
-def _groups() -> Iterator[tuple[int, Path]]:
-    """Yield the version and the folder of each control group of this process that can limit memory."""
+    """Yield what each control group around this process leaves; inside a container it is the mounted one."""
     with contextlib.suppress(OSError):
-        for line in (PROC / "self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                yield 2, CGROUPS / path.strip("/")
-            elif "memory" in controllers.split(","):
-                yield 1, CGROUPS / "memory" / path.strip("/")
-
-
-# ---- The bytes of the tensors that a piece of code makes, and the most of them that exist at the same time.
+        own = CGROUP / (PROC / "self/cgroup").read_text().rpartition("0::/")[2].strip()
+        for folder in (each for each in (own, *own.parents) if each.is_relative_to(CGROUP)):
+            with contextlib.suppress(OSError, ValueError):  # the root has no such file, and no limit is a word
+                most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                yield most - now + int(stat.get("inactive_file", 0))  # pages of files can be given back
 
 
 class OverLimit(Exception):
@@ -183,8 +147,8 @@ class LiveBytes(TorchDispatchMode):
     """Counts the storages on a device that operators make while this is open, until they die.
 
     A storage that existed before, such as a weight's, does not count, nor does a view of it, nor the temporary memory
-    of a kernel. Forward and backward passes are both seen.
-    The computed numbers stay the same, but for functions that torch composes otherwise under a mode (`svdvals`).
+    of a kernel. Forward and backward passes are both seen. Numbers stay the same, but for functions that torch composes
+    differently under a mode (`svdvals`).
 
         with LiveBytes(device) as live:
             loss = step()
@@ -268,22 +232,11 @@ class FirstBatch:
             raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
 
 
-# ---- Whether an error says that there was no memory left: libraries have many ways to say so.
-
-WORDS = re.compile(
-    r"out ?of ?memory|not enough memory|bad_?alloc|alloc_failed"  # CUDA, HIP, MPS, Rust; C++; cuBLAS and cuDNN
-    r"|(cannot|can't|unable to|could not|failed to) allocate"  # malloc and mmap, the CPU allocator, NumPy
-    r"|memory ?allocation|paging file is too small|os error (12|1455)\b",
-    re.IGNORECASE,
-)
-
-
 def exhausted(error: BaseException) -> BaseException | None:
     """Return the error in the chain of causes of this one that says that there is no memory left, or None."""
     for each in chain(error, suppressed=True):
-        if isinstance(each, MemoryError | torch.OutOfMemoryError):
+        if isinstance(each, MemoryError | torch.OutOfMemoryError) or getattr(each, "errno", None) == errno.ENOMEM:
             return each
-        number = each.errno if isinstance(each, OSError) else None  # a disk or a file has its own, whatever the words
-        if number == errno.ENOMEM or (number is None and WORDS.search(str(each))):
+        if isinstance(each, RuntimeError) and any(words in str(each) for words in SAID):
             return each
     return None

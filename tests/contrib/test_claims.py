@@ -163,16 +163,3 @@ def test_the_overview_has_all_claims_of_both_papers(overview, tmp_path):
     assert "| no | not testable here: why |" in lines
     place = lines.index("## salle2024/figure3")
     assert lines[place + 1] == "- `python analyze.py experiment=salle2024/figure3 scale=mini`"
-
-
-def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_path):
-    name, levels = "salle2024/figure3", {"measure": {"difference": "levels"}, "stimuli": {"kind": "crossed"}}
-    planted(tmp_path, name, [HOLDS, UNTESTABLE], key="own")
-    planted(tmp_path, name, [UNTESTABLE], key="other", **levels)
-    planted(tmp_path, "brown2023/figure1", [HOLDS], population={"name": "planted"}, measure=None)
-    lines = overview()
-    assert "| claim | verdict (1) | verdict (2) |" in lines
-    assert f"| {name} holds | holds: +1 [0, 2] |  |" in lines
-    assert "| no | not testable here: why | not testable here: why |" in lines
-    assert f"- `python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels` (2)" in lines
-    assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in lines

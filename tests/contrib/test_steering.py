@@ -144,23 +144,6 @@ def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
     assert grammar_contrasts("number", gpt2.tokenizer, 60, seed=1).fingerprint() != number.fingerprint()
 
 
-def words_as_tokens(known):
-    """A tokenizer of whole words, each with the space before it; one that it does not know is two tokens."""
-    numbers: dict[str, int] = {}
-
-    def cut(text, **_):
-        halves = [[word] if word in known else [word[:2], f"-{word[2:]}"] for word in text.split()]
-        return {"input_ids": [numbers.setdefault(piece, len(numbers)) for word in halves for piece in word]}
-
-    return cut
-
-
-def test_verbs_of_which_both_forms_are_tokens_are_asked_for_whole():
-    found = grammar_contrasts("number", words_as_tokens({"the", "sing", "sings", "plays", "vanish", "vanishes"}), 20)
-    assert set(zip(found.up, found.down, strict=True)) == {(" sing", " sings"), (" vanish", " vanishes")}
-    assert all(text.text.endswith(text.word) for text in found.texts)
-
-
 def pairs_of(up, down):
     return Contrasts([prompt("", "the girl sing", "girl")], [prompt("", "the girls sing", "girls")], [up], [down])
 

@@ -103,22 +103,6 @@ def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
     torch.testing.assert_close(torch.stack([found.layers["0"], found.layers["1"]]), whole)
 
 
-BAD_RUNS = {
-    "another number": (IDS * 2, [1] * COUNT, "runs has 24 rows, but ids has 48"),
-    "a stimulus that one run lacks": (IDS * 2, [1] * (COUNT - 1) + [2] * (COUNT + 1), "run 1: ids lacks w23"),
-    "no runs": (IDS * 2, None, "give each stimulus one row, or say in an array `runs`"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_RUNS)
-def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
-    ids, runs, message = BAD_RUNS[case]
-    more = {} if runs is None else {"runs": runs}
-    np.savez(tmp_path / "x.npz", V1=np.ones((len(ids), 2)), ids=ids, **more)
-    with pytest.raises(DataError, match=message):
-        read_recording(tmp_path / "x.npz", stimuli)
-
-
 @pytest.mark.drawn
 def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")

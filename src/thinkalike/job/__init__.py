@@ -2,7 +2,7 @@
 
 from thinkalike.job.instrument import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.performing import is_stored, key_of, perform, perform_all
-from thinkalike.job.phases import Phases, phase_of_all
+from thinkalike.job.record import Phases, phase_of_all
 
 __all__ = [
     "Instrument", "Outcome", "Phases", "Work", "fingerprints", "is_stored", "key_of", "perform", "perform_all",

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
-from thinkalike.job.phases import Phases
+from thinkalike.job.record import Phases
 from thinkalike.models.outline import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
@@ -162,7 +162,7 @@ class Instrument(ABC):
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work
-    makes_inputs: ClassVar[bool] = False  # whether `inputs` does other jobs first
+    makes_inputs: ClassVar[bool] = False  # whether `prepare` does other jobs
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
 
     def __init_subclass__(
@@ -185,8 +185,12 @@ class Instrument(ABC):
         """
         return fingerprints(config, self.reads)
 
+    def prepare(self, config: Any) -> Mapping[str, Any]:
+        """Do the jobs whose results this one reads; returns these results, as further `inputs`."""
+        return {}
+
     def prepared(self, config: Any) -> Sequence[Any]:
-        """Return the configurations of the jobs that `inputs` would run, so that a forecast counts them."""
+        """Return the configurations of the jobs that `prepare` would do, so that a forecast counts them."""
         return ()
 
     def with_unread_reset(self, config: Any) -> Any:

@@ -169,6 +169,9 @@ class Experiment(
         return read
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        return {}
+
+    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
         case, labelled = self.jobs(config)
         labels, jobs = [label for label, _ in labelled], [job for _, job in labelled]

@@ -88,12 +88,15 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
-        pairs = halves(config, pairs)[1] if side == "challenge" else pairs
+        return {"pairs": halves(config, pairs)[1] if side == "challenge" else pairs}
+
+    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        """Return the members, which are fine-tuned first where the store lacks them."""
         stated = members_of(config)
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-        return {"pairs": pairs, **_changes(stated, members)} | {each.name: each for each in members}
+        return {**_changes(stated, members)} | {each.name: each for each in members}
 
     def models_of(self, config: AnalyzeConfig) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""

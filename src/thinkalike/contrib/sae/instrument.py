@@ -69,10 +69,14 @@ class SparseAutoencoders(
             )
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:
-            read |= {"source": source_result(config), "source_model": checkpoint_fingerprint(source_model(config))}
+            read["source_model"] = checkpoint_fingerprint(source_model(config))
         if config.sae.stitch:
             read["stitch"] = open_result(config.sae.stitch)
         return read
+
+    def prepare(self, config: TrainConfig) -> Mapping[str, Any]:
+        """Return the result that has the autoencoders of the source, which are trained first if the store lacks it."""
+        return {"source": source_result(config)} if config.sae.source else {}
 
     def prepared(self, config: TrainConfig) -> list[TrainConfig]:
         return source_jobs(config)

@@ -65,8 +65,11 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
 
         stimuli = read_stimuli(config.stimuli)
         tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained
-        found = {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
-        return {**found, "steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
+        return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
+
+    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        """Return the checkpoints, of a model that is trained first if `measure.train` says so."""
+        return {"steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         from thinkalike.contrib.trajectory.answers import Reading, outcome
