@@ -246,32 +246,6 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp_path):
-    done = door.process("train.py", *small_stitching, "logger=wandb", env=wandb_runs.without_key(tmp_path))
-    assert "stays offline" in done.stderr
-    columns = list(done.result.table.columns)
-    run = wandb_runs.Offline.only(tmp_path / "results")
-    assert {"loss", "loss/0-0", "loss/3-3", "table", "figures/penalty"} <= set(run.history)
-    assert {"stitch", "model", "target", "data"} <= set(run.config)
-    name, key = run.run.display_name, done.result.key
-    assert name.startswith("stitching gelu-3l-mini[path=a], gelu-3l-mini[path=b] stitch.steps=4 stitch.warmup=1 ")
-    assert name.endswith(f" {key}")
-    headlines = {name: value for each in done.result.headlines for name, value in each.numbers.items()}
-    assert {"mean_penalty", "mean_penalty_low", "worst_penalty"} <= set(headlines)
-    assert {name: run.summary[name] for name in headlines} == headlines
-    (artifact,) = run.artifacts
-    assert artifact.type == "result"
-    assert "stitch.safetensors" in {entry.path for entry in artifact.manifest.contents}
-    assert run.exit_codes == [0]  # finished
-    (kept,) = run.folder.glob("files/media/table/table_*.table.json")
-    table = json.loads(kept.read_text())
-    assert table["columns"] == columns
-    assert len(table["data"]) == 4
-    assert list(run.folder.glob("files/media/images/**/penalty*.png"))
-
-
-@pytest.mark.slow
-@pytest.mark.ci_slow
 def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
     """Two jobs of one sweep: a run each, of one group."""
     text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]

@@ -182,19 +182,6 @@ def line_of(call):
     return str(caught.value)
 
 
-@pytest.mark.slow
-def test_repositories_are_measured_and_the_table_shows_them(door, root, text_files, tmp_path):
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", "model.context=32"]
-    small = ["measure=cka", "measure.batches=12", "measure.tokens_per_batch=128", f"store={tmp_path}/results"]
-    with hub.serve(root) as (endpoint, _):
-        both = ["model=someone/m", "model@target=other/m"]
-        result = door("analyze.py", *small, *data, *both, endpoint=endpoint).result
-        swept = door("analyze.py", "-m", *small, *data, "model=someone/m,other/m", endpoint=endpoint)
-    assert list(dict.fromkeys(result.table["source"])) == ["m[hub_id=someone/m]", "m[hub_id=other/m]"]
-    assert swept.status == 0, swept.stderr
-    assert swept.stdout.count("CKA of the layers of m,") == 2
-
-
 def test_a_folder_of_the_same_name_is_not_taken_for_the_repository(served, monkeypatch, tmp_path):
     served()
     (tmp_path / "someone" / "m").mkdir(parents=True)

@@ -8,11 +8,10 @@ from sklearn.decomposition import PCA
 
 import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.court import constructions, source
+from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
 from thinkalike.contrib.court.table import entries
-from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import fresh, perturbed, variant
 from thinkalike.models.load import load_model
 from thinkalike.training.run import Run, fit
@@ -230,16 +229,6 @@ def test_the_small_direction_decides_more_than_others_of_little_variance(setting
 @pytest.mark.parametrize(("name", "layer"), [("layer before", 0), ("layer after", 2), ("two layers after", 3)])
 def test_another_layer_is_the_targets(name, layer, setting, sources):
     assert (states(sources[name], setting.report) - setting.target.head(setting.report, layer)).abs().max() < 1e-5
-
-
-def test_the_embedding_is_before_the_first_layer_and_no_other_layer():
-    target = tiny.frozen(0)
-    first = Setting(target, 0, *(drawn(2, seed) for seed in (1, 2, 2, 3)), 0, lambda module, name: None)
-    made = {entry.name: entry for entry in entries(first)}
-    expected = target.residuals(first.report, [EMBED])[0]
-    assert (states(made["embedding"].made(first), first.report) - expected).abs().max() < 1e-6
-    assert {each.name for each in made.values() if each.kind == "layer"} == {"layer after", "two layers after"}
-    assert "real" not in {each.kind for each in made.values()}
 
 
 def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
@@ -477,17 +466,3 @@ def test_a_prefix_tells_all_tokens_up_to_there_apart():
     changed = rows + torch.eye(CONTEXT, dtype=rows.dtype)[10]
     assert ((prefixes(changed) == codes) == (torch.arange(CONTEXT) < 10)).all()
     assert (prefixes(rows, 1) != codes).all()
-
-
-def test_states_are_computed_once_for_each_row():
-    asked = []
-
-    def count(rows):
-        asked.append(len(rows))
-        return rows[..., None].float()
-
-    kept = source.Remembered(count)
-    rows = drawn(6, 5)
-    assert (kept(rows[[0, 1, 1]])[..., 0] == rows[[0, 1, 1]]).all()
-    assert (kept(rows)[..., 0] == rows).all()
-    assert asked == [2, 4]

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from thinkalike import figures
 from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
-from thinkalike.instruments.stitching import costs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.outline import check_stitchable
 from thinkalike.models.shapes import Passes, Shapes
@@ -229,10 +228,14 @@ class Stitching(
         return super().inputs(config)
 
     def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
-        return costs.passes(config, shapes)
+        from thinkalike.instruments.stitching.setting import passes
+
+        return passes(config, shapes)
 
     def holds(self, config: TrainConfig, shapes: Shapes) -> float:
-        return costs.held(config, shapes)
+        from thinkalike.instruments.stitching.setting import held
+
+        return held(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
