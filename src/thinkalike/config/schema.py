@@ -35,6 +35,7 @@ THREADS = 1024
 RENAMED = {  # settings of earlier versions, and what to say of them
     "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
     "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
+    "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
 }
 
 Number = int | float
