@@ -15,7 +15,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.outline import check_stitchable
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import check_processes
-from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, text_column
+from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
 
 def _show_asymmetry(table: pd.DataFrame) -> None:
     """Say where one direction costs most beyond the other, given the table of the first direction."""
-    from thinkalike.measures.estimates import span
-
     for name, unit in ASYMMETRIES.items():
         if name in table:
             most = table.iloc[int(table[name].abs().argmax())]
