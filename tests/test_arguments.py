@@ -1,7 +1,5 @@
 """Public functions and metrics take arrays of every sort, with the values that tensors have; or say what is wrong."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import warnings

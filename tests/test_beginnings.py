@@ -1,7 +1,5 @@
 """Reports read the beginnings of documents, so that they hold many documents of about one length."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Any function of two sets of features with an interval and a p-value over groups."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

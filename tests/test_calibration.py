@@ -1,7 +1,5 @@
 """Nulls of permuted documents: which rows move, p-values against scipy, planted likeness, and false positives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

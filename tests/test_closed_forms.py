@@ -1,7 +1,5 @@
 """Closed-form maps against explicit least squares and SVDs of all rows at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 

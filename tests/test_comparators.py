@@ -1,7 +1,5 @@
 """Comparators of distances, crossnobis and correlation distances against their definitions and rsatoolbox."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

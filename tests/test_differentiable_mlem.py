@@ -1,7 +1,5 @@
 """The trainable MLEM against the closed form, autograd and what its losses are called."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

@@ -1,7 +1,5 @@
 """The digest of a large file is remembered for as long as the file is what it was, and never longer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

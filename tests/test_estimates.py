@@ -1,7 +1,5 @@
 """Estimates with their intervals, Student's t, and the facade of the measures."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil

@@ -1,7 +1,5 @@
 """Likeness given the token: the definitions by other code, planted shares, and what the token alone must not bring."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

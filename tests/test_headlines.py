@@ -1,7 +1,5 @@
 """The numbers that sum up a result of each kind, from what its table and arrays hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

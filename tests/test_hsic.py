@@ -1,7 +1,5 @@
 """HSIC against its definition as a U-statistic, against its formula written out, and over many layers at once."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

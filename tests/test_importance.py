@@ -1,7 +1,5 @@
 """Feature importance against explicit loops, its null and its intervals."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

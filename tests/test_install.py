@@ -1,7 +1,5 @@
 """The package as users get it: a wheel in a fresh environment, and imports that cost no more than a job needs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Damage is noticed and named: a bit of a result, of a state, of a cache; what dead processes leave is cleared away."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

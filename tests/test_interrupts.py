@@ -1,7 +1,5 @@
 """Signals: a job leaves a state where it can go on from one, says one line, and ends with the signal's status."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Intervals over documents: their own definition written out, what they cover, and what they do at the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats

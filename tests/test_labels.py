@@ -1,7 +1,5 @@
 """What tables call models: no two models of a result have one name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

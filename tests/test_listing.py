@@ -1,7 +1,5 @@
 """Lists of results: what is shown of them, which are chosen, what is no result, and the joint table of a sweep."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys

@@ -1,7 +1,5 @@
 """Loggers of both doors, read back from what they write; offline."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

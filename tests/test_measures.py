@@ -1,7 +1,5 @@
 """Loss, intervals and the stitch against PyTorch, SciPy and their own definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mutual nearest neighbours against a plain count, planted likeness, and scikit-learn; and the job."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The closed form of MLEM against scikit-learn, explicit pairs, other solvers, and what was planted."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings

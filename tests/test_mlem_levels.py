@@ -1,7 +1,5 @@
 """Weights of pairs of levels against non-negative least squares on explicit pairs, and against what was planted."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Plugins: the examples of docs/how-to/plugins.md run, their content is in the key, and no foreign path is run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

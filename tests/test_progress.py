@@ -1,7 +1,5 @@
 """What a job says of its progress: the right numbers, seldom in a pipe, and never on stdout."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

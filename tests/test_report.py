@@ -1,7 +1,5 @@
 """The page of a store: what it holds is what the tables hold, and nothing in it can be mistaken for markup."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The page of a store in a real browser: what a reader points at, clicks and types shows the numbers of the tables."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Distances, ranks, RSA, profiles and their map against SciPy, scikit-learn and their definitions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Stimuli: the grammar yields table S1 and nothing twice; samples balance; files give what they say, or an error."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import os

@@ -1,7 +1,5 @@
 """A result appears whole or not at all, and is read in one way."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Templates for language inference: overlap predicts entailment as is said, and nothing else does."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

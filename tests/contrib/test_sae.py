@@ -1,7 +1,5 @@
 """Sparse autoencoders: what they keep, how they are carried through maps, and that stacks change nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """What a start saves: courses whose answer is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Autoencoders in the files of SAELens: read as they were written, refused where they are not whole."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Several recordings as subjects, in rsa and mlem, with planted answers; and what cannot be done, in one line each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

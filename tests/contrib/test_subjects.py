@@ -1,7 +1,5 @@
 """Noise ceilings, random effects and the two-factor bootstrap against rsatoolbox, simulations and planted answers."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

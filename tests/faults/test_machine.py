@@ -1,7 +1,5 @@
 """What a machine runs out of or takes away: one line with the remedy, no traceback, and a state where there was one."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
