@@ -93,7 +93,7 @@ PARTS = {  # of the Python API, below the names of the package itself
                                "thinkalike.data.recordings.read_recording", "thinkalike.data.recordings.read_arrays",
                                "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",
-                                "thinkalike.measures.LayerMeans", "thinkalike.measures.PROPERTIES"),
+                                "thinkalike.measures.LayerMeans"),
     "Plugins": ("thinkalike.plugins.MeasurePlugin", "thinkalike.plugins.OptimizerPlugin"),
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.measures.estimates import numbered_by_part, stimulus_folds
-from thinkalike.measures.kernel_alignment import CKAMeans
+from thinkalike.measures.metric import CKA
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS
@@ -194,7 +194,7 @@ def test_intervals_over_sentences_cover_where_those_over_words_would_not():
     def covered(groups, seed):
         chance = torch.Generator().manual_seed(seed)
         sides = [[torch.randn(40, 3, generator=chance).double().repeat_interleave(6, 0)] for _ in range(2)]
-        metric = CKAMeans(1, 1)
+        metric = CKA(1, 1)
         metric.update(*sides, documents=numbered_by_part(groups))
         found = metric.compute()
         return bool(found.low <= 0 <= found.high)

@@ -125,11 +125,13 @@ def test_batches_without_a_number_are_numbered_as_they_come(new):
     assert torch.equal(counted.compute().value, numbered.compute().value)
 
 
-def test_no_batches_have_no_mean_and_two_of_one_number_are_not_merged():
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_no_batch_and_two_of_one_number_have_no_mean():
     first, second = (LayerMeans(1, 1, dots_measure()) for _ in range(2))
     with pytest.raises(ValueError, match="there is no mean of no batches"):
         first.compute()
     for means in (first, second):
         means.update(batch(1), batch(1))
-    with pytest.raises(ValueError, match=r"both have a batch 0: number the batches of one run"):
-        first.merge_state(second)
+    first.merge_state(second)
+    with pytest.raises(ValueError, match=r"two batches have number 0: number those of one run"):
+        first.compute()

@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 import measure_tester as tester
-from measure_tester import Measure
+from measure_tester import PROPERTIES, Measure
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
     MLEM,
-    PROPERTIES,
     DifferentiableMLEM,
     FeatureEncoder,
     LinearPrediction,

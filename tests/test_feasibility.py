@@ -12,13 +12,16 @@ def test_only_the_first_batch_is_watched_and_all_of_its_work_counts(monkeypatch)
     monkeypatch.setattr(places, "in_use", lambda device: 0)
     monkeypatch.setattr(places, "at_hand", lambda device: 10_000)
     watched = FirstBatch("lower it")
-    held = [watched(torch.zeros, 1000)]
-    with pytest.raises(ResourceError, match=r"lower it$"):
-        watched(torch.zeros, 1200)
+    with watched:
+        held = [torch.zeros(1000)]
+    with pytest.raises(ResourceError, match=r"lower it$"), watched:
+        torch.zeros(1200)
     held.clear()
-    assert watched(torch.zeros, 1200).sum() == 0, "what was freed does not count"
+    with watched:
+        assert torch.zeros(1200).sum() == 0, "what was freed does not count"
     watched.is_over = True
-    assert len(watched(torch.zeros, 10_000)) == 10_000
+    with watched:
+        assert len(torch.zeros(10_000)) == 10_000
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,11 @@ LEVELS = {
     "memory": 1,
     "screen": 1,
     "hub": 1,  # knows errors
-    "kinds": 1.5,  # knows arguments
     "arguments": 1,
     "plots": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows arguments, errors, progress and kinds at most: no models, files or configuration
+    "measures": 1.5,  # knows arguments, errors and progress at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,

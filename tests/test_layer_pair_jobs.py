@@ -262,8 +262,8 @@ def test_models_of_different_tokenizers_are_compared_by_words(door, words, check
     assert done.result.table["value"].between(-1, 1 + 1e-6).all()
     given = door("analyze.py", *words, *both, "measure.given=token", "measure.tokens_per_batch=512")
     assert 0 < given.result.scalars["rows_used"] < 0.5
-    assert "of the words stand in groups of one that are large enough" in given.stderr
-    for setting in ("level=token", "skip_first_tokens=1", "flatten=mean"):
+    assert "of the words occur often enough in a batch to be compared" in given.stderr
+    for setting in ("level=token", "skip_first=1", "flatten=mean"):
         assert door("analyze.py", *words, *both, f"measure.{setting}").status == 1
 
 
@@ -300,9 +300,7 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
     done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
     assert re.search(r"are left out, as .* times as long as the median, decide some layer: .* times", done.stderr)
     assert "carries" not in done.stderr
-    kept = door(
-        "analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.skip_first_tokens=0"
-    )
+    kept = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
     assert kept.stderr.count("carries") == 1, "one line for all layers"
     assert "with_massive" not in kept.result.table

@@ -5,11 +5,11 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import LayerMeans, LayerPredictions, mutual_measure
+from thinkalike.measures import LayerMeans, mutual_measure
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import neighbours as mutual
-from thinkalike.measures.accumulators import Batch
-from thinkalike.measures.kernel_alignment import CKAMeans
+from thinkalike.measures.layer_means import Batch
+from thinkalike.measures.metric import CKA
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
 SIDES = [*itertools.combinations_with_replacement(range(3), 2), (2, 0)]
@@ -26,33 +26,33 @@ def depths(side):
     return [len(WIDTHS[model]) for model in side]
 
 
-def agree(one, other, *numbers):
-    """Two metrics hold the same batches to the bit; with numbers, these batches."""
-    for number in numbers or one.records.keys() | other.records.keys():
-        own, theirs = one.records[number], other.records[number]
-        assert all(torch.equal(found, theirs[name]) for name, found in own.items())
+def agree(one, other):
+    """Two metrics hold the same batches to the bit."""
+    found, expected = one.gathered(), other.gathered()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(each, expected[name]) for name, each in found.items())
 
 
 @pytest.mark.parametrize(
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
 def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics, alones = ([CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
+    metrics, alones = ([CKA(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
-        CKAMeans.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
+        CKA.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
         for (source, target), metric, alone in zip(SIDES, metrics, alones, strict=True):
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
-            agree(alone, metric, number)
+            agree(alone, metric)
 
 
 def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states, *_ = drawn(gram_products.CPU_TILE.step)
-    CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, Batch(states))
+    CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, Batch(states))
     assert len(counts) == sum(map(len, WIDTHS))
 
 
@@ -71,18 +71,7 @@ def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(giv
         for (source, target), metric in zip(SIDES, metrics, strict=True):
             alone = new((source, target))
             alone.update(states[source], [x.clone() for x in states[target]], mask, number, **groups)
-            assert torch.equal(metric.records[number]["values"], alone.records[number]["values"])
+            assert torch.equal(metric.values[number], alone.values[0])
     assert {metric.compute().batches for metric in metrics} == {2}
     if given == "token":
         assert all(metric.compute().rows_used == metrics[0].compute().rows_used > 0.5 for metric in metrics)
-
-
-def test_predictions_of_pairs_are_those_of_each_pair():
-    together, alone = ([LayerPredictions(*depths(side), fit_batches=1) for side in SIDES] for _ in range(2))
-    for number in range(3):
-        states, *_ = drawn()
-        LayerPredictions.update_pairs(together, SIDES, Batch(states, number=number))
-        for (source, target), metric in zip(SIDES, alone, strict=True):
-            metric.update(states[source], states[target], number=number)
-    for one, other in zip(together, alone, strict=True):
-        assert torch.equal(one.compute().value, other.compute().value)

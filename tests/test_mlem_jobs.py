@@ -76,7 +76,7 @@ SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
 @pytest.mark.drawn
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
-    command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.skip_first_tokens=0"]
+    command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.massive=keep"]
     done = door(*command)
     result = done.result
     stimuli = controlled_stimuli(SENTENCES)
@@ -105,7 +105,7 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
 
 def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
-    more = ["measure.permutations=9", "measure.distance=cosine", "measure.skip_first_tokens=0"]
+    more = ["measure.permutations=9", "measure.distance=cosine", "measure.massive=keep"]
     done = door("analyze.py", "measure=rsa", *both, *words, *more)
     assert "Least alike" in done.stdout
     table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
@@ -370,8 +370,8 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_p
     done = door("analyze.py", *asked)
     kept, count = seen["kept"], seen["count"]
     assert f"{int((~kept).sum())} of {count} stimuli" in done.stderr
-    assert "measure.skip_first_tokens=0 keeps them, and model.bos=true puts" in done.stderr
-    every = door("analyze.py", *asked, "measure.skip_first_tokens=0")
+    assert "measure.massive=keep keeps them, and model.bos=true puts" in done.stderr
+    every = door("analyze.py", *asked, "measure.massive=keep")
     assert "are left out" not in every.stderr
     assert every.result.scalars["stimuli"] == count
 
@@ -402,8 +402,8 @@ def test_first_words_that_are_not_massive_stay_unless_they_are_named():
     first = torch.tensor([start == 0 for start, _ in stimuli.span])
     side = StimulusStates("planted", [0], [torch.where(first[:, None], 2.0, 1.0) * torch.randn(len(stimuli), 8)], {})
     position = stimuli.features["Word position"].astype(int)
-    for skip, gone in ((None, 0), (0, 0), (1, int(first.sum())), (2, int((position < position.min() + 2).sum()))):
-        chosen = f"measure.skip_first_tokens={'null' if skip is None else skip}"
+    for skip, gone in ((0, 0), (1, int(first.sum())), (2, int((position < position.min() + 2).sum()))):
+        chosen = f"measure.skip_first={skip}"
         config = composed("measure=rsa", "model=gpt2-mini", chosen, door="analyze")
         (left, (kept,)), _ = without_massive(config, stimuli, [side])
         assert len(left) == len(kept.states[0]) == len(stimuli) - gone

@@ -149,12 +149,12 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
 def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):
-    from thinkalike.instruments.layer_pairs import gathering
+    from thinkalike.instruments.layer_pairs import rounds
 
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
     whole = results(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
-    monkeypatch.setattr(gathering, "KEPT_EVERY", 2)
+    monkeypatch.setattr(rounds, "KEPT_EVERY", 2)
     stopped = f"store={tmp_path}/stopped"
     _, second, third = chosen.values()
     with interrupted_at(5):
@@ -175,7 +175,7 @@ def interrupted_at(pools):
     """Let a signal wait after so many pools of a job."""
     calls = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("thinkalike.processes.asked", lambda: next(calls) == pools)
+        patch.setattr("thinkalike.instruments.layer_pairs.rounds.asked", lambda: next(calls) == pools)
         patch.setattr("thinkalike.interrupts._waiting", signal.SIGTERM)
         yield
 

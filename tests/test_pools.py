@@ -13,9 +13,9 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
+from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states import batches as module
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
 
@@ -81,7 +81,7 @@ def rows_of(config, model, tokens=20 * 128):
 
 
 def test_every_token_that_counts_is_in_one_batch_of_many_documents(config, models, told):
-    job = config("measure.skip_first_tokens=2")
+    job = config("measure.massive=keep", "measure.skip_first=2")
     found = [batch for pool in read(job, models[:1]) for batch in pool]
     assert told == [4] * 20, "in passes of as many rows as a batch has tokens"
     assert [batch.number for batch in found] == list(range(20))
@@ -132,22 +132,22 @@ def test_the_few_rows_that_carry_much_of_a_layer_are_massive_and_others_are_not(
     planted = torch.where(
         long[:, None], times * plain / plain.norm(dim=1, keepdim=True) * plain.norm(dim=1).median(), plain
     )
-    outliers = module.massive([plain, planted.bfloat16()])
+    outliers = massive([plain, planted.bfloat16()])
     assert torch.equal(outliers, long) if found else outliers is None
-    assert module.massive([plain]) is None
+    assert massive([plain]) is None
 
 
 @pytest.mark.parametrize(("times", "found"), [(12, True), (3.5, False)])
 def test_rows_that_begin_their_text_may_be_many(times, found):
     plain, first = torch.randn(2000, 16) + 1, torch.arange(2000) % 4 == 0
     planted = torch.where(first[:, None], times * plain, plain)
-    assert module.massive([planted]) is None
-    outliers = module.massive([planted], first)
+    assert massive([planted]) is None
+    outliers = massive([planted], first)
     assert torch.equal(outliers & first, outliers) and outliers.sum() > 400 if found else outliers is None
 
 
 def test_a_measure_of_whole_rows_gets_whole_rows(config, models, told):
-    pools = read(config("measure.flatten=mean", "measure.skip_first_tokens=3"), models[:1])
+    pools = read(config("measure.flatten=mean", "measure.skip_first=3"), models[:1])
     assert [len(pool) for pool in pools] == [1] * 20
     found = [pool[0] for pool in pools]
     assert all(batch.states[0][0].shape == (4, 32, 3) for batch in found)
@@ -194,7 +194,7 @@ def test_given_the_position_too_what_it_decides_counts_for_nothing(config, model
 
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
-    monkeypatch.setattr(module, "FEWEST", 10**4)
+    monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
 
@@ -238,7 +238,7 @@ def test_batch_by_batch_is_as_all_at_once_where_consecutive_text_is_not():
 def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypatch):
     monkeypatch.setattr("thinkalike.config.schema.POOL_BYTES", 6 * 4 * 128 * models[0].n_layers * models[0].d_model)
     job = config()
-    job.measure.skip_first_tokens = 0
+    job.measure.massive = "keep"
     assert [len(pool) for pool in read(job, models[:1])] == [5, 5, 5, 5], "of at most six batches"
     monkeypatch.setattr("thinkalike.config.schema.POOL_BYTES", 1)
     assert [len(pool) for pool in read(job, models[:1])] == [4, 4, 4, 4, 4]

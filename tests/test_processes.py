@@ -11,9 +11,9 @@ from conftest import composed
 from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
-from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures.kernel_alignment import CKAMeans
+from thinkalike.measures.accumulators import without_empty
+from thinkalike.measures.metric import CKA
 from thinkalike.processes import ProcessGroup
 
 
@@ -72,34 +72,36 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
 
 def metrics():
     return {
-        "cka": lambda: CKAMeans(2, 3, permutations=1),
+        "cka": lambda: CKA(2, 3, permutations=1),
         "mutual_knn": lambda: LayerMeans(2, 3, mutual_measure(5)),
         "mutual_knn given the token": lambda: LayerMeans(2, 3, mutual_measure(2), given="token"),
     }
 
 
 @pytest.mark.parametrize("name", list(metrics()))
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_first_process_has_what_one_process_would_have(name, size):
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_any_process_can_keep_what_one_would_have(name, size):
+    """Of eight processes one has no batch."""
     new, draw = metrics()[name], torch.Generator().manual_seed(0)
     states = [[torch.randn(40, 6, generator=draw) for _ in range(5)] for _ in range(7)]
     groups = {"groups": torch.arange(40) // 8} if "given" in name else {}
 
     def work(shared):
-        metric = new()
+        metric, resumed = new(), new()
         for number in range(shared.rank, 7, shared.size):
             metric.update(states[number][:2], states[number][2:], None, number, **groups)
-            if number < shared.size:
-                metric = gathering.merged(metric, new, shared)  # once in the middle
-        return gathering.merged(metric, new, shared)
+        own = len(metric.numbers)
+        everyone = {"dist_sync_fn": lambda state, group: without_empty(shared.everyone(state))}
+        with metric.sync_context(**everyone, distributed_available=lambda: True):
+            resumed.load_state_dict(metric.state_dict())
+        assert len(metric.numbers) == own, "each goes on with its own"
+        return resumed.compute()
 
-    first, *others = by_threads(size, work)
     (alone,) = by_threads(1, work)
-    assert not any(each.update_called for each in others), "they gave away what they had"
-    ours, theirs = first.compute(), alone.compute()
-    assert ours.batches == theirs.batches == 7
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert torch.equal(ours.within_target.value, theirs.within_target.value)
+    for found in by_threads(size, work):
+        assert found.batches == alone.batches == 7
+        assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
+        assert torch.equal(found.within_target.value, alone.within_target.value)
 
 
 def test_all_but_the_first_end_with_their_share():

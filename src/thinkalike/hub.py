@@ -18,9 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import httpx2
 
-from thinkalike.errors import HubError, chain, listed, natural_order
-
-__all__ = ["Commit", "cause_of", "forget_commits", "refused", "resolved", "revisions"]
+from thinkalike.errors import HubError, chain, natural_order
 
 ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
@@ -145,13 +143,6 @@ def cause_of(error: BaseException, repository: str, revision: str | None = None)
     return None
 
 
-def _there(repository: str) -> str:
-    """Return the part of an error that names the branches and tags of a model's repository, if the hub gives them."""
-    with contextlib.suppress(Exception):
-        return f"; there are: {listed(revisions('model', repository))}"
-    return ""
-
-
 def refused(error: BaseException) -> bool:
     """Return whether the hub answered, and said no: then a cached copy or a better network would not help."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -164,24 +155,25 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     from huggingface_hub import errors
 
     token = "set HF_TOKEN to the token of an account that may read it"
-    page = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{repository}"
-    causes = {
-        errors.GatedRepoError: f"{repository} is gated: accept its terms at {page}, and {token}",
-        errors.RepositoryNotFoundError: f"there is no repository {repository} on the hub, or it is private; {token}",
-        errors.RevisionNotFoundError: f"{repository} has no revision {revision}; name a branch, a tag or a commit",
-        HubError: str(error),
-    }
-    if cause := next((cause for kind, cause in causes.items() if isinstance(error, kind)), None):
-        return cause + (_there(repository) if isinstance(error, errors.RevisionNotFoundError) else "")
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        name = str(error.response.url.path).partition("/resolve/")[2].partition("/")[2]
-        return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"
-    if isinstance(error, errors.HfHubHTTPError):
-        status = error.response.status_code
-        if status in (401, 403):
-            return f"the hub forbids reading {repository} ({status}): {token}"
-        return f"the hub answers {status} ({responses.get(status, 'error')}) for {repository}; try again later"
-    if isinstance(error, httpx2.RequestError):
-        why = "in time" if isinstance(error, httpx2.TimeoutException) else f"({error})"
-        return f"the hub does not answer {why}; check the network, HF_ENDPOINT and proxies"
+    match error:
+        case HubError():
+            return str(error)
+        case errors.GatedRepoError():
+            page = f"{os.environ.get('HF_ENDPOINT', 'https://huggingface.co')}/{repository}"
+            return f"{repository} is gated: accept its terms at {page}, and {token}"
+        case errors.RepositoryNotFoundError():
+            return f"there is no repository {repository} on the hub, or it is private; {token}"
+        case errors.RevisionNotFoundError():
+            return f"{repository} has no revision {revision}; name a branch, a tag or a commit"
+        case errors.RemoteEntryNotFoundError():
+            name = str(error.response.url.path).partition("/resolve/")[2].partition("/")[2]
+            return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"
+        case errors.HfHubHTTPError():
+            status = error.response.status_code
+            if status in (401, 403):
+                return f"the hub forbids reading {repository} ({status}): {token}"
+            return f"the hub answers {status} ({responses.get(status, 'error')}) for {repository}; try again later"
+        case httpx2.RequestError():
+            why = "in time" if isinstance(error, httpx2.TimeoutException) else f"({error})"
+            return f"the hub does not answer {why}; check the network, HF_ENDPOINT and proxies"
     return None

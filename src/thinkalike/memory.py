@@ -204,30 +204,33 @@ class LiveBytes(TorchDispatchMode):
 
 
 class FirstBatch:
-    """Runs code that a batch takes, and stops the first batch where its tensors outgrow the memory of a CPU.
+    """Is open while a batch is made and used, and stops the first one if its tensors outgrow the memory of a CPU.
 
     Other devices say so themselves; a process that outgrows the memory of a machine is killed without a word.
 
     Args:
         remedy: what makes a batch smaller; it cannot be done here, because it changes numbers.
+
+    Attributes:
+        is_over: to be set once the first batch is done.
+
+    Raises:
+        ResourceError: the first batch does not fit.
     """
 
     def __init__(self, remedy: str):
-        self._remedy, self.is_over = remedy, False
+        self._remedy, self.is_over, self._is_open = remedy, False, False
         self._live = LiveBytes(CPU, Budget.of(CPU).room)
 
-    def __call__(self, work: Callable[..., Any], *given: Any) -> Any:
-        """Return what `work` returns.
+    def __enter__(self) -> None:
+        self._is_open = not self.is_over
+        if self._is_open:
+            self._live.__enter__()
 
-        Raises:
-            ResourceError: the first batch does not fit.
-        """
-        if self.is_over:
-            return work(*given)
-        try:
-            with self._live:
-                return work(*given)
-        except OverLimit:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if self._is_open:
+            self._live.__exit__(kind, error, trace)
+        if isinstance(error, OverLimit):
             room = readable(self._live.limit)
             raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
 

@@ -25,6 +25,8 @@ from thinkalike.contrib.transfer.steering import (
     NEGATED,
     RANDOM,
     Trial,
+    states_at_words,
+    steered_gaps,
 )
 from thinkalike.data.contrasts import (
     BOUNDARY,
@@ -42,7 +44,7 @@ from thinkalike.evaluation.maps import state_moments
 from thinkalike.measures import AffineMap, Unexplained, both_directions, random_effects
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.contrasts import gaps, read_prompts, states_at_words, steered_gaps
+from thinkalike.states.contrasts import gaps, read_prompts
 
 D, N = 6, 12
 FOLDS = torch.arange(N) % 3

@@ -35,7 +35,7 @@ from thinkalike.config.overrides import (
 from thinkalike.config.own_files import CONF, OwnFolders, configurations
 from thinkalike.config.registry import MEASURES, PLUGGED, measure_module, refuse_gone
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig, chosen_scale
-from thinkalike.config.schema import made, short
+from thinkalike.config.schema import RENAMED, made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, first_line, nearest, one_of
 from thinkalike.plugins import is_plugin, named_in
@@ -225,6 +225,7 @@ def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> 
         elif package or not _is_setting(key, known):
             near = [name for name in known if name.endswith(f".{key}")]
             said = f"did you mean {' or '.join(near)}?" if near else nearest(key, known.keys() - {key})
+            said = RENAMED.get(key, said)
             raise ConfigError(f"'{override.input_line if package else key}' is not a setting; {said}")
 
 

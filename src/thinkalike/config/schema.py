@@ -32,6 +32,9 @@ TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 THREADS = 1024
+RENAMED = {  # settings of earlier versions, and what to say of them
+    "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
+}
 
 Number = int | float
 Schema = TypeVar("Schema")
@@ -197,9 +200,8 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
     known = [item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for name, value in values.items():
         if name not in known:
-            raise ConfigError(
-                f"'{path}{name}' is not a setting; {nearest(path + name, [path + each for each in known])}"
-            )
+            said = RENAMED.get(path + name) or nearest(path + name, [path + each for each in known])
+            raise ConfigError(f"'{path}{name}' is not a setting; {said}")
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
                 given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]

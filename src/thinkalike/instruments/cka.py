@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.screen import show_text
+from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.store import Result
 
@@ -28,7 +28,6 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 class CKAConfig(WithNull):
     """The settings of CKA."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
     kind: str = "cka"
     estimator: Literal["unbiased", "biased"] = "unbiased"  # of HSIC
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
@@ -48,17 +47,17 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
-    of_text: ClassVar[Mapping[str, Any]] = {**LayerPairs.of_text, "flatten": "token"}
+    for_stimuli: ClassVar[Mapping[str, Any]] = {**LayerPairs.for_stimuli, "flatten": "token"}
 
     def fewest(self, measure: Any) -> int:
         return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.kernel_alignment import CKAMeans
+        from thinkalike.measures.metric import CKA
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        return CKAMeans(source_layers, target_layers, **options)
+        return CKA(source_layers, target_layers, **options)
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
@@ -99,8 +98,6 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
     def show(self, result: Result) -> None:
         super().show(result)
         if "distance" in result.scalars:
-            from thinkalike.measures.estimates import span
-
             low, high = (result.scalars.get(f"distance_{end}", math.nan) for end in ("low", "high"))
             distance = span(result.scalars["distance"], low, high, ".4f")
             show_text(f"distance between the models (equation 2): {distance}", indent=2)

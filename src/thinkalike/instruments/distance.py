@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
-from thinkalike.screen import Column, Table, few, number_column, show_table, show_text
+from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    batches: int = ranged(2, least=1, most=10**9)  # over which the mean is taken
+    batches: int = ranged(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
 
 
 class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target", "layers", "data", "measure")):
@@ -76,7 +76,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         return [Headline.with_ends("greatest_distance", *ends)]
 
     def show(self, result: Result) -> None:
-        from thinkalike.measures.estimates import span
 
         table = result.table
         source, target = table["source"].iloc[0], table["target"].iloc[0]

@@ -8,7 +8,7 @@ from typing import ClassVar
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.shapes import Shapes
-from thinkalike.screen import number_of_documents, show_text
+from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
 
 
@@ -50,7 +50,6 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
 
 def show_loss(result: Result) -> None:
     """Print the loss of a model beside what the frequencies of tokens alone give."""
-    from thinkalike.measures.estimates import span
 
     numbers = result.scalars
     loss = span(numbers["loss"], numbers["loss_low"], numbers["loss_high"], ".4f")

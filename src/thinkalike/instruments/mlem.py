@@ -24,11 +24,11 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
-from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around, span
+from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
-from thinkalike.screen import Table, few, number_column, show_table, show_text
+from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows

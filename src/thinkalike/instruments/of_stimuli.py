@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -78,15 +78,14 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
     return without
 
 
-# ruff: noqa: UP045
 @dataclass
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
     distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
     embed: bool = False  # also the site before block 0
-    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # words of every text; null: the stimuli
-    # whose long states decide some layer are left out, and the first of a text is often one; 0: none is
+    massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
+    skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
 
     distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
 

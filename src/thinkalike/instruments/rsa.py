@@ -30,8 +30,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
 from thinkalike.measures.distances.neural import NOISES, NeuralDistances
 from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
-from thinkalike.measures.estimates import span
-from thinkalike.screen import show_text
+from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows

@@ -13,24 +13,25 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
-accumulators: Accumulator LayerMeans
+accumulators: Accumulator LayerPairEstimate
 bootstrapping: Jackknifed auc bootstrap_interval documents_and_seeds_interval effective_number
 bootstrapping: sum_by_document
-chance: Calibrated Chance LayerPairEstimate calibrate permuted_rows
+chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
 closed_forms: least_squares procrustes reduced_rank unexplained_by
-contract: LayerMeasure PROPERTIES Properties
+contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
 distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
-estimates: Estimate fold_interval interval_around jackknife random_effects span splits stimulus_folds student_t
+estimates: Estimate fold_interval interval_around jackknife random_effects splits stimulus_folds student_t
 estimates: two_sided
 hsic: hsic0 hsic1
-kernel_alignment: CKAResult ModelDistance alignment arc_length cka cka_measure group_hsics
+kernel_alignment: alignment arc_length cka cka_measure group_hsics
+layer_means: LayerMeans
 losses: CHUNK DISAGREEMENT JENSEN_SHANNON OutputMatch compare_outputs disagreement jensen_shannon surprises
 losses: token_codes token_kl token_loss unigram_entropy
-metric: CKA
+metric: CKA CKAResult ModelDistance
 mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features

@@ -1,11 +1,11 @@
-"""Values with their intervals, and what chance gives: nulls by document, calibrated values, p; also of any function."""
+"""What chance gives: the null of a batch of layer pairs, whose documents change places, calibrated values and p."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.measures.bootstrapping import effective_number
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
     FEWEST_GROUPS,
@@ -22,10 +23,10 @@ from thinkalike.measures.estimates import (
     jackknife,
     numbered_by_part,
 )
-from thinkalike.measures.rows import RowGroups
-from thinkalike.plots import plot
+from thinkalike.measures.rows import BatchRows, RowGroups
 from thinkalike.progress import counted
 
+NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
 STEP = 0x9E3779B97F4A7C15 - 2**64  # of the sequence; integers of torch are signed, and products wrap
@@ -56,42 +57,6 @@ class Chance:
     p_of_largest: Float[Tensor, "l m"]
     largest: float
     documents: int
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class LayerPairEstimate(Estimate):
-    """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
-
-    Attributes:
-        within_source, within_target: The same within each model; None where it is not measured.
-        documents: How many different documents the rows of all batches are of; of fewer than 8 there is no interval.
-        rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
-        chance: The null by permutations, None without any.
-    """
-
-    within_source: Estimate | None  # (l, l)
-    within_target: Estimate | None  # (m, m)
-    batches: int
-    documents: int
-    rows_used: float | None = field(default=None, kw_only=True)
-    chance: Chance | None = field(default=None, kw_only=True)
-
-    label: ClassVar[str] = "value"  # what plots call a value
-
-    def __repr__(self) -> str:
-        l, m = self.value.shape  # noqa: E741
-        closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
-        width = f"intervals at most {self.widest_interval():.3g} wide"
-        return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
-
-    def plot(self, ax: Any = None) -> tuple[Any, Any]:
-        """Draw `value` as a matrix, into axes or a new figure; returns figure and axes."""
-        return plot("layer pairs", self.value.cpu().numpy(), self.label, (0.0, 1.0), ax)
-
-    def widest_interval(self) -> float:
-        """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
-        known = (self, *filter(None, (self.within_source, self.within_target)))
-        return max(float((estimate.high - estimate.low).max()) for estimate in known)
 
 
 def chance_of(
@@ -246,6 +211,114 @@ def _centred(
     between = similarity * apart
     own = (fit @ between.sum(2, keepdim=True))[..., 0]
     return between - apart * (own[:, :, None] + own[:, None, :])
+
+
+# ---- the null of one batch: all layer pairs see the same permutations, so that the closest of them has one as well
+
+Values = dict[Pair, Float[Tensor, "_ _ _"]]
+
+
+@dataclass(frozen=True)
+class BatchNull:
+    """Compares the layers of a batch again, with the documents of the second model permuted.
+
+    Attributes:
+        measure: The measure, given the token that within the groups.
+        layers: What it prepared of the rows of each different layer.
+        rows: The rows of the batch.
+        within: The groups of rows of one token, None if all rows are compared.
+        blocks: The models, and which of them are compared.
+        permutations: How often; see `Chance`.
+    """
+
+    measure: LayerMeasure
+    layers: Sequence[Any]
+    rows: BatchRows
+    within: RowGroups | None
+    blocks: Blocks
+    permutations: int
+
+    def of(self, values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, dict[str, Tensor]]:
+        """Return for each pair its mean value by chance, (l, m), and the value tested with its permutations.
+
+        Args:
+            values: The values of all rows, also within each model.
+
+        Raises:
+            ValueError: Layers are as close as can be by chance alone.
+        """
+        documents, within, measure = self.rows.documents, self.within, self.measure
+        owners = documents.cpu() if within is None else documents[within.order].cpu()
+        groups = within or RowGroups.whole(len(owners), owners.device)
+        orders = torch.stack([permuted_within(owners, groups, seed) for seed in range(self.permutations)])
+        home = (orders == torch.arange(len(owners))).double().mean(1)
+        away = home <= home.min().clamp(min=AT_HOME)
+        permuted = self._permuted(self.layers, orders, values)
+        null = {pair: each[1:][away].mean(0) for pair, each in permuted.items()}
+        if not measure.finish and min(float((measure.best - each).abs().min()) for each in null.values()) < NO_ROOM:
+            alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
+            raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
+        tested, moved = self._tested(owners, permuted, values)
+        return {
+            pair: {"null": null[pair], "tested": tested[pair], "moved": torch.tensor(moved)}
+            for pair in self.blocks.pairs
+        }
+
+    def _tested(
+        self, owners: Int[Tensor, " kept"], permuted: Values, values: Mapping[Pair, Tensor]
+    ) -> tuple[Values, int]:
+        """Return what p is of, where documents are exchangeable, and how many documents change places."""
+        documents, chosen = len(owners.unique()), balanced_rows(owners)
+        if self.within:
+            documents *= effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
+            return self._signed(owners), int(documents)
+        if documents < FEWEST_GROUPS or chosen.numel() == len(owners):
+            return permuted, documents
+        if chosen.numel() < self.measure.fewest:
+            return permuted, 0
+        return self._balanced(self.rows.of(chosen.flatten()), list(values)), len(chosen)
+
+    def _signed(self, owners: Int[Tensor, " kept"]) -> Values:
+        assert self.within is not None
+        assert self.measure.similarities is not None
+        similarities = [self.measure.similarities(layer) for layer in self.layers]
+        documents, models = [*self.within.blocks(owners)], self.blocks.models
+        return {
+            (a, b): signed_similarities(similarities, (models[a], models[b]), documents, self.permutations)
+            for a, b in self.blocks.pairs
+        }
+
+    def _balanced(self, rows: BatchRows, whole: Sequence[Pair]) -> Values:
+        """Return the values of as many rows of each document, and with permuted documents."""
+        layers, owners = self.measure.prepared(rows.layers, rows.names), rows.documents.cpu()
+        orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
+        return self._permuted(layers, orders, self.measure.compare(layers, self.blocks._replace(pairs=whole)))
+
+    def _permuted(
+        self, layers: Sequence[Any], orders: Int[Tensor, "p n"], values: Mapping[Pair, Float[Tensor, "_ _"]]
+    ) -> Values:
+        """Return the final value of each pair of models, and those with the rows of the second permuted."""
+        measure, (models, pairs) = self.measure, self.blocks
+        sources, targets = (list(dict.fromkeys(side)) for side in zip(*pairs, strict=True))
+        front, back = (sorted({place for model in side for place in models[model]}) for side in (sources, targets))
+        own = [tuple(front.index(place) for place in models[model]) for model in sources]
+        own += [tuple(len(front) + back.index(place) for place in models[model]) for model in targets]
+        apart = Blocks(own, [(sources.index(a), len(sources) + targets.index(b)) for a, b in pairs])
+        found: dict[Pair, list[Tensor]] = {pair: [values[pair].double()] for pair in pairs}
+        for order in counted(orders.to(values[pairs[0]].device), "permutation"):
+            moved = [measure.moved(layers[place], order) for place in back]
+            across = measure.compare([*(layers[place] for place in front), *moved], apart)
+            for pair, place in zip(pairs, apart.pairs, strict=True):
+                found[pair].append(across[place].double())
+        if not measure.finish:
+            return {pair: torch.stack(each) for pair, each in found.items()}
+        finished = {}
+        for pair, each in found.items():
+            depth = len(each[0])
+            joint = joined(values, pair).double().repeat(len(each), 1, 1)
+            joint[:, :depth, depth:] = torch.stack(each)
+            finished[pair] = measure.finish(joint)[:, :depth, depth:]
+        return finished
 
 
 # ---- any measure of two sets of features

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +13,6 @@ from torch import Tensor
 from thinkalike.arguments import seeded
 
 
-@dataclass(frozen=True, eq=False)
 class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape.
 
@@ -22,9 +20,11 @@ class Estimate:
     "+0.037 [+0.032, +0.043]".
     """
 
-    value: Tensor
-    low: Tensor
-    high: Tensor
+    def __init__(self, value: Tensor, low: Tensor, high: Tensor):
+        self.value, self.low, self.high = value, low, high
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.value, self.low, self.high))
@@ -33,17 +33,15 @@ class Estimate:
         return Estimate(*(part[index] for part in self))
 
     def __format__(self, spec: str) -> str:
-        return span(self.value.item(), self.low.item(), self.high.item(), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        value, low, high = (f"{end.item():{spec}}" for end in self)
+        return value if "nan" in (low, high) else f"{value} [{low}, {high}]"
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
     """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
-
-
-def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
-    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
-    return f"{value:{spec}}" if math.isnan(low) or math.isnan(high) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def student_t(level: float, freedom: int) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -11,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
+from thinkalike.measures.rows import ROUNDINGS
 
 FEWEST = 4  # rows; the unbiased estimator divides by n - 3
-ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 
 
 class GramStatistics(NamedTuple):
@@ -105,30 +106,88 @@ AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer
 MANY = 8192  # rows in float64, from which on products of features cost less than Gram matrices
 
 
-@torch.no_grad()
-def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | None = None) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred.
+def _within(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
+    """Yield the parts that `count` rows from the first one on are of, and the places of each among them."""
+    start = 0
+    for number, size in enumerate(sizes):
+        low, high = max(start, first) - first, min(start + size, first + count) - first
+        if low < high:
+            yield number, slice(low, high)
+        start += size
 
-    Products are taken in the dtype of the rows, and summed up in float64. By default one model has all layers.
+
+def feature_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another: <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii if g = h."""
+    parts, found = [x.split([*sizes]) for x in rows], {}
+    for a, b in blocks.pairs:
+        found[a, b] = rows[0].new_empty(len(sizes), len(sizes), len(blocks.models[a]), len(blocks.models[b]))
+        for (row, i), (column, j) in product(enumerate(blocks.models[a]), enumerate(blocks.models[b])):
+            flat = torch.stack([(x.T @ y).flatten() for x, y in zip(parts[i], parts[j], strict=True)])
+            own = [(x.square().sum(1) * y.square().sum(1)).sum() for x, y in zip(parts[i], parts[j], strict=True)]
+            found[a, b][..., row, column] = flat @ flat.T - torch.stack(own).diag()
+    return found
+
+
+def tiled_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers of the models compared.
+
+    They come tile by tile on and above the diagonal. The product over pairs of layers waits for memory, so all layers'
+    tiles are written side by side, and small products for each two models read them, out of the cache. A model's tiles
+    have memory of their own, which begins where memory is aligned: bits may depend on that.
     """
-    return next(left_out_statistics(rows, blocks or one_model(len(rows)), [len(rows[0])]))
+    n, counts, parts = len(rows[0]), [len(places) for places in blocks.models], (len(sizes), len(sizes))
+    tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
+    total = {(a, b): rows[0].new_zeros(*parts, counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
+    memory = [rows[0].new_empty(count * largest) for count in counts]
+    for top, left, h, w in tiling.tiles(n):
+        tiles = [part[: count * h * w].view(count, h, w) for part, count in zip(memory, counts, strict=True)]
+        made: dict[int, Tensor] = {}  # the Gram matrix of one tensor is computed once
+        for own, place in zip(itertools.chain(*tiles), itertools.chain(*blocks.models), strict=True):
+            if place in made:
+                own.copy_(made[place])
+            else:
+                made[place] = torch.mm(rows[place][top : top + h], rows[place][left : left + w].T, out=own)
+        if left == top:
+            for tile in tiles:
+                tile.triu_(1)
+        by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
+        for column, across in _within(sizes, left, w):
+            for a, b in blocks.pairs:
+                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT)
+                for row, down in _within(sizes, top, h):
+                    total[a, b][row, column] += found[down].sum(0, dtype=torch.float64)
+    return {pair: each + each.transpose(0, 1) for pair, each in total.items()}  # of both halves
+
+
+def products_of(
+    rows: Sequence[Float[Tensor, "n _"]],
+) -> Callable[[Sequence[Tensor], Blocks, Sequence[int]], dict[Pair, Tensor]]:
+    """Return the cheaper of the two ways to the products of the Gram matrices of these rows."""
+    is_tall = len(rows[0]) >= MANY and rows[0].dtype == torch.float64
+    return feature_products if is_tall else tiled_products
 
 
 @torch.no_grad()
 def left_out_statistics(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+    rows: Sequence[Float[Tensor, "n _"]],
+    blocks: Blocks,
+    sizes: Sequence[int],
+    products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> Iterator[GramStatistics]:
     """Yield the statistics of all rows, and then of all but each part of them in turn, from one pass over K = X X'.
 
     Args:
         sizes: Of the parts, which follow one another.
+        products: What `products_of` the rows found.
     """
     own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
     totals = [torch.stack([part.sum(0) for part in x.split([*sizes])]) for x in rows]
     sums = [(x @ part.sum(0)).double() - norms for x, part, norms in zip(rows, totals, own, strict=True)]
-    is_tall = len(rows[0]) >= MANY and rows[0].dtype == torch.float64
-    make = _feature_products if is_tall else _tiled_products
-    products = make(rows, blocks, sizes)
     whole = {pair: each.sum((0, 1)) for pair, each in products.items()}
     yield GramStatistics(whole, blocks.by_model(sums), blocks.by_model(own))
     to_parts = [(x @ part.T).double() for x, part in zip(rows, totals, strict=True)]
@@ -145,68 +204,14 @@ def left_out_statistics(
         start += size
 
 
-def _feature_products(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another: <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii if g = h."""
-    parts, found = [x.split([*sizes]) for x in rows], {}
-    for a, b in blocks.pairs:
-        found[a, b] = rows[0].new_empty(len(sizes), len(sizes), len(blocks.models[a]), len(blocks.models[b]))
-        for (row, i), (column, j) in product(enumerate(blocks.models[a]), enumerate(blocks.models[b])):
-            flat = torch.stack([(x.T @ y).flatten() for x, y in zip(parts[i], parts[j], strict=True)])
-            own = [(x.square().sum(1) * y.square().sum(1)).sum() for x, y in zip(parts[i], parts[j], strict=True)]
-            found[a, b][..., row, column] = flat @ flat.T - torch.stack(own).diag()
-    return found
+@torch.no_grad()
+def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | None = None) -> GramStatistics:
+    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred.
 
-
-def _tiled_products(
-    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "p p l m"]]:
-    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers of the models compared.
-
-    They come tile by tile on and above the diagonal. The product over pairs of layers waits for memory, so all layers'
-    tiles are written side by side, and small products for each two models read them, out of the cache. A model's tiles
-    have memory of their own, which begins where memory is aligned: bits may depend on that.
+    Products are taken in the dtype of the rows, and summed up in float64. By default one model has all layers.
     """
-    n, counts, parts = len(rows[0]), [len(places) for places in blocks.models], (len(sizes), len(sizes))
-    tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
-    total = {(a, b): rows[0].new_zeros(*parts, counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
-    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
-    memory = [rows[0].new_empty(count * largest) for count in counts]
-    for top, left, h, w in tiling.tiles(n):
-        tiles = [part[: count * h * w].view(count, h, w) for part, count in zip(memory, counts, strict=True)]
-        _fill(tiles, blocks, [(x[top : top + h], x[left : left + w]) for x in rows])
-        if left == top:
-            for tile in tiles:
-                tile.triu_(1)
-        by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
-        for column, across in _within(sizes, left, w):
-            for a, b in blocks.pairs:
-                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT)
-                for row, down in _within(sizes, top, h):
-                    total[a, b][row, column] += found[down].sum(0, dtype=torch.float64)
-    return {pair: each + each.transpose(0, 1) for pair, each in total.items()}  # of both halves
-
-
-def _within(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield the parts that `count` rows from the first one on are of, and the places of each among them."""
-    start = 0
-    for number, size in enumerate(sizes):
-        low, high = max(start, first) - first, min(start + size, first + count) - first
-        if low < high:
-            yield number, slice(low, high)
-        start += size
-
-
-def _fill(tiles: Sequence[Tensor], blocks: Blocks, sides: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Write a tile of the Gram matrix of every layer of every model; that of one tensor is computed once."""
-    made: dict[int, Tensor] = {}
-    for tile, places in zip(tiles, blocks.models, strict=True):
-        for own, place in zip(tile, places, strict=True):
-            if place in made:
-                own.copy_(made[place])
-            else:
-                made[place] = torch.mm(sides[place][0], sides[place][1].T, out=own)
+    blocks, sizes = blocks or one_model(len(rows)), [len(rows[0])]
+    return next(left_out_statistics(rows, blocks, sizes, products_of(rows)(rows, blocks, sizes)))
 
 
 @torch.no_grad()

@@ -1,25 +1,86 @@
-"""CKA of all layer pairs of two models as a metric of torchmetrics; apart, as torchmetrics takes seconds to import."""
+"""CKA of all layer pairs of two models, gathered batch by batch: a metric of torchmetrics, and what it returns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from math import prod
-from operator import itemgetter
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import Record, columns_of
-from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
+from thinkalike.measures.accumulators import LayerPairEstimate
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.kernel_alignment import alignment, arc_length, check_choices, cka_measure
+from thinkalike.measures.layer_means import LayerMeans
 
 
-class CKA(Metric):
+class ModelDistance(Estimate):
+    """The distance between two models in radians, see `CKAResult.distance`.
+
+    Attributes:
+        clipped: CKA values outside [-1, 1], which only rounding can give.
+    """
+
+    def __init__(self, distance: Estimate, clipped: int):
+        super().__init__(*distance)
+        self.clipped = clipped
+
+
+class CKAResult(LayerPairEstimate):
+    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
+
+    `value`, `low` and `high` are (l, m).
+
+    Attributes:
+        leverage_source, leverage_target: The largest of any batch, (l,) and (m,), see `leverage`.
+        hsics: Of each batch in the order of their numbers, (b, k, k) with k = l + m.
+        without: The value without each part of the documents, (p, l, m); of fewer than 8 documents p is 0.
+        is_unbiased: Whether intervals leave out the bias by rows of one document, see `jackknife`.
+    """
+
+    label: ClassVar[str] = "CKA"
+
+    def __init__(
+        self,
+        *,
+        leverages: Float[Tensor, " k"],
+        hsics: Float[Tensor, "b k k"],
+        without: Float[Tensor, "p l m"],
+        aggregate: str,
+        is_unbiased: bool,
+        **estimates: Any,
+    ):
+        super().__init__(**estimates)
+        self.leverage_source, self.leverage_target = leverages.tensor_split([len(self.value)])
+        self.hsics, self.without, self.aggregate, self.is_unbiased = hsics, without, aggregate, is_unbiased
+
+    def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
+        """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
+        (a, b), (c, d) = first, second
+        return self._interval(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
+
+    def distance(self) -> ModelDistance:
+        """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
+        depths = self.value.shape
+        if depths[0] != depths[1]:
+            raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
+        layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
+        distance = self._interval(arc_length(layers), arc_length(without))
+        return ModelDistance(distance, int((layers.abs() > 1).sum()))
+
+    def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
+        return jackknife(value, without, value if self.is_unbiased else None)
+
+    def convergence(self) -> Float[Tensor, "b l m"]:
+        """Return the CKA of the first batch, of the first two, and so on."""
+        depth, is_before = len(self.value), self.aggregate == "ratio_of_means"
+        counts = torch.arange(1, len(self.hsics) + 1, device=self.hsics.device)[:, None, None]
+        sums = (self.hsics if is_before else alignment(self.hsics)).cumsum(0) / counts
+        return (alignment(sums) if is_before else sums)[..., :depth, depth:]
+
+
+class CKA(LayerMeans):
     """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
 
     Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order of
@@ -41,10 +102,7 @@ class CKA(Metric):
         kwargs: Options of `torchmetrics.Metric`.
     """
 
-    is_differentiable = False
     higher_is_better = True
-    full_state_update = False
-    records: list[Tensor] | Tensor
 
     def __init__(
         self,
@@ -59,51 +117,25 @@ class CKA(Metric):
         permutations: int = 0,
         **kwargs: Any,
     ):
-        super().__init__(**kwargs)
-        self.options: dict[str, Any] = {"estimator": estimator, "kernel": kernel, "flatten": flatten, "given": given}
-        self.options["permutations"] = permutations
-        self._means = CKAMeans(source_layers, target_layers, aggregate=aggregate, **self.options)
-        self._shapes = self._means.shapes()
-        # one flat vector for each batch: torchmetrics can gather these from processes of which some have no batch
-        self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
-        self.set_dtype(torch.float64)
-
-    @takes_arrays
-    def update(
-        self,
-        source: Sequence[Float[Tensor, " ..."]],
-        target: Sequence[Float[Tensor, " ..."]],
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Add one batch: the same tokens, or rows, in both models; see `Accumulator.update`."""
-        known = self._parsed(self._batches())
-        number = len(known) if number is None else number
-        self._means.records = {other: record for other, record in known if "null" in record}
-        self._means.update(source, target, mask, number, groups, documents)
-        record = self._means.records[number]
-        parts = [record.get(name, torch.full(shape, torch.nan)) for name, shape in self._shapes.items()]
-        documents = record["documents"]
-        flat = [part.double().flatten() for part in (torch.tensor([number, len(documents)]), documents, *parts)]
-        self.records = [*self._batches(), torch.cat(flat).to(self.device)]
-
-    def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
-        """Add one batch as `update` does, and return its own CKA."""
-        self.update(*args, **kwargs)
-        return self._result(self._batches()[-1:])
+        options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
+        check_choices(aggregate=aggregate, given=given, **options)
+        measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
+        if given == "token" and not measure.given:
+            raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
+        super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)
+        self.aggregate, self.options = aggregate, {**options, "given": given, "permutations": permutations}
 
     def compute(self) -> CKAResult:
         """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
-        if not self.update_called:
-            raise ValueError("there is no CKA of no batches: call update first")
-        return self._result(self._batches())
-
-    def reset(self) -> None:
-        """Forget all batches."""
-        self.records = []  # torchmetrics would empty the very list of a `state_dict` that was loaded
-        super().reset()
+        found, depth = self.gathered(), self.source_layers
+        return CKAResult(
+            **self.estimates(found),
+            leverages=found["leverages"].amax(0),
+            hsics=found["values"][:, 0],
+            without=self.finished(found)[1:, :depth, depth:],
+            aggregate=self.aggregate,
+            is_unbiased=self.is_unbiased,
+        )
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Add the batches of another metric; a ValueError if it has other options."""
@@ -114,31 +146,3 @@ class CKA(Metric):
     def plot(self, val: CKAResult | None = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a result, by default that of `compute`; returns figure and axes."""
         return (self.compute() if val is None else val).plot(ax)
-
-    @property
-    def update_called(self) -> bool:
-        """Whether there is a batch, also one from a `state_dict`."""
-        return len(self.records) > 0
-
-    def _batches(self) -> list[Tensor]:
-        return [self.records] if isinstance(self.records, Tensor) else self.records
-
-    def _parsed(self, batches: Sequence[Tensor]) -> list[tuple[int, Record]]:
-        """Return the numbers and the records of batches that are laid end to end."""
-        found, rest = [], torch.cat([*batches]) if batches else torch.empty(0)
-        sizes = [prod(shape) for shape in self._shapes.values()]
-        while len(rest):
-            (number, count), rest = rest[:2].long().tolist(), rest[2:]
-            documents, *parts, rest = rest.split([count, *sizes, len(rest) - count - sum(sizes)])
-            named = zip(self._shapes.items(), parts, strict=True)
-            record = {name: part.view(shape) for (name, shape), part in named if not part.isnan().all()}
-            found.append((number, {"documents": documents.long(), **record}))
-        return sorted(found, key=itemgetter(0))
-
-    def _result(self, batches: Sequence[Tensor]) -> CKAResult:
-        return self._means.result(columns_of([record for _, record in self._parsed(batches)]))
-
-    def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
-        # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box
-        boxed = super()._wrap_compute(lambda: SimpleNamespace(result=compute()))
-        return wraps(compute)(lambda: boxed().result)

@@ -5,20 +5,17 @@ Given states less the mean of their token (`RowGroups.without_means`) it is R² 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import APART, Accumulator, Batch, Record, States
-from thinkalike.measures.chance import LayerPairEstimate
+from thinkalike.measures.accumulators import APART, Accumulator, LayerPairEstimate, States
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
-from thinkalike.measures.contract import Pair
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
@@ -175,14 +172,12 @@ class LinearPrediction:
         return [both(pair) for pair in self.pairs]
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
-    """Held-out R² of each target layer from each source layer, (l, m).
+    """Held-out R² of each target layer from each source layer, (l, m); `back` is the reverse, (l, m) as well."""
 
-    `back` is that of each source layer from each target layer, (l, m).
-    """
-
-    back: Estimate
+    def __init__(self, *, back: Estimate, **estimates: Any):
+        super().__init__(**estimates)
+        self.back = back
 
 
 class LayerPredictions(Accumulator):
@@ -196,57 +191,74 @@ class LayerPredictions(Accumulator):
         fit_batches: How many batches, from the first, the maps are fitted on; the others judge.
         given: "token" takes the mean of its token from every state, in each batch; "none" takes states as they are.
         ridge: See `LinearPrediction`.
+        kwargs: Options of `torchmetrics.Metric`.
     """
 
+    parts: ClassVar[tuple[str, ...]] = ("used",)  # of batches that judge; the rest of the state is the predictions'
+
     def __init__(
-        self, source_layers: int, target_layers: int, *, fit_batches: int, given: str = "none", ridge: float = RIDGE
+        self,
+        source_layers: int,
+        target_layers: int,
+        *,
+        fit_batches: int,
+        given: str = "none",
+        ridge: float = RIDGE,
+        **kwargs: Any,
     ):
-        super().__init__(source_layers, target_layers, given=given)
+        super().__init__(source_layers, target_layers, given=given, **kwargs)
         self.fit_batches, self.ridge = fit_batches, ridge
-        self._predictions: list[LinearPrediction] = []  # by reading
+        self.predictions: list[LinearPrediction] = []  # by reading
+        self.last = -1  # the number of the last batch
 
     @property
-    def _judged(self) -> int:
+    def judged(self) -> int:
         """How many layer pairs have an R²."""
-        return sum(len(each.pairs) for each in self._predictions if each.is_judged)
+        return sum(len(each.pairs) for each in self.predictions if each.is_judged)
 
     @property
     def update_called(self) -> bool:
         """Whether every layer pair has an R²."""
-        return self._judged == self.source_layers * self.target_layers
+        return self.judged == self.source_layers * self.target_layers
 
-    def _compared(self, metrics: Sequence[LayerPredictions], sides: Sequence[Pair], batch: Batch) -> list[Record]:
-        states, pairs = batch.states, zip(metrics, sides, strict=True)
-        return [metric._predicted(states[source], states[target], batch) for metric, (source, target) in pairs]
-
-    def _predicted(self, source: States, target: States, batch: Batch) -> Record:
-        """Fit or judge maps between the layers of a pair; a batch to fit on leaves an empty record."""
-        sides = [[rows_of(layer, "token", batch.mask) for layer in side] for side in (source, target)]
-        within = None
-        if batch.groups is not None:
-            within = RowGroups.of(labels_of_rows(batch.groups, batch.mask, source[0], "tokens"), FEWEST)
+    @takes_arrays
+    def update(
+        self,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: int | None = None,
+        groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Fit or judge maps on a batch, which is given as to `LayerMeans.update`."""
+        self.check(source, target, groups)
+        sides, within = [[rows_of(layer, "token", mask) for layer in side] for side in (source, target)], None
+        if groups is not None:
+            within = RowGroups.of(labels_of_rows(groups, mask, source[0], "tokens"), FEWEST)
             sides = [[within.without_means(layer) for layer in side] for side in sides]
-        reading, number = divmod(batch.number, READING)
+        number = self.last + 1 if number is None else number
+        reading, place = divmod(number, READING)
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
-        if number < self.fit_batches:
+        if place < self.fit_batches:
             prediction.fit(*sides)
-            return {}
-        documents = batch.documents
-        if documents is not None:
-            documents = labels_of_rows(documents, batch.mask, source[0], "documents")
-            documents = documents[within.order] if within else documents
-        used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-        return {"used": used, "documents": prediction.judge(*sides, number, documents)}
+        else:
+            if documents is not None:
+                documents = labels_of_rows(documents, mask, source[0], "documents")
+                documents = documents[within.order] if within else documents
+            used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
+            self.add(number, prediction.judge(*sides, place, documents), used=used)
+        self.last = number
 
     def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
-        if reading == len(self._predictions):
-            for each in self._predictions:
+        if reading == len(self.predictions):
+            for each in self.predictions:
                 each.forget_maps()
             most = pairs_at_once(source, target)
             pairs = [*product(range(self.source_layers), range(self.target_layers))][reading * most :][:most]
-            self._predictions.append(LinearPrediction(pairs, ridge=self.ridge))
-        return self._predictions[reading]
+            self.predictions.append(LinearPrediction(pairs, ridge=self.ridge))
+        return self.predictions[reading]
 
     def compute(self) -> PredictionEstimate:
         """Return R² over all batches that judged so far, with intervals; see `LinearPrediction.compute`.
@@ -254,30 +266,35 @@ class LayerPredictions(Accumulator):
         Raises:
             ValueError: Batches must come again for further layer pairs.
         """
-        columns, shape = self._columns(), (self.source_layers, self.target_layers)
+        shape = self.source_layers, self.target_layers
         if not self.update_called:
-            raise ValueError(
-                f"{self._judged} of {shape[0] * shape[1]} layer pairs have an R²: give all batches again, with numbers "
-                f"from {len(self._predictions) * READING} on"
-            )
-        ways = zip(*(each.compute() for each in self._predictions), strict=True)
+            again = f"give all batches again, with numbers from {len(self.predictions) * READING} on"
+            raise ValueError(f"{self.judged} of {shape[0] * shape[1]} layer pairs have an R²: {again}")
+        found = self.gathered()
+        ways = zip(*(each.compute() for each in self.predictions), strict=True)
         parts = ([torch.cat(part).view(shape) for part in zip(*way, strict=True)] for way in ways)
         across, back = (Estimate(*part) for part in parts)
-        kept, rows = columns["used"].sum(0).tolist()
-        used = kept / rows if self.given == "token" else None
-        counts = len(columns["used"]) // len(self._predictions), len(columns["documents"].unique())
-        ends = across.value, across.low, across.high
-        return PredictionEstimate(*ends, None, None, *counts, back=back, rows_used=used)
+        kept, rows = found["used"].sum(0).tolist()
+        return PredictionEstimate(
+            across=across,
+            batches=len(found["used"]) // len(self.predictions),
+            documents=len(found["documents"].unique()),
+            back=back,
+            rows_used=kept / rows if self.given == "token" else None,
+        )
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the batches so far, to go on from."""
-        predictions = [(each.pairs, each.state_dict()) for each in self._predictions]
-        return {"predictions": predictions, "records": super().state_dict()}
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the predictions, as torch keeps what is no list of a metric."""
+        return {"last": self.last, "predictions": [(each.pairs, each.state_dict()) for each in self.predictions]}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the batches of a `state_dict`."""
-        super().load_state_dict(state["records"])
-        self._predictions = []
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Take over the predictions of `get_extra_state`."""
+        self.last, self.predictions = state["last"], []
         for pairs, gathered in state["predictions"]:
-            self._predictions.append(LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge))
-            self._predictions[-1].load_state_dict(gathered)
+            self.predictions.append(LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge))
+            self.predictions[-1].load_state_dict(gathered)
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        super().reset()
+        self.last, self.predictions = -1, []

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.contract import common_dtype
-from thinkalike.measures.hsic import ROUNDINGS
+
+ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
+
+
+def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
+    """Return the widest dtype, and at least float32."""
+    return reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
 
 
 def rows_of(
@@ -145,6 +151,41 @@ def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: t
     return spread <= (ROUNDINGS * torch.finfo(dtype).eps) ** 2 * offset
 
 
+# ---- rows with massive states
+
+MASSIVE = 3  # times the median norm of a layer; few states are beyond it, and may carry most variance (Sun et al. 2024)
+DECIDES, TIMES = 0.25, 10  # of the variance, and times their share of the rows, beyond which such rows decide a layer
+ALONE = 0.9  # of the variance, beyond which rows that begin their text decide a layer, however many there are
+
+
+def massive(
+    layers: Sequence[Float[Tensor, "n _"]], begins: Bool[Tensor, " n"] | None = None
+) -> Bool[Tensor, " n"] | None:
+    """Return which rows are among the few that decide what is found of some layer; None: no row is.
+
+    These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
+    `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
+
+    Args:
+        begins: which rows begin their text, each of which attention may rest on. They are judged by themselves, and
+            are left out where they carry more than `ALONE` of the variance, although they may be many.
+    """
+    found = torch.zeros(len(layers[0]), dtype=torch.bool)
+    for layer in layers:
+        norms = torch.linalg.vector_norm(layer, dim=1)
+        long = norms > MASSIVE * norms.median()
+        if not long.any():
+            continue
+        first = torch.zeros_like(long) if begins is None else long & begins.to(long.device)
+        apart = (layer.float() - layer[~long].float().mean(0)).square().sum(1)
+        for outliers, enough in ((first, ALONE), (long & ~first, 1.0)):
+            chosen = outliers | ~long
+            share, carried = outliers.sum() / chosen.sum(), apart[outliers].sum() / apart[chosen].sum()
+            if carried > min(max(DECIDES, TIMES * float(share)), enough):
+                found |= outliers.cpu()
+    return found if found.any() else None
+
+
 # ---- rows by their token: within such groups everything that the token alone decides is constant
 
 ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the groups decide have less
@@ -227,3 +268,20 @@ class RowGroups:
         for block in self.blocks(kept):
             block -= block.mean(1, keepdim=True)
         return kept
+
+
+# ---- the rows of a batch
+
+
+class BatchRows(NamedTuple):
+    """The rows of the different layers of a batch, those of one part of the documents side by side."""
+
+    layers: Sequence[Tensor]
+    names: Sequence[str]
+    documents: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"] | None
+
+    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
+        """Return some of the rows, by number or by a mask."""
+        tokens = None if self.tokens is None else self.tokens[chosen]
+        return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)

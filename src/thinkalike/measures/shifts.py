@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.accumulators import Accumulator, Batch, Record
-from thinkalike.measures.chance import LayerPairEstimate
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.accumulators import Accumulator, LayerPairEstimate, States
 from thinkalike.measures.changes import relative_distance
-from thinkalike.measures.contract import Pair
-from thinkalike.measures.estimates import PARTS, jackknife, without_parts
+from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
-@dataclass(frozen=True, eq=False, repr=False)
 class ShiftEstimate(LayerPairEstimate):
     """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
 
-    cosine: Float[Tensor, "l l"]
-    norm_source: Float[Tensor, "l l"]
-    norm_target: Float[Tensor, "l l"]
+    def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
+        super().__init__(**estimates)
+        self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target  # (l, l) each
+
+
+def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
+    return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
+
+
+def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
+    off = torch.full((len(values), len(values)), torch.nan, dtype=values.dtype)
+    return off.diagonal_scatter(values)
 
 
 class LayerShifts(Accumulator):
@@ -35,38 +40,41 @@ class LayerShifts(Accumulator):
     Intervals leave out tenths of the documents, see `jackknife`.
     """
 
-    def _compared(self, metrics: Sequence[Any], sides: Sequence[Pair], batch: Batch) -> list[Record]:
-        return [self._shifted(batch.states[source], batch.states[target], batch) for source, target in sides]
+    parts: ClassVar[tuple[str, ...]] = ("sums",)
 
-    def _shifted(self, source: Sequence[Tensor], target: Sequence[Tensor], batch: Batch) -> Record:
-        sums = []
-        for number, (first, second) in enumerate(zip(source, target, strict=True)):
-            x, y = (rows_of(layer, "token", batch.mask).double() for layer in (first, second))
+    @takes_arrays
+    def update(
+        self,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: int | None = None,
+        groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch, which names its documents; see `LayerMeans.update`."""
+        self.check(source, target, groups)
+        assert documents is not None
+        sums, owners = [], labels_of_rows(documents, mask, source[0], "documents")
+        belongs = torch.nn.functional.one_hot(owners.long() % PARTS, PARTS).double().T
+        for layer, sides in enumerate(zip(source, target, strict=True)):
+            x, y = (rows_of(side, "token", mask).double() for side in sides)
             if x.shape != y.shape:
-                raise ValueError(f"layer {number} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
+                raise ValueError(f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
             norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
             cosine = torch.nn.functional.cosine_similarity(x, y)
-            sums.append(torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
-        assert batch.documents is not None
-        owners = labels_of_rows(batch.documents, batch.mask, source[0], "documents")
-        belongs = torch.nn.functional.one_hot(owners.long() % PARTS, PARTS).double().T
-        return {"sums": torch.stack([belongs @ each for each in sums], 1), "documents": owners}
+            sums.append(belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
+        self.add(self.next_number(number), owners, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
         """Return the means over all batches so far, with intervals; a ValueError of no batch."""
-        columns = self._columns()
-        sums, documents = columns["sums"].sum(0), columns["documents"]
-        whole, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
-        found = jackknife(whole[0], rest[:, 0])
-        value, low, high, *others = (_on_diagonal(each) for each in (*found, *whole[1:]))
-        counts = len(columns["sums"]), len(documents.unique())
-        return ShiftEstimate(value, low, high, None, None, *counts, *others)
-
-
-def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
-    return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
-
-
-def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
-    off = torch.full((len(values), len(values)), torch.nan, dtype=values.dtype)
-    return off.diagonal_scatter(values)
+        found = self.gathered()
+        sums, documents = found["sums"].sum(0), found["documents"]
+        means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
+        distance = Estimate(*map(_on_diagonal, jackknife(means[0], rest[:, 0])))
+        return ShiftEstimate(
+            *map(_on_diagonal, means[1:]),
+            across=distance,
+            batches=len(found["sums"]),
+            documents=len(documents.unique()),
+        )

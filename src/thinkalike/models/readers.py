@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import shutil
 import tempfile
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,9 +17,9 @@ from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.adapters import merged
+from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf_files import gguf_config, is_gguf
+from thinkalike.models.formats import gguf_config, is_gguf, merged
 from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
 from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
@@ -97,9 +99,27 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
     """
     from transformer_lens.model_bridge import TransformerBridge
 
-    bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
+    with _pinned(place, config.revision):
+        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
     module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.called)
     return module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx
+
+
+@contextlib.contextmanager
+def _pinned(repository: str, revision: str | None) -> Iterator[None]:
+    """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
+    import huggingface_hub
+
+    download, commit = huggingface_hub.hf_hub_download, resolved("model", repository, revision)
+
+    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
+
+    with (
+        patch.object(huggingface_hub, "hf_hub_download", pinned),
+        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+    ):
+        yield
 
 
 def longest_row(module: Any) -> int | None:

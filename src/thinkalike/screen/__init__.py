@@ -12,8 +12,9 @@ from thinkalike.screen.tables import (
     show_map,
     show_table,
     show_text,
+    span,
     text_column,
 )
 
 __all__ = ["ROWS", "Column", "Table", "aside", "few", "number_column", "number_of_documents", "screen_width",
-           "show_map", "show_table", "show_text", "text_column", "watched"]  # fmt: skip
+           "show_map", "show_table", "show_text", "span", "text_column", "watched"]  # fmt: skip

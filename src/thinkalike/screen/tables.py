@@ -6,12 +6,13 @@ A table that is too wide becomes several below each other, each with the key col
 from __future__ import annotations
 
 import itertools
+import math
 import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -27,6 +28,11 @@ BESIDE, EDGE = 3, 1  # columns of the screen for the frame: of each column, and 
 ROWS = 16  # of the tables of a screen
 SHADES = " ░▒▓█"
 MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
+
+
+def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
+    """Return a number with its interval, if that is known: "+0.037 [+0.032, +0.043]"."""
+    return f"{value:{spec}}" if math.isnan(low) or math.isnan(high) else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
 def screen_width() -> int:

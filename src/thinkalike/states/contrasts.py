@@ -61,43 +61,14 @@ def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor)
     return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
 
 
-@torch.no_grad()
-def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
-    """Return the states of the word of each text after a block, on the CPU."""
-    parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
-    return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
+def gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
+    logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
+    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
+    return up - down
 
 
 @torch.no_grad()
 def gaps(model: FrozenModel, prompts: Prompts) -> Float[Tensor, " n"]:
     """Return log P(up) - log P(down) for the token after each text, in nats."""
     last = model.n_layers - 1
-    return torch.cat([_gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])
-
-
-@torch.no_grad()
-def steered_gaps(
-    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
-) -> Float[Tensor, "c n"]:
-    """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
-
-    Args:
-        added: a vector for each text.
-        later: at all tokens from the last one of the word on; otherwise at that alone.
-    """
-    parts = []
-    for where, part in prompts.batches():
-        state = model.head(part.tokens, layer)
-        places = torch.arange(part.tokens.shape[1])
-        chosen = places >= part.words[:, None] if later else places == part.words[:, None]
-        chosen = chosen.to(state.device, state.dtype)[..., None]
-        vectors = added[:, where].to(state.device, state.dtype)
-        steered = [model.advance(state + chosen * vector[:, None], layer + 1, model.n_layers) for vector in vectors]
-        parts.append(torch.stack([_gap(model, each, part) for each in steered]))
-    return torch.cat(parts, 1)
-
-
-def _gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
-    logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
-    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
-    return up - down
+    return torch.cat([gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])

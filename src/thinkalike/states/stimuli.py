@@ -21,12 +21,13 @@ from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
+from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.outline import names_of
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
-from thinkalike.states.batches import massive, say_massive
+from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
 
 TEXTS_AT_ONCE = 64
@@ -129,36 +130,39 @@ class Compared(NamedTuple):
     stimuli: Stimuli
     sides: list[StimulusStates]
 
+    def of(self, rows: Bool[Tensor, " n"]) -> Compared:
+        """Return some of the stimuli."""
+        if rows.all():
+            return self
+        sides = [
+            side._replace(states=[layer[rows] for layer in side.states], runs=[each[:, rows] for each in side.runs])
+            for side in self.sides
+        ]
+        return Compared(self.stimuli.take(rows.numpy()), sides)
+
 
 def without_massive(
     config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]
 ) -> tuple[Compared, Compared | None]:
     """Return the stimuli and their states without those stimuli whose states decide a layer of some model, and with.
 
-    All sides keep the same ones. With measure.skip_first_tokens=N it is the first N words of each text that are left
-    out, and nothing else. The second is None where no state decides a layer, and where N is given.
+    All sides keep the same ones. With measure.skip_first=N the first N words of each text are left out as well. The
+    second is None with measure.massive=keep, and where no state decides a layer.
     """
-    skip = config.measure.skip_first_tokens  # type: ignore[attr-defined]
+    measure: Any = config.measure
     places = zip(stimuli.sentence, stimuli.span, strict=True)
     before = torch.tensor([len(stimuli.texts[number][:start].split()) for number, (start, _) in places])
-    layers = [layer for side in sides if isinstance(side.layers[0], int) for layer in side.states]
-    outliers = before < skip if skip is not None else massive(layers, before == 0) if layers else None
-    every = Compared(stimuli, list(sides))
-    if outliers is None or not outliers.any():
+    late = before >= measure.skip_first
+    every = Compared(stimuli, list(sides)).of(late)
+    layers = [layer for side in every.sides if isinstance(side.layers[0], int) for layer in side.states]
+    outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None
+    if outliers is None:
         return every, None
-    if skip is None:
-        bare = any(not isinstance(side, str) and not side.bos for side in config.sides)
-        at_start = 2 * int((before[outliers] == 0).sum()) > int(outliers.sum())
-        remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
-        names = [repr(stimuli.words[row]) for row in outliers.nonzero()[:, 0]]
-        say_massive(outliers, names, "stimuli", remedy)
-    left = Compared(stimuli.take((~outliers).numpy()), [_of_rows(side, ~outliers) for side in sides])
-    return left, every if skip is None else None
-
-
-def _of_rows(side: StimulusStates, rows: Bool[Tensor, " n"]) -> StimulusStates:
-    runs = [each[:, rows] for each in side.runs]
-    return side._replace(states=[layer[rows] for layer in side.states], runs=runs)
+    bare = any(not isinstance(side, str) and not side.bos for side in config.sides)
+    at_start = 2 * int((before[late][outliers] == 0).sum()) > int(outliers.sum())
+    remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
+    say_massive(outliers, [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]], "stimuli", remedy)
+    return every.of(~outliers), every
 
 
 def numbered(sides: Sequence[StimulusStates]) -> str:

@@ -24,8 +24,7 @@ from thinkalike.instruments import run_jobs
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.estimates import span
-from thinkalike.screen import show_text
+from thinkalike.screen import show_text, span
 from thinkalike.store import Result
 
 OF_STATES = ("cka", *DECLARED, "r2")

@@ -62,7 +62,7 @@ class Layers:
 def _with_distances(case: Case) -> list[Part]:
     """Return the jobs of the profiles, and of the distances of every two models."""
     own: Any = case.config.measure
-    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, skip_first_tokens=own.skip_first_tokens or 0)
+    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
     compared = [
         Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)

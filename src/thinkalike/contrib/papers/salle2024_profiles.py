@@ -105,7 +105,7 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 def parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
     own: Any = case.config.measure
-    changes = {"measure": replace(own, skip_first_tokens=own.skip_first_tokens or 0)}
+    changes = {"measure": replace(own, massive="keep")}
     return [Part(model.name, (*model.words, *model.as_target()), changes=changes) for model in case.models]
 
 

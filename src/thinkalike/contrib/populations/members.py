@@ -286,10 +286,10 @@ def _compared(
     models: Sequence[FrozenModel], batches: Iterable[StateBatch]
 ) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
     """Return CKA of every two models at each layer, and the HSICs of each batch."""
-    from thinkalike.measures.kernel_alignment import CKAMeans
+    from thinkalike.measures.metric import CKA
 
     m = len(models)
-    metrics = [CKAMeans(m, m) for _ in range(models[0].n_layers)]
+    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
     for batch in counted(batches, "batch of CKA"):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:

@@ -31,7 +31,6 @@ from thinkalike.contrib.sae.setting import (
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
-from thinkalike.measures.estimates import span
 from thinkalike.models.outline import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
@@ -43,6 +42,7 @@ from thinkalike.screen import (
     number_of_documents,
     show_table,
     show_text,
+    span,
     text_column,
 )
 from thinkalike.store import Headline, Result, open_result

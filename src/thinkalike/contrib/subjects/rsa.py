@@ -29,8 +29,8 @@ from thinkalike.instruments.rsa import RSA
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.representational_similarity import distance_vectors
-from thinkalike.measures.estimates import random_effects, span, two_sided
-from thinkalike.screen import show_text
+from thinkalike.measures.estimates import random_effects, two_sided
+from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
 from thinkalike.tables import repeated_rows

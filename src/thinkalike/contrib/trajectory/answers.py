@@ -38,11 +38,10 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
 from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.kernel_alignment import CKAMeans, CKAResult
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.metric import CKA, CKAResult
+from thinkalike.measures.rows import RowGroups, massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.batches import massive
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
@@ -199,7 +198,7 @@ def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
     for layer in range(len(kept[0]["states"])):
         states = [each["states"][layer][rows] for each in kept]
         try:
-            within, metric = RowGroups.of(tokens[rows], FEWEST), CKAMeans(len(kept), len(kept), given="token")
+            within, metric = RowGroups.of(tokens[rows], FEWEST), CKA(len(kept), len(kept), given="token")
             states = [within.without_means(each, positions[rows]).to(each) for each in states]
             metric.update(states, states, documents=documents[rows][within.order], groups=tokens[rows][within.order])
         except ValueError as error:

@@ -43,12 +43,12 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import span, stimulus_folds
+from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes, both_of
 from thinkalike.progress import counted
-from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
-from thinkalike.states.contrasts import gaps, read_prompts, states_at_words, steered_gaps
+from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
+from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,35 @@ LENGTH = 8  # tokens of a text, about
 
 
 # ruff: noqa: UP045
+@torch.no_grad()
+def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
+    """Return the states of the word of each text after a block, on the CPU."""
+    parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
+    return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
+
+
+@torch.no_grad()
+def steered_gaps(
+    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
+) -> Float[Tensor, "c n"]:
+    """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
+
+    Args:
+        added: a vector for each text.
+        later: at all tokens from the last one of the word on; otherwise at that alone.
+    """
+    parts = []
+    for where, part in prompts.batches():
+        state = model.head(part.tokens, layer)
+        places = torch.arange(part.tokens.shape[1])
+        chosen = places >= part.words[:, None] if later else places == part.words[:, None]
+        chosen = chosen.to(state.device, state.dtype)[..., None]
+        vectors = added[:, where].to(state.device, state.dtype)
+        steered = [model.advance(state + chosen * vector[:, None], layer + 1, model.n_layers) for vector in vectors]
+        parts.append(torch.stack([gap(model, each, part) for each in steered]))
+    return torch.cat(parts, 1)
+
+
 @dataclass
 class SteeringConfig(TransferConfig):
     """The settings of steering vectors and of their report."""

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.measures.estimates import span
-from thinkalike.screen import number_of_documents, screen_width
+from thinkalike.screen import number_of_documents, screen_width, span
 from thinkalike.store import Result
 
 SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -20,7 +20,7 @@ from thinkalike import measures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
 
 if TYPE_CHECKING:
     from thinkalike.measures.contract import LayerMeasure
@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class WithNeighbours(WithNull):
+class ComparedAgain(WithNull):
+    """The same, of a measure that compares each batch eleven times for its intervals."""
+
+    batches: int = ranged(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
+
+
+@dataclass
+class WithNeighbours(ComparedAgain):
     """The same, of a measure of nearest neighbours."""
 
     neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # k
@@ -42,15 +49,19 @@ class WithNeighbours(WithNull):
 
 
 @dataclass
-class WithKept(WithNull):
+class WithKept(ComparedAgain):
     """The same, of a measure of principal components."""
 
     kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
 
 
 @dataclass
-class OutputConfig(WithNull):
+class OutputConfig(ComparedAgain):
     """The settings of a measure of outputs."""
+
+    @property
+    def unused(self) -> Collection[str]:
+        return {*super().unused, "massive"}  # outputs have no massive states
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -70,7 +81,7 @@ class OfLayerMeasure(LayerPairs):
         return self.measure_of(measure).fewest
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.accumulators import LayerMeans
+        from thinkalike.measures.layer_means import LayerMeans
 
         permutations = measure.permutations if measure.null else 0
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, given=measure.given)
@@ -87,8 +98,8 @@ class Outputs(OfLayerMeasure):
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
-        skipped = measure.skip_first_tokens or 0  # outputs have no massive states
-        batches = super().batches(replace(measure, level="token", skip_first_tokens=skipped), config, models, runs)
+        measure = replace(measure, level="token", massive="keep")  # outputs have no massive states
+        batches = super().batches(measure, config, models, runs)
 
         def of_outputs(batch: StateBatch) -> StateBatch:
             last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
@@ -105,7 +116,7 @@ class Declared(NamedTuple):
     measure: Callable[[Any], LayerMeasure]  # from the settings
     scale: tuple[float, float] = (0.0, 1.0)  # of the colours
     is_distance: bool = False
-    settings: type[WithNull] = WithNull
+    settings: type[ComparedAgain] = ComparedAgain
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "layers", "data", "measure", "stimuli")
     version: int = 8

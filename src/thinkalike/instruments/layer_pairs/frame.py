@@ -1,39 +1,44 @@
-"""The frame of measures of all layer pairs of two models: their settings, tables, headline numbers and screens.
+"""The frame of measures of all layer pairs of two models: settings, and the loop from batches of states to a table.
 
-The numbers come from `gathering`, which runs models over batches of text, or of stimuli where recordings take the place
-of a model. A measure gives an `Accumulator` of `thinkalike.measures.accumulators`, or the settings that make one.
+A measure says which metric gathers its batches, an `Accumulator` of `thinkalike.measures.accumulators`.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, pairs_of_layers, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
+from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
+from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
-from thinkalike.screen import show_map, show_text
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
     import pandas as pd
     import torch
 
+    from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
+    from thinkalike.memory import FirstBatch
     from thinkalike.models.families import Layer
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatches
+    from thinkalike.states.stimuli import Compared
 
 log = logging.getLogger(__name__)
+
+BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
+SMALLER = "lower measure.tokens_per_batch or model.context"  # what takes less memory
 
 
 # ruff: noqa: UP045
@@ -41,12 +46,12 @@ log = logging.getLogger(__name__)
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(64, least=1, most=10**9)  # whose mean is the value
+    batches: int = ranged(BATCHES, least=1, most=10**9)  # whose mean is the value
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
-    skip_first_tokens: Optional[int] = ranged(None, least=0, most=CONTEXT)  # of every row of text; null: the few
-    # tokens whose long states decide some layer are left out, and the first of a row is often one; 0: none is
+    massive: Literal["drop", "keep"] = "drop"  # the few tokens whose long states decide some layer
+    skip_first: int = ranged(0, least=0, most=CONTEXT)  # tokens of every row of text that are left out
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
     given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token
@@ -57,7 +62,6 @@ class LayerPairsConfig(MeasureConfig):
 class WithNull(LayerPairsConfig):
     """The settings of a measure of layer pairs that has a null."""
 
-    batches: int = ranged(16, least=1, most=10**9)  # whose mean is the value; each is compared 11 times for intervals
     null: bool = False  # beside each value what permuted documents give, the calibrated value and p
     permutations: int = ranged(99, least=1, most=10**6)  # of documents, in one batch; p is at least 1 / (this + 1)
 
@@ -71,6 +75,25 @@ class WithNull(LayerPairsConfig):
             raise ConfigError(
                 f"measure={self.kind} compares all rows: leave measure.given={self.given} out, or take cka"
             )
+
+
+def _batches(measure: Any) -> int:
+    """Return how many batches are read, those that maps are fitted on included."""
+    return int(measure.batches + getattr(measure, "fit_batches", 0))
+
+
+def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
+    """Return how many sites of each different model are compared."""
+    both = both_of(shapes)
+    counts = [shape.layers for shape in both]
+    if config.layers not in ("same", "all"):
+        counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
+    return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
+
+
+def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """Return what the provenance says of a model, by the name that it has in this job."""
+    return {**described(), "name": name}
 
 
 class LayerPairs(Instrument):
@@ -87,7 +110,7 @@ class LayerPairs(Instrument):
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
-    of_text: ClassVar[Mapping[str, Any]] = {  # settings that are of text alone, and their values for stimuli
+    for_stimuli: ClassVar[Mapping[str, Any]] = {  # the values of settings that stimuli do not have
         "level": "auto", "skip_special_tokens": False, "stop_at_width": None, "given": "none"
     }  # fmt: skip
 
@@ -98,7 +121,7 @@ class LayerPairs(Instrument):
         read: Any = without_model(config) if config.activations else copy(config)
         if config.activations:
             read.data, read.layers = None, "same"
-            read.measure = replace(config.measure, batches=LayerPairsConfig.batches, **self.of_text)  # type: ignore[call-arg]
+            read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
             read.stimuli = None
         return read  # type: ignore[no-any-return]
@@ -160,17 +183,86 @@ class LayerPairs(Instrument):
         return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        (outcome,) = self.run_all([(self, config, work)])
-        if isinstance(outcome, ThinkalikeError):
-            raise outcome
+        from thinkalike.instruments.layer_pairs.rounds import rounds
+        from thinkalike.memory import FirstBatch
+        from thinkalike.models.load import load_groups
+        from thinkalike.states.batches import ModelRuns
+
+        runs, watched = ModelRuns(), FirstBatch(SMALLER)
+        with work.phase("loading"):
+            if config.activations:
+                job = self.of_stimuli(config, work, watched)
+            else:
+                (models,) = load_groups([(config.model, config.target)])
+                job = self.of_text(config, work, models, runs, watched)
+        for number in rounds([job], runs):
+            for batch in job.pool(number):
+                for metric, part in job.parts(batch):
+                    with job.refusing(part):
+                        metric.update(**job.arguments(part))
+                runs.forget(of_batch=True)
+        outcome = self.outcome(job)
+        work.processes.end_of_share()
         return outcome
 
     @staticmethod
     def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        from thinkalike.instruments.layer_pairs.gathering import compare_all
+        if len(jobs) == 1:
+            ((kind, config, work),) = jobs
+            return [kind.run(config, work)]
+        from thinkalike.instruments.layer_pairs.sharing import run_together
 
-        return compare_all(jobs)
+        return run_together(jobs, f"{SMALLER}, or give fewer models at once")
+
+    # ---- what is compared
+
+    def of_text(
+        self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns, watched: FirstBatch
+    ) -> Comparison:
+        """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
+        from thinkalike.instruments.layer_pairs.comparison import Side
+
+        measure: Any = config.measure
+        sides: dict[int, Side] = {}
+        for model, sites in zip(models, self.sites(config, models), strict=True):
+            described = partial(runs.text, ("provenance", id(model.module)), model.describe)
+            sides[id(model)] = Side(model.name, self.named(sites), partial(_called, model.name, described))
+        batches = self.batches(measure, config, models, runs)
+        if batches.level == "word" and measure.given == "token_position":
+            log.info("words have no common position: compared given the token alone")
+            measure = replace(measure, given="token")
+        return self._comparison(measure, [sides[id(model)] for model in models], batches, work, watched)
+
+    def of_stimuli(self, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
+        """Return the comparison of recordings, or of one with a model, on the same stimuli."""
+        from thinkalike.instruments.layer_pairs.comparison import Side
+        from thinkalike.states.batches import array_batches
+        from thinkalike.states.stimuli import stimulus_states_of, without_massive
+
+        measure: Any = replace(config.measure, **self.for_stimuli)  # type: ignore[arg-type]
+        stimuli = work.inputs["stimuli"]
+        left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
+
+        def batches_of(compared: Compared) -> StateBatches:
+            states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
+            size, fewest = measure.tokens_per_batch, self.fewest(measure)
+            return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
+
+        batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
+        batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
+        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
+        measure = replace(measure, batches=batches.batches)
+        return self._comparison(measure, [sides[0], sides[-1]], batches, work, watched)
+
+    def _comparison(
+        self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work, watched: FirstBatch
+    ) -> Comparison:
+        from thinkalike.instruments.layer_pairs.comparison import Comparison
+
+        told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
+        new = partial(self.metric, told, *(len(side.layers) for side in sides))
+        return Comparison(new, measure, (sides[0], sides[1]), batches, work, watched)
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
@@ -179,6 +271,74 @@ class LayerPairs(Instrument):
         from thinkalike.states.batches import text_batches
 
         return text_batches(models, self.sites(config, models), config.data, measure, runs)
+
+    # ---- what comes out
+
+    def outcome(self, job: Comparison) -> Outcome:
+        """Return the table and the numbers of all batches.
+
+        Raises:
+            DataError: see `Comparison.estimates`.
+        """
+        from thinkalike.measures.rows import FEW
+        from thinkalike.tables import layer_rows
+
+        estimates, with_massive = job.estimates()
+        rows, columns = (layer_rows(side.name, side.layers) for side in (job.source, job.target))
+        level = job.batches.level
+        self.warn(estimates, rows, columns, level)
+        scalars = {"batches": float(estimates.batches)}
+        if math.isfinite(width := estimates.widest_interval()):  # there are intervals
+            scalars["widest_interval"] = width
+        if (used := estimates.rows_used) is not None:
+            scalars["rows_used"] = used
+            if used < FEW:
+                log.warning(
+                    f"warning: only {100 * used:.0f} % of the {level}s occur often enough in a batch to be compared "
+                    "given the token, and those are frequent ones; raise measure.tokens_per_batch"
+                )
+        further = self.columns(estimates)
+        if with_massive is not None:
+            further["with_massive"] = with_massive.value
+        within = {"within_source": estimates.within_source, "within_target": estimates.within_target}
+        values = estimates.value.diagonal() if self.same_layers else estimates.value
+        arrays = {"value": values, **{name: each.value for name, each in within.items() if each is not None}}
+        return Outcome(
+            self._table(job, estimates, rows, columns, further),
+            scalars | self.scalars(estimates),
+            {name: each.cpu().numpy() for name, each in (arrays | self.arrays(estimates)).items()},
+            models=[job.source.describe(), job.target.describe()],
+            facts=job.batches.facts,
+            blank=tuple(further),  # within a model
+        )
+
+    def _table(
+        self,
+        job: Comparison,
+        estimates: Any,
+        rows: pd.DataFrame,
+        columns: pd.DataFrame,
+        further: Mapping[str, torch.Tensor],
+    ) -> pd.DataFrame:
+        """Return one row for each layer pair across the two models, and then of those within each of them."""
+        import pandas as pd
+
+        from thinkalike.tables import matrix_rows
+
+        blocks = [(rows, columns, estimates, further)]
+        if job.source is not job.target:
+            blocks += [(rows, rows, estimates.within_source, {}), (columns, columns, estimates.within_target, {})]
+        parts = [
+            matrix_rows(first, second, value=each.value, low=each.low, high=each.high, **more)
+            for first, second, each, more in blocks
+            if each is not None
+        ]
+        table = pd.concat(parts, ignore_index=True)
+        if self.same_layers:
+            table = table[table["source_layer"] == table["target_layer"]].reset_index(drop=True)
+        if job.measure.given != "none":
+            table["given"] = job.measure.given.replace("_", " and ")
+        return table
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further arrays to keep."""
@@ -204,114 +364,7 @@ class LayerPairs(Instrument):
         return f"{self.name} given the {given}" if given else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the least likeness of the layers of equal relative depth, and the mean over them.
-
-        Of a model beside itself these are the least of two layers in a row, and the mean over different layers; of one
-        layer beside itself there is nothing to say. The least likeness by a distance is the greatest one.
-        """
-        across = _rows_across(result.table)
-        pairs, compared = across[~_is_itself(across)], _compared(across)
-        if compared.empty:
-            return super().headlines(result)
-        mean = float((compared if len(pairs) == len(across) else pairs)["value"].mean())
-        row, name = _least(compared, self.is_distance), "greatest" if self.is_distance else "least"
-        return [
-            Headline.with_ends(f"{name}_{self.kind}", row.value, row.low, row.high, at=_where(row)),
-            Headline(f"mean_{self.kind}", mean),
-        ]
+        return headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
 
     def show(self, result: Result) -> None:
-        """Print a map of all layer pairs, and where likeness is least and falls most."""
-        across, scalars = _rows_across(result.table), result.scalars
-        source, target = across["source"].iloc[0], across["target"].iloc[0]
-        count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-        rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
-        values = across.pivot(index="source_layer", columns="target_layer", values="value")
-        sides = (f"{source} (rows)", f"{target} (columns)") if values.size > 1 else (source, target)
-        who = f"the layers of {source}" if source == target else " and ".join(sides)
-        show_text(f"{self.label(result)} of {who}, {rest}, 95 % intervals over {units}")
-        if values.size > 1:
-            show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], self.is_distance)
-        if len(compared := _compared(across)):
-            for line in _in_words(compared, self.is_distance, source == target):
-                show_text(line)
-        if "rows_used" in scalars:
-            show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token.")
-        if "largest_p" in scalars:
-            chance = f"{scalars['largest_calibrated']:+.4f} above chance (of 1), p = {scalars['largest_p']:.3g}"
-            show_text(f"The closest layers are {chance} among all layer pairs.")
-
-
-def _batches(measure: Any) -> int:
-    """Return how many batches are read, those that maps are fitted on included."""
-    return int(measure.batches + getattr(measure, "fit_batches", 0))
-
-
-def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
-    """Return how many sites of each different model are compared."""
-    both = both_of(shapes)
-    counts = [shape.layers for shape in both]
-    if config.layers not in ("same", "all"):
-        counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
-    return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
-
-
-def _in_words(compared: pd.DataFrame, is_distance: bool, itself: bool) -> list[str]:
-    """Return where layers of equal depth, or layers in a row of one model, are least alike, and where that begins."""
-    from thinkalike.measures.estimates import span
-
-    row = _least(compared, is_distance)
-    number = span(row.value, row.low, row.high, ".3f")
-    if len(compared) == 1 and not isinstance(row.source_layer, int):  # such as the logits
-        return [f"Between the two models it is {number}."]
-    if itself:
-        return [f"From one layer to the next, the states change most at {_where(row)}: {number}."]
-    lines = [f"At equal depth, the models are least alike at {_where(row)}: {number}."]
-    falls = compared["value"].diff().mul(1 if is_distance else -1).to_numpy()
-    if len(compared) > 1 and (most := falls[1:].max()) > 0:
-        place = int(falls[1:].argmax())
-        before, after = compared["source_layer"].iloc[place : place + 2]
-        lines.append(f"Likeness falls most from layer {before} to layer {after}, by {most:.3f}.")
-    elif len(compared) > 1:
-        lines.append("Likeness falls nowhere from one layer to the next.")
-    return lines
-
-
-def _is_itself(across: pd.DataFrame) -> pd.Series:
-    """Return which rows compare a layer of a model with itself."""
-    return (across["source"] == across["target"]) & (across["source_layer"] == across["target_layer"])
-
-
-def _compared(across: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
-    if across["source"].iloc[0] != across["target"].iloc[0]:
-        return _of_equal_depth(across)
-    layers = across["source_layer"].unique()
-    pairs = list(itertools.pairwise(layers))
-    return across.set_index(["source_layer", "target_layer"]).reindex(pairs).dropna(subset="value").reset_index()
-
-
-def _least(rows: pd.DataFrame, is_distance: bool) -> Any:
-    """Return the row of least likeness."""
-    place = rows["value"].argmax() if is_distance else rows["value"].argmin()
-    return next(rows.iloc[[int(place)]].itertuples())
-
-
-def _where(row: Any) -> str:
-    """Return the layers of a row in words."""
-    both = f"layer {row.source_layer} with {row.target_layer}"
-    return f"layer {row.source_layer}" if row.source_layer == row.target_layer else both
-
-
-def _rows_across(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows across the two models, which come first."""
-    first = table.iloc[0]
-    return table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
-
-
-def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
-    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
-    last = len(columns) - 1
-    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
-    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()
+        show_layer_pairs(self.label(result), result, self.is_distance)

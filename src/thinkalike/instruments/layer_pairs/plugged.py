@@ -17,8 +17,7 @@ from thinkalike import plugins
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.roots import MeasureConfig
 from thinkalike.errors import PluginError
-from thinkalike.instruments.layer_pairs.declared import Declared, declare
-from thinkalike.instruments.layer_pairs.frame import WithNull
+from thinkalike.instruments.layer_pairs.declared import ComparedAgain, Declared, declare
 from thinkalike.job import Instrument
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.plugins import MeasurePlugin
@@ -48,7 +47,7 @@ def _made(kind: str, digest: str) -> tuple[type[Instrument], type[MeasureConfig]
 
 
 def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
-    settings = dataclasses.make_dataclass(f"{kind}_settings", _fields(kind, plugin), bases=(WithNull,))
+    settings = dataclasses.make_dataclass(f"{kind}_settings", _fields(kind, plugin), bases=(ComparedAgain,))
 
     def measure(chosen: Any) -> LayerMeasure:
         made = plugin.measure(chosen) if plugin.settings else plugin.measure
@@ -61,7 +60,7 @@ def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
 
 def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:
     """Return the settings of a measure as fields of a dataclass."""
-    common = {item.name for item in dataclasses.fields(WithNull)}
+    common = {item.name for item in dataclasses.fields(ComparedAgain)}
     found = []
     for name, given in plugin.settings.items():
         item = given if isinstance(given, dataclasses.Field) else dataclasses.field(default=given)

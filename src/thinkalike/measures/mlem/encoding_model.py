@@ -14,10 +14,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, check_rows, tensor_of
-from thinkalike.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
+from thinkalike.measures.mlem.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 
@@ -49,7 +49,7 @@ class MLEM(BaseEstimator):
         distance: The neural distance D^N, see `NeuralDistances`.
         alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds. It
             has no unit; with levels its unit is a number of stimuli, and ∞ is added to several α.
-        kinds: "auto": as the type and the values of each column imply, see `thinkalike.kinds`; else the kind of all
+        kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else the kind of all
             features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all

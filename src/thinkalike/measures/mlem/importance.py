@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.kinds import Columns, cell_numbers
 from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
@@ -28,6 +27,7 @@ from thinkalike.measures.estimates import (
 )
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
+from thinkalike.measures.mlem.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.progress import counted

@@ -1,0 +1,111 @@
+"""What a result of layer pairs says on the screen and in lists: a map, and where likeness is least and falls most."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from thinkalike.screen import show_map, show_text, span
+from thinkalike.store import Headline, Result
+
+
+def _is_itself(across: pd.DataFrame) -> pd.Series:
+    """Return which rows compare a layer of a model with itself."""
+    return (across["source"] == across["target"]) & (across["source_layer"] == across["target_layer"])
+
+
+def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
+    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
+    last = len(columns) - 1
+    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
+    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()
+
+
+def _compared(across: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
+    if across["source"].iloc[0] != across["target"].iloc[0]:
+        return _of_equal_depth(across)
+    layers = across["source_layer"].unique()
+    pairs = list(itertools.pairwise(layers))
+    return across.set_index(["source_layer", "target_layer"]).reindex(pairs).dropna(subset="value").reset_index()
+
+
+def _least(rows: pd.DataFrame, is_distance: bool) -> Any:
+    """Return the row of least likeness."""
+    place = rows["value"].argmax() if is_distance else rows["value"].argmin()
+    return next(rows.iloc[[int(place)]].itertuples())
+
+
+def _where(row: Any) -> str:
+    """Return the layers of a row in words."""
+    both = f"layer {row.source_layer} with {row.target_layer}"
+    return f"layer {row.source_layer}" if row.source_layer == row.target_layer else both
+
+
+def _rows_across(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows across the two models, which come first."""
+    first = table.iloc[0]
+    return table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
+
+
+def _in_words(compared: pd.DataFrame, is_distance: bool, itself: bool) -> list[str]:
+    """Return where layers of equal depth, or layers in a row of one model, are least alike, and where that begins."""
+    row = _least(compared, is_distance)
+    number = span(row.value, row.low, row.high, ".3f")
+    if len(compared) == 1 and not isinstance(row.source_layer, int):  # such as the logits
+        return [f"Between the two models it is {number}."]
+    if itself:
+        return [f"From one layer to the next, the states change most at {_where(row)}: {number}."]
+    lines = [f"At equal depth, the models are least alike at {_where(row)}: {number}."]
+    falls = compared["value"].diff().mul(1 if is_distance else -1).to_numpy()
+    if len(compared) > 1 and (most := falls[1:].max()) > 0:
+        place = int(falls[1:].argmax())
+        before, after = compared["source_layer"].iloc[place : place + 2]
+        lines.append(f"Likeness falls most from layer {before} to layer {after}, by {most:.3f}.")
+    elif len(compared) > 1:
+        lines.append("Likeness never falls from one layer to the next.")
+    return lines
+
+
+def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headline]:
+    """Return the least likeness of the layers of equal relative depth, and the mean over them.
+
+    Of a model beside itself these are the least of two layers in a row, and the mean over different layers; of one
+    layer beside itself there is nothing to say. The least likeness by a distance is the greatest one.
+    """
+    across = _rows_across(result.table)
+    pairs, compared = across[~_is_itself(across)], _compared(across)
+    if compared.empty:
+        return []
+    mean = float((compared if len(pairs) == len(across) else pairs)["value"].mean())
+    row, name = _least(compared, is_distance), "greatest" if is_distance else "least"
+    return [
+        Headline.with_ends(f"{name}_{kind}", row.value, row.low, row.high, at=_where(row)),
+        Headline(f"mean_{kind}", mean),
+    ]
+
+
+def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
+    """Print a map of all layer pairs, and where likeness is least and falls most."""
+    across, scalars = _rows_across(result.table), result.scalars
+    source, target = across["source"].iloc[0], across["target"].iloc[0]
+    count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
+    rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
+    values = across.pivot(index="source_layer", columns="target_layer", values="value")
+    sides = (f"{source} (rows)", f"{target} (columns)") if values.size > 1 else (source, target)
+    who = f"the layers of {source}" if source == target else " and ".join(sides)
+    show_text(f"{label} of {who}, {rest}, 95 % intervals over {units}")
+    if values.size > 1:
+        show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], is_distance)
+    if len(compared := _compared(across)):
+        for line in _in_words(compared, is_distance, source == target):
+            show_text(line)
+    if "rows_used" in scalars:
+        show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token.")
+    if "largest_p" in scalars:
+        chance = f"{scalars['largest_calibrated']:+.4f} above chance (of 1), p = {scalars['largest_p']:.3g}"
+        show_text(f"The closest layers are {chance} among all layer pairs.")
