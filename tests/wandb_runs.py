@@ -1,5 +1,7 @@
 """Reads back what Weights & Biases wrote about an offline run."""
 
+from __future__ import annotations
+
 import json
 import time
 from collections.abc import Iterable
