@@ -334,7 +334,7 @@ def test_tables_whose_rows_are_in_another_order_are_refused(call):
         (REPEATED, REPEATED),
     ],
 )
-def test_tables_whose_labels_say_nothing_of_each_other_are_paired_by_order(first, second):
+def test_tables_without_common_labels_are_paired_by_order(first, second):
     arrays = [np.asarray(each) for each in (first, second)]
     assert cka(first, second) == cka(*arrays)
 
