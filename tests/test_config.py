@@ -1,7 +1,5 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

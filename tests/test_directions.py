@@ -1,7 +1,5 @@
 """Jobs that fit more than one stitch per layer pair: both directions, several seeds and rates, and what is beside."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from safetensors.numpy import load_file

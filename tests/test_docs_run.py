@@ -1,7 +1,5 @@
 """The documentation runs: every command that needs no hub, the tutorials as notebooks, and the site."""
 
-from __future__ import annotations
-
 import doctest
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """Likeness of the states of two models: by other code, planted sources, changes of basis, and what it takes."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import types

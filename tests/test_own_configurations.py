@@ -1,7 +1,5 @@
 """Configurations of the user's own: folders whose files come first, and files that stand for words."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

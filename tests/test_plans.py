@@ -1,7 +1,5 @@
 """A step that does not fit into memory runs in parts, which give the numbers of the whole step."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

@@ -1,7 +1,5 @@
 """Every number of every schema declares its range, and a value that is not possible is refused by its key."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import typing

@@ -1,7 +1,5 @@
 """What is trained beside the stitches of a job: other rates, the target into itself, twins; optimisers and starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """What a job takes, said before it starts: shapes, passes beside torch's counter, the dry run, and the page."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from dataclasses import replace

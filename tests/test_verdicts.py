@@ -1,7 +1,5 @@
 """Verdicts of stitching results: every rule by planted rows, and that intervals decide, not points."""
 
-from __future__ import annotations
-
 import pytest
 
 from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, Thresholds, held, untried, verdict

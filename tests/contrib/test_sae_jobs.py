@@ -1,7 +1,5 @@
 """task=sae: what a job leaves, where starts come from, and what cannot be done."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
