@@ -1,7 +1,5 @@
 """Nothing that is reported on was fitted on: copies and near-duplicates of documents stand on one side only."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -15,8 +13,7 @@ import tiny
 from test_data import Letters
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import document_fingerprint
-from thinkalike.data.split import held_out_texts, near_duplicates, shingles, training_texts
+from thinkalike.data.documents import document_fingerprint, held_out_texts, near_duplicates, shingles, training_texts
 
 SHARE = 0.3
 ALL = 10**9

@@ -1,7 +1,5 @@
 """Documents are read alike from every format, packed without loss, kept on one side, and cached safely."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -17,10 +15,17 @@ import torch
 import tiny
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.documents import PIECE, document_fingerprint, documents, in_pieces, text_fingerprint
+from thinkalike.data.documents import (
+    PIECE,
+    check_text,
+    document_fingerprint,
+    documents,
+    in_pieces,
+    text_fingerprint,
+    training_texts,
+)
 from thinkalike.data.grammar import derivations
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.data.split import check_text, training_texts
 from thinkalike.errors import DataError
 from thinkalike.hub import forget_commits
 

@@ -1,7 +1,5 @@
 """The overrides of a command line: home folders, quotes, and options of Hydra."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,18 @@
-"""Sources of documents: Python's library or manual, a grammar, local files, or a streamed set of the hub.
+"""Documents of a source, and the side of each: to fit on, or for the report.
 
-A text of fewer than `FEW` documents, such as one book, is cut into pieces at its paragraphs, and each piece is a
-document from then on: it has a side and counts as one in intervals.
+Sources are Python's library or manual, a grammar, local files, or a streamed set of the hub. A text of fewer than `FEW`
+documents, such as one book, is cut into pieces at its paragraphs, and each piece is a document from then on: it has a
+side and counts as one in intervals.
+
+A hash of its content decides the side of a document, so sides do not move when files are added. Two more rules ensure
+that nothing in the report was fitted on, up to small changes:
+
+- A copy of an earlier document of its side is left out. Copies differ in white space and case alone.
+- A document of the report is left out if one document to fit on holds more than half of it (see `near_duplicates`).
+
+Of local sources and of the grammar, all documents to fit on count, whether a job reads them or not, because the minis
+read them. Of a set of the hub only those that were read count, wherever they are: the report may lose a document to a
+later one, so it is settled only at the end. With `same_split`, which fits on the report's own documents, it loses none.
 """
 
 from __future__ import annotations
@@ -11,14 +22,20 @@ import hashlib
 import os
 import re
 import sysconfig
-from collections.abc import Iterator
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from thinkalike.config import DataConfig
 from thinkalike.data.sources import Record, commit_of, json_lines, parquet_rows, reading, stream_records
 from thinkalike.errors import DataError, nearest
+from thinkalike.progress import counted
 
 # changed together with any sentence of the grammar; this value is made of the source code of the first grammar
 GRAMMAR = bytes.fromhex(
@@ -31,6 +48,17 @@ SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2:
 PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
 FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
 PIECE = 4096  # characters of a piece at most, some thousand tokens of English
+READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
+
+Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
+
+WORDS = 8  # of a shingle
+LEAST = 16  # a document of fewer shingles than this is one shingle
+AT_ONCE = 128  # documents whose shingles are looked up in one call
+# Thai, Khmer, kana, Han, ...
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash is lost
 
 
 def documents(config: DataConfig) -> Iterator[str]:
@@ -178,3 +206,160 @@ def _text_of(record: Record, field: str, place: str) -> str:
         found = f"it holds a {type(text).__name__}" if field in record else nearest(field, map(str, record))
         raise DataError(f"{place} has no text in field {field}; {found}")
     return text
+
+
+# A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
+# without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
+# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats. A document
+# of fewer than `LEAST` shingles, such as one sentence of a grammar, is a single shingle, its canonical form.
+
+
+def shingles(text: str) -> Shingles:
+    """Return the 64-bit hashes of a document's shingles, the same in every process."""
+    words = WORD.findall(text.casefold())
+    count = len(words) - WORDS + 1
+    if count >= LEAST:
+        encoded = "\n".join(words).encode("utf-8", errors="replace").split(b"\n")
+        codes = np.fromiter(map(zlib.crc32, encoded), np.uint64, len(words))
+        runs = np.zeros(count, np.uint64)
+        for place in range(WORDS):
+            runs = runs * FACTOR + codes[place : place + count]  # modulo 2 ** 64
+        if len(distinct := np.unique(runs)) >= LEAST:
+            return distinct
+    return np.array([int(document_fingerprint(canonical(text))[:16], 16)], np.uint64)
+
+
+def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -> NDArray[np.bool_]:
+    """Return of each document whether one of the others holds more than half of its shingles.
+
+    The others are read once and not kept: memory grows with the shingles of the documents alone.
+    """
+    from scipy.sparse import csr_array
+
+    sizes = np.array([len(each) for each in documents], np.int64)
+    most = np.zeros(len(documents), np.int64)
+    if not documents:
+        return most > sizes
+    hashes, owners = _joined(documents)
+    keys, rows = np.unique(hashes, return_inverse=True)
+    owned = csr_array((np.ones(len(rows), np.int64), (rows, owners)), (len(keys), len(documents)))
+    reading = iter(others)
+    while some := list(islice(reading, AT_ONCE)):
+        hashes, numbers = _joined(some)
+        places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
+        found = np.flatnonzero(keys[places] == hashes)
+        held = csr_array((np.ones(len(found), np.int64), (numbers[found], places[found])), (len(some), len(keys)))
+        most = np.maximum(most, (held @ owned).max(axis=0).toarray().ravel())
+    return 2 * most > sizes
+
+
+def _joined(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
+    """Return the shingles of all documents, with the numbers of their documents."""
+    return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(each) for each in documents])
+
+
+class Sides:
+    """The documents of a source and their sides, in order, without copies and empty documents.
+
+    `settled` says whether all documents of the report that are given out stay. Where a set of the hub is streamed they
+    may not, and `repeats` tells those that nearly repeat one of the documents read so far.
+    """
+
+    def __init__(self, config: DataConfig):
+        self.config, self.counts = config, Counter(duplicate_documents=0, near_duplicates=0)
+        self.settled = config.source != "hub" or bool(config.same_split)
+        self._report: list[Shingles] = []
+        self._fit: list[Shingles] = []
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        """Yield each document and whether it is for the report."""
+        known = self.settled and not self.config.same_split
+        gone = _giving_way(self.config) if known else set()
+        for text, fingerprint, for_report in _without_copies(self.config, self.counts):
+            if fingerprint in gone:
+                self.counts["near_duplicates"] += 1
+                continue
+            if not self.settled:
+                (self._report if for_report else self._fit).append(shingles(text))
+            yield text, for_report
+
+    def repeats(self, since: int = 0) -> NDArray[np.bool_]:
+        """Return for each document of the report from the given one on whether it is a near-duplicate."""
+        return near_duplicates(self._report[since:], self._fit)
+
+
+def check_text(config: DataConfig, context: int | None) -> None:
+    """Check before models are loaded that local text has two documents for the report and a row for each side.
+
+    No tokenizer makes more tokens of a text than it has bytes in UTF-8 and ends of documents.
+
+    Args:
+        context: the tokens of a row; None: not known yet.
+
+    Raises:
+        DataError: it has not; files are missing or damaged.
+    """
+    if config.source == "hub":
+        return
+    found, size, context = Counter[bool](), Counter[bool](), config.context or context or 1
+    for text, _, for_report in _without_copies(config, Counter()):
+        found[for_report] += 1
+        size[for_report] += len(text.encode("utf-8", errors="replace")) + 1
+        if found[True] > 1 and size[True] >= context and (size[False] >= context or config.same_split):
+            return
+    lacks_report = found[True] < 2 or size[True] < context
+    side, change = ("the report", "raise") if lacks_report else ("the fit", "lower")
+    or_share = f", or {change} data.report_share={config.report_share}" if found.total() > 2 else ""
+    raise DataError(
+        f"data={config.name} has too little text for {side}: {found[lacks_report]} documents of {size[lacks_report]:,} "
+        f"bytes (a row has {context} tokens, an interval needs two documents); give more text{or_share}"
+    )
+
+
+def training_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents that may be fitted on, in order and without copies."""
+    return (text for text, _, for_report in _without_copies(config, Counter()) if not for_report)
+
+
+def held_out_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents that nothing is fitted on, in order and without copies.
+
+    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
+    """
+    sides = Sides(config)
+    reading, given = iter(sides), 0
+    if sides.settled:
+        yield from (text for text, for_report in reading if for_report)
+        return
+    while batch := list(islice(reading, READ_AHEAD)):
+        held_out = [text for text, for_report in batch if for_report]
+        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
+        given += len(held_out)
+
+
+def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield each document, its fingerprint and whether it is for the report, without empty ones and copies."""
+    seen: set[tuple[bool, str]] = set()
+    for text, fingerprint, for_report in _sided(config):
+        copy = for_report, document_fingerprint(canonical(text))
+        if not text.strip() or copy in seen:
+            counts["duplicate_documents"] += 1
+        else:
+            seen.add(copy)
+            yield text, fingerprint, for_report
+
+
+def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
+    """Yield each document, its fingerprint, and whether it is for the report."""
+    for text in documents(config):
+        fingerprint = document_fingerprint(text)
+        yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < (config.report_share or 0.1)
+
+
+def _giving_way(config: DataConfig) -> set[str]:
+    """Return the fingerprints of the documents of the report that nearly repeat one to fit on, of the whole source."""
+    looked_at, compared = (counted(_sided(config), f"document {done}") for done in ("looked at", "compared"))
+    held_out = {fingerprint: shingles(text) for text, fingerprint, for_report in looked_at if for_report}
+    to_fit = (shingles(text) for text, _, for_report in compared if not for_report)
+    gone = near_duplicates(list(held_out.values()), to_fit)
+    return {fingerprint for fingerprint, repeats in zip(held_out, gone, strict=True) if repeats}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import Entry
-from thinkalike.data.split import Sides
+from thinkalike.data.documents import Sides
 from thinkalike.errors import DataError
 from thinkalike.progress import Activity, doing
 

@@ -111,7 +111,7 @@ class Planned:
 
     def check(self) -> str:
         """Check what can be known of models and text before they are loaded; returns which scale is taken, and why."""
-        from thinkalike.data.split import check_text
+        from thinkalike.data.documents import check_text
         from thinkalike.models.outline import check_models
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()

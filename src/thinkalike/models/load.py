@@ -16,10 +16,9 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.adapters import base_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
+from thinkalike.models.formats import base_of, gguf_types, located
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.gguf_files import gguf_types, located
 from thinkalike.models.minis import read_mini
 from thinkalike.models.outline import class_names, label, told_apart
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape

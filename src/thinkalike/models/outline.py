@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, one_of
-from thinkalike.models.adapters import base_of
 from thinkalike.models.families import DEPTHS, FAMILIES, Predicts, family_in
+from thinkalike.models.formats import base_of
 from thinkalike.models.places import known_shape, named_folder, pick_device, stated_in
 
 # the settings by which models of one name are told apart

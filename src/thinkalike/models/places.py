@@ -23,8 +23,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
 from thinkalike.hub import Commit, cause_of, refused, resolved, revisions
-from thinkalike.models.adapters import base_of, is_adapter
-from thinkalike.models.gguf_files import gguf_in, gguf_shape
+from thinkalike.models.formats import base_of, gguf_in, gguf_shape, is_adapter
 
 log = logging.getLogger(__name__)
 

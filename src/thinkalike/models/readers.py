@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.hub import resolved
-from thinkalike.models.adapters import merged
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf_files import gguf_config, is_gguf
+from thinkalike.models.formats import gguf_config, is_gguf, merged
 from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
 from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
-from thinkalike.models.adapters import base_of
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
+from thinkalike.models.formats import base_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.outline import label
 from thinkalike.models.places import folder_of, known_shape, named_folder, stated_in

@@ -12,7 +12,7 @@ from typing import Any
 from thinkalike.config import ModelConfig
 from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError
-from thinkalike.models.gguf_files import is_gguf, located
+from thinkalike.models.formats import is_gguf, located
 from thinkalike.models.survey import TEXT
 
 log = logging.getLogger(__name__)

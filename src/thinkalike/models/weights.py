@@ -11,7 +11,7 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, listed
-from thinkalike.models.gguf_files import located
+from thinkalike.models.formats import located
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
 from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.split import held_out_texts
+from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part

@@ -14,7 +14,7 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.split import training_texts
+from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, first_line
 from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments.loss import show_loss
