@@ -15,7 +15,7 @@ from thinkalike.evaluation.changes import by_part, perturbed, seen
 from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, norms, parts_of
+from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
 ROWS = TokenRows(TOKENS, torch.arange(8)[:, None].expand(8, 16))
@@ -141,13 +141,6 @@ def test_random_changes_are_as_large_and_undo_themselves():
     assert base.fingerprint() == before
 
 
-def test_packed_weights_are_known():
-    model = tiny.frozen()
-    assert not is_packed(model)
-    model.module.head.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
-    assert is_packed(model)
-
-
 def test_models_of_another_shape_are_refused(families):
     base = tiny.frozen()
     with pytest.raises(ModelError, match=r"d_model=32 and tiny-0 48.*measure=cka"):
@@ -245,7 +238,7 @@ def test_another_tokenizer_is_refused(door, words):
     assert "different tokenizers" in door("analyze.py", "measure=diff", *words("other")).error
 
 
-def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
+def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     base = tiny.frozen()
     before = base.fingerprint()
     whole = fork(base, TOKENS, 0.5, seed=0, steps=8)
@@ -276,7 +269,7 @@ def change(matrix):
 
 
 @pytest.mark.parametrize("kind", ["without what forks share", "in one direction"])
-def test_a_part_that_moved_no_farther_than_in_forks_is_found_by_where_it_moved(kind):
+def test_a_part_is_found_by_the_direction_it_moved_in(kind):
     first, *others = forks_of_noise(20, 1)
     weights = first[4].weights.view(24, 24)
     if kind == "in one direction":

@@ -1,7 +1,5 @@
 """Rules of the house: who may import whom, what an import costs, how long a file is, and that shapes are checked."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect
@@ -37,7 +35,6 @@ LEVELS = {
     "screen": 1,
     "hub": 1,  # knows errors
     "arguments": 1,
-    "plots": 1,
     "models": 2,
     "data": 2,
     "measures": 1.5,  # knows arguments, errors and progress at most: no models, files or configuration

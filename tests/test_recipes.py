@@ -1,7 +1,5 @@
 """What is trained beside the stitches of a job: other rates, the target into itself, twins; optimisers and starts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +11,8 @@ import tiny
 from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.stitches import Reader, document_sums, states_onwards
-from thinkalike.evaluation.token_means import BigramMeans
+from thinkalike.evaluation.language import Reader, document_sums, states_onwards
+from thinkalike.evaluation.tokens import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
@@ -106,7 +104,7 @@ def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_s
 
 def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, models, tmp_path):
     model = models[0]
-    config = replace(CONFIG, loss="kl", schedule="average", lr=1e3)
+    config = replace(CONFIG, loss="kl", floor=None, schedule="average", lr=1e3)
     module = StitchTraining(model, model, [(1, 1)], config, 0, beside=[Fit(model, 1, 1, 1e-4)])
     start = AffineMap(torch.eye(32) + 0.05 * torch.randn(32, 32), torch.zeros(32))
     module.start_from([(0, start), (1, start)])
@@ -195,7 +193,7 @@ def test_states_onwards_are_those_after_each_block(models):
 
 @pytest.mark.parametrize("loss", ["penultimate", "alignment"])
 def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
-    module = StitchTraining(*models, [(0, 1)], replace(CONFIG, loss=loss))
+    module = StitchTraining(*models, [(0, 1)], replace(CONFIG, loss=loss, floor=None))
     (source, target), tokens = models, rows[:3].long()
     state, errors = source.head(tokens, 0), []
     for layer in range(1, 4):
@@ -257,5 +255,5 @@ def test_rates_have_defaults_by_optimiser_and_adams_goes_with_the_width():
     assert peak_rate(StitchConfig(optimizer="adam", lr=0.5), 4) == 0.25
     with pytest.raises(ConfigError, match=r"stitch\.optimizer=lion"):
         StitchConfig(optimizer="lion")
-    with pytest.raises(ConfigError, match=r"stitch.rates=.*-1"):
-        StitchConfig(rates=[1.0, -1.0])
+    with pytest.raises(ConfigError, match=r"stitch.lr_multiples=.*-1"):
+        StitchConfig(lr_multiples=[1.0, -1.0])

@@ -51,7 +51,7 @@ def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, wo
     return found | {(feature, "word", NATIVE): words}
 
 
-def test_probes_that_are_carried_are_told_from_those_that_are_not(tmp_path):
+def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
     planted = accuracies("PoS", carried=0.93) | accuracies("Number", carried=0.6) | accuracies("Question", carried=0.74)
     claims = list(probes._kept(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
     assert [claim.verdict for claim in claims] == ["holds", "does not hold", "undecided", "not testable here"]
@@ -112,15 +112,6 @@ def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     assert number[0].units == "40 pairs of texts with 10 words"
     wrong = [claim.verdict for claim in (*steering._number(bad), *steering._question(bad))]
     assert set(wrong) == {"does not hold"}
-
-
-def test_what_was_not_steered_is_not_testable(tmp_path):
-    made = steered(tmp_path, native=0.9)
-    table = made.result.table
-    finished(tmp_path / "none", table.assign(share=np.nan), **made.result.arrays)
-    without = steering.Steered(made.pair, Result(tmp_path / "none"))
-    claims = [*steering._number(without), *steering._question(without), steering._late(without)]
-    assert {claim.verdict for claim in claims} == {"not testable here"}
 
 
 def test_layers_are_paired_at_equal_depth():

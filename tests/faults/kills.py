@@ -8,8 +8,6 @@ cache, so that kills fall inside caches, states and the last steps of a job; eve
 Jobs are tiny, and run in children of a process that has imported everything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os
@@ -202,7 +200,7 @@ def import_everything() -> None:
         "analyze",
         "transformer_lens",
     ):
-        importlib.import_module(module)
+        importlib.import_module(module.partition(":")[0])
 
 
 def main() -> None:

@@ -233,12 +233,14 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
             measure takes no list.
     """
     runs = settings_of(config.model)
-    if config.experiment or config.activations or config.model.name or config.target.name or settings_of(config.target):
-        raise ConfigError("models= takes the place of model=, model@target=, activations= and experiment=")
-    if unknown := runs.keys() - {*HOW_IT_RUNS}:
-        raise ConfigError(
-            f"model.{min(unknown)} does not go with models=, whose settings are in {{model: NAME, key: value}}"
-        )
+    apart = {"experiment": config.experiment, "activations": config.activations, "model": config.model.name}
+    apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
+    apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
+    for key, value in apart.items():
+        if value:
+            raise ConfigError(
+                f"{key}={value} does not go with models=, whose settings are in {{model: NAME, key: value}}"
+            )
     models = [_of_list(entry, runs) for entry in config.models or []]
     if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
         raise ConfigError(
