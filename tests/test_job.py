@@ -25,11 +25,6 @@ from thinkalike.config import (
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
-    NLIConfig,
-    PairsConfig,
-    PopulationConfig,
-    PretrainConfig,
-    SAEConfig,
     StimuliConfig,
     StitchConfig,
     TrainConfig,
@@ -39,6 +34,9 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config.schema import default_of
+from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
@@ -338,7 +336,10 @@ def defaults() -> dict[str, dict]:
     plain = (DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, TrainerConfig)
     schemas = {each.__name__: each for each in (*plain, NLIConfig, PretrainConfig, SAEConfig, StitchConfig)}
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
-    return {name: {item.name: default_of(item) for item in dataclasses.fields(each)} for name, each in schemas.items()}
+    return {
+        name: {item.name: item.metadata.get("usual", default_of(item)) for item in dataclasses.fields(each)}
+        for name, each in schemas.items()
+    }
 
 
 def test_no_default_has_changed_without_a_word():
