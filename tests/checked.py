@@ -4,8 +4,6 @@ Functions of arrays are jaxtyping's, which knows what sizes have in common; othe
 faster, as jaxtyping would bind and check each call twice.
 """
 
-from __future__ import annotations
-
 import typing
 from types import FunctionType
 

@@ -4,8 +4,6 @@
 `door.process` runs a process of its own, for what only a process shows: signals, several ranks, launchers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

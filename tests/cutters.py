@@ -1,7 +1,5 @@
 """Tiny tokenizers of all kinds, trained on a text of many scripts, and what their tokens stand for."""
 
-from __future__ import annotations
-
 import json
 import re
 import unicodedata

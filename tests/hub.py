@@ -1,7 +1,5 @@
 """A hub on loopback: serves folders as model and data set repositories, as far as the loading libraries ask."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

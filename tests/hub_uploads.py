@@ -1,7 +1,5 @@
 """The other half of the hub on loopback: what huggingface_hub asks for when it makes a repository and commits files."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A new measure joins with one line in `test_declared_measures.py`: a function of (n, d) and (n, e), and its properties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, log, pi

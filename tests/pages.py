@@ -1,7 +1,5 @@
 """What the pages of the documentation hold: command lines, links, anchors, blocks of code."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Stores of finished results that no job computed, for tests of what reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Nothing that is reported on was fitted on: copies and near-duplicates of documents stand on one side only."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

@@ -184,7 +184,7 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_p
     assert result.table["value"].between(0, 1.001).all()
 
 
-def test_heads_of_other_widths_in_every_second_layer_are_counted_and_compared(tmp_path):
+def test_alternating_head_widths_are_counted_and_compared(tmp_path):
     import transformers
 
     kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "head_dim": 8, "global_head_dim": 16}

@@ -1,7 +1,5 @@
 """Public functions and metrics take arrays of every sort, with the values that tensors have; or say what is wrong."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 import warnings
@@ -336,7 +334,7 @@ def test_tables_whose_rows_are_in_another_order_are_refused(call):
         (REPEATED, REPEATED),
     ],
 )
-def test_tables_whose_labels_say_nothing_of_each_other_are_paired_by_order(first, second):
+def test_tables_without_common_labels_are_paired_by_order(first, second):
     arrays = [np.asarray(each) for each in (first, second)]
     assert cka(first, second) == cka(*arrays)
 

@@ -1,7 +1,5 @@
 """Recordings in measures of layer pairs: model against array, array against array, with known answers."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

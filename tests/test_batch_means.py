@@ -1,7 +1,5 @@
 """Accumulators of any measure of layer pairs."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

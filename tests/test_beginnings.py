@@ -1,7 +1,5 @@
 """Reports read the beginnings of documents, so that they hold many documents of about one length."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -89,7 +87,7 @@ def test_on_the_same_split_whole_documents_are_fitted_on(data, texts):
     assert not set(documents_of(corpus.report, tiny.tokenizer())) <= set(texts)
 
 
-def test_two_tokenizers_read_the_same_beginnings_in_either_direction(data, texts):
+def test_two_tokenizers_read_the_same_beginnings_both_ways(data, texts):
     parts = tiny.tokenizer(), tiny.other_tokenizer()
     names = []
     for target, source in (parts, parts[::-1]):

@@ -53,7 +53,7 @@ def test_both_maps_are_the_ridge_regressions_of_scikit_learn(ridge):
         same([found], [expected], 1e-7)
 
 
-def test_a_ridge_in_no_unit_is_equivariant_to_the_scales_and_the_means_of_both_sides():
+def test_a_relative_ridge_is_equivariant_to_scales_and_means():
     x, y = drawn()
     phi, psi = both_directions(gathered(x, y), 0.1)
     scaled, back = both_directions(gathered(1000 * x - 7, y / 50 + 3), 0.1)
@@ -64,7 +64,7 @@ def test_a_ridge_in_no_unit_is_equivariant_to_the_scales_and_the_means_of_both_s
     assert (plain.weight * 1000 - least_squares(gathered(x, y), (0, 0), 10.0).weight).abs().max() > 0.1, "control"
 
 
-def test_unexplained_variance_is_one_minus_the_r2_of_scikit_learn_in_and_out_of_sample():
+def test_unexplained_variance_is_one_minus_scikit_learns_r2():
     x, y = drawn()
     maps, (other_x, other_y) = both_directions(gathered(x, y)), drawn(150)
     for left, right in ((x, y), (other_x, other_y)):
@@ -99,7 +99,7 @@ def test_what_one_side_lacks_is_unexplained():
     assert found.psi_phi > found.psi - 0.05
 
 
-def test_a_side_that_does_not_vary_is_refused_and_so_is_a_single_row():
+def test_a_constant_side_and_a_single_row_are_refused():
     x, y = drawn()
     with pytest.raises(ValueError, match="not 1"):
         both_directions(gathered(x[:1], y[:1]))

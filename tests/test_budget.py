@@ -36,7 +36,7 @@ def test_what_the_command_line_chooses_stays(monkeypatch):
     assert within_budget(plain) is plain
 
 
-def test_pairs_are_spread_evenly_from_the_first_layer_to_the_last():
+def test_pairs_are_spread_evenly_over_the_layers():
     assert evenly(30, 18, 5) == [[0, 0], [7, 4], [14, 8], [22, 13], [29, 17]]
     assert evenly(3, 2, 8) == [[0, 0], [1, 0], [1, 1], [2, 1]]
 

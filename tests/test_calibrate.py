@@ -1,7 +1,5 @@
 """Any function of two sets of features with an interval and a p-value over groups."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -57,7 +55,7 @@ def test_groups_keep_the_level_of_rows_that_depend_on_each_other():
     assert covered < 0.85, "control"
 
 
-def test_of_values_that_tie_with_chance_as_many_as_are_drawn_count():
+def test_ties_with_chance_count_as_often_as_drawn():
     """Half of the permutations have the sign of the value, so that p would never be below .2 if all of them counted."""
     groups, features = torch.arange(16), torch.randn(30, 2, 16, 1)
     p = [thinkalike.calibrate(lambda x, y: (x * y).sum() > 0, *each, groups, 19).p for each in features]

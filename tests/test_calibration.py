@@ -1,7 +1,5 @@
 """Nulls of permuted documents: which rows move, p-values against scipy, planted likeness, and false positives."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -82,7 +80,7 @@ def test_p_is_that_of_a_permutation_test_of_scipy(measure):
     assert float(chance.null) == pytest.approx(expected.null_distribution.mean(), abs=0.02)
 
 
-def test_calibrated_is_0_by_chance_and_1_of_a_layer_with_itself_whatever_the_width():
+def test_calibrated_is_0_by_chance_and_1_of_itself_at_any_width():
     for measure in (PROCRUSTES, jaccard_measure(5), DISTANCE_CORRELATION):
         for d in (4, 60):
             pairs = [(layers(1, d=d), layers(1, d=d)) for _ in range(16)]
@@ -122,7 +120,7 @@ def test_p_is_exact_where_values_tie():
     assert (found(torch.full((20, 1, 2), 0.5)).p == 1).all(), "nothing is found where all tie"
 
 
-def test_a_model_with_itself_has_the_null_of_a_copy_and_the_first_batch_that_of_all():
+def test_a_model_with_itself_has_the_null_of_a_copy():
     x = layers(3)
     itself, copied = (LayerMeans(3, 3, DISTANCE_CORRELATION, 9) for _ in range(2))
     itself.update(x, x)
@@ -134,7 +132,7 @@ def test_a_model_with_itself_has_the_null_of_a_copy_and_the_first_batch_that_of_
     assert torch.equal(result.p, alone.p)
 
 
-def test_documents_of_unequal_length_are_tested_with_as_many_rows_of_each():
+def test_documents_are_tested_with_equally_many_rows():
     counts = torch.tensor([9, 5, 5, 5, 5, 5, 5, 5, 5, 1, 1])
     documents = torch.arange(11).repeat_interleave(counts)
     chosen = balanced_rows(documents)
@@ -194,7 +192,7 @@ def p_values(measure, drawn, runs=60, single=False, **options):
     return np.array(found)
 
 
-def test_permuted_documents_keep_the_level_and_permuted_rows_do_not():
+def test_permuted_documents_but_not_rows_keep_the_level():
     """p is uniform on 1/20, ..., 1 where documents move as blocks; rows one by one call noise likeness."""
 
     def equal():
@@ -207,7 +205,7 @@ def test_permuted_documents_keep_the_level_and_permuted_rows_do_not():
 
 
 @pytest.mark.parametrize("measure", [cka_measure(), mutual_measure(2)], ids=["CKA", "neighbours"])
-def test_given_the_token_documents_keep_the_level_and_rows_do_not(measure):
+def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
     def scattered():
         return torch.randint(20, (96,))
 
@@ -216,7 +214,7 @@ def test_given_the_token_documents_keep_the_level_and_rows_do_not(measure):
     assert (p_values(measure, scattered, single=True, given="token") <= 0.05 + 1e-9).mean() > 0.3
 
 
-def test_given_the_token_planted_likeness_is_found_and_few_documents_have_no_p():
+def test_given_the_token_planted_likeness_is_found():
     owners, tokens, x = torch.arange(128) % 16, torch.randint(4, (128,)), torch.randn(128, 6)
     for documents in (owners, owners % 7):
         means = LayerMeans(1, 1, cka_measure(), 19, given="token")

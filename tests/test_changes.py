@@ -96,7 +96,7 @@ def test_an_excess_of_few_groups_is_that_of_scipy():
     assert (t[~wide].abs() < torch.from_numpy(reference.statistic)[~wide].abs()).all()
 
 
-def test_a_group_that_changed_beyond_the_null_is_found_and_others_are_not():
+def test_only_groups_changed_beyond_the_null_are_found():
     """Groups of unequal spread, in a change that is three times as large as the null everywhere."""
     spread = torch.linspace(0.1, 0.6, 60, dtype=F64)
     single, any_of_all, factors = [], [], []
@@ -132,7 +132,7 @@ def test_what_most_groups_do_is_an_excess_of_none():
     assert torch.stack(few).mean() > 0.5, "control: of few groups nothing is known of the others"
 
 
-def test_what_is_beyond_the_null_is_an_exact_test_over_all_groups():
+def test_beyond_the_null_is_an_exact_test_over_groups():
     """Groups that depend on each other, with heavy tails."""
     draws = torch.distributions.StudentT(3.0).sample((2000, 20, 8)).double()
     draws = draws + draws[..., :1]

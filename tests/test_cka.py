@@ -1,7 +1,5 @@
 """CKA: closed forms, planted populations, invariances, digits, and what other implementations get wrong."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Closed-form maps against explicit least squares and SVDs of all rows at once."""
 
-from __future__ import annotations
-
 import dataclasses
 from itertools import pairwise
 
@@ -55,7 +53,7 @@ def numbers(moments, pair):
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_the_statistics_of_every_pair_are_those_of_all_rows_for_any_chunk(chunk, device):
+def test_pair_statistics_are_those_of_all_rows_for_any_chunk(chunk, device):
     sources, targets, pairs = drawn(6, 4, device=device), drawn(9, 6, 3, device=device), [(0, 2), (1, 0), (0, 0)]
     moments = Moments(pairs)
     for i in range(0, N, chunk):
@@ -84,7 +82,7 @@ def test_an_offset_of_3000_costs_no_digits():
     )
 
 
-def test_layers_may_come_by_name_and_those_of_no_pair_are_not_looked_at():
+def test_layers_come_by_name_and_unpaired_ones_are_ignored():
     x, y = drawn(D, E)
     moments = Moments([(4, 7), (4, 7)])
     moments.update({4: x, 5: torch.full((3, 2), torch.nan)}, {7: y})
@@ -139,7 +137,7 @@ def test_a_singular_fit_is_the_one_of_least_norm(n):
     same(least_squares(gathered(x, y, 10), (0, 0)), weight, y.mean(0) - weight @ x.mean(0))
 
 
-def test_the_rounding_of_float32_states_that_sum_to_zero_gets_no_weight():
+def test_rounding_of_states_that_sum_to_zero_gets_no_weight():
     """As behind a LayerNorm: the direction (1, …, 1) holds rounding only, and a fit to it would be huge."""
     x, y = drawn(D, E, n=2000)
     x = (x - x.mean(1, keepdim=True)).float()
@@ -150,7 +148,7 @@ def test_the_rounding_of_float32_states_that_sum_to_zero_gets_no_weight():
     assert naive.sum(1).abs().max() > 1, "control: ordinary least squares does fit it"
 
 
-def test_a_direction_a_hundred_thousand_times_narrower_than_the_widest_still_counts():
+def test_a_direction_100000_times_narrower_still_counts():
     """A residual stream has a few coordinates of size 1000 and more; they must not hide the others."""
     x, y = drawn(D, E)
     scale = torch.tensor([1e5, 1, 1, 1, 1, 1], dtype=torch.float64)
@@ -228,7 +226,7 @@ def test_procrustes_is_the_svd_of_all_rows(widths, device):
 
 
 @pytest.mark.parametrize("widths", [(D, D), (D, E)])
-def test_procrustes_recovers_a_planted_isometry_and_shift_at_any_scale(widths):
+def test_procrustes_recovers_a_planted_isometry_at_any_scale(widths):
     (x,), q, shift = drawn(D, offset=50), isometry(*widths), 100 * torch.randn(widths[1], dtype=torch.float64)
     same(procrustes(gathered(x, x @ q.T + shift, 10), (0, 0)), q, shift, 1e-10)
     torch.testing.assert_close(procrustes(gathered(x, 2.5 * x @ q.T, 10), (0, 0)).weight, q, rtol=0, atol=1e-10)
@@ -255,7 +253,7 @@ def test_bias_only_is_the_difference_of_the_means(device):
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
 )
-def test_a_map_computes_in_its_own_precision_and_answers_in_the_states(dtype, tolerance, device):
+def test_a_map_keeps_its_precision_and_answers_in_the_states(dtype, tolerance, device):
     """Means of 300 cancel: in bfloat16 the product alone would be off by about 1."""
     narrow, wide = AffineMap(torch.eye(D), torch.zeros(D)), torch.randn(3, D, dtype=torch.float64)
     assert torch.equal(narrow(wide), wide)

@@ -1,7 +1,5 @@
 """Comparators of distances, crossnobis and correlation distances against their definitions and rsatoolbox."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -99,7 +97,7 @@ def test_counts_are_copies_without_the_package(comparator):
 
 
 @every
-def test_counts_of_one_are_no_counts_and_the_same_distances_are_at_1(comparator):
+def test_counts_of_one_change_nothing_and_equal_distances_give_1(comparator):
     x, y = drawn()
     torch.testing.assert_close(compare(x, y, comparator, torch.ones(1, N).double())[0], compare(x, y, comparator))
     assert compare(x, x, comparator).diagonal().sub(1).abs().max() < 1e-12
@@ -189,7 +187,7 @@ def test_crossnobis_is_its_definition():
 
 
 @pytest.mark.parametrize(("noise", "more"), [("none", 0), ("diagonal", 4 / (3 * 14)), ("shrinkage", 4 / (3 * 14))])
-def test_crossnobis_is_0_where_stimuli_are_alike_but_for_what_estimated_noise_adds(noise, more):
+def test_crossnobis_of_equal_stimuli_is_0_up_to_noise_estimates(noise, more):
     means, plain = [], []
     for seed in range(100):
         runs = torch.from_numpy(np.random.default_rng(seed).normal(size=(3, 8, 4)))
@@ -201,7 +199,7 @@ def test_crossnobis_is_0_where_stimuli_are_alike_but_for_what_estimated_noise_ad
     assert min(means) < 0
 
 
-def test_shrinkage_makes_many_units_invertible_and_goes_away_with_many_residuals():
+def test_shrinkage_inverts_many_units_and_fades_with_residuals():
     wide = torch.randn(30, 200, dtype=torch.float64)
     assert torch.linalg.eigvalsh(noise_covariance(wide, 29)).min() > 0
     mixing = torch.randn(4, 4, dtype=torch.float64)
@@ -233,6 +231,6 @@ def test_what_cannot_be_compared_is_refused(case):
         REFUSED[case]()
 
 
-def test_what_is_refused_with_one_option_has_distances_with_another():
+def test_a_refused_comparison_works_with_another_option():
     assert compare(torch.ones(2, 6), torch.rand(2, 6), "cosine").isfinite().all()
     assert crossnobis(singular(), "diagonal").isfinite().all()

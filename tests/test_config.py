@@ -1,7 +1,5 @@
 """Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 
@@ -170,7 +168,8 @@ WRONG = {  # by the nearest thing that there is
     "'seed'": ["seeed=1", "+seeed=1"],
     "'stitch.steps'": ["stitch.step=3", "++stitch.step=3"],
     "'target.dtype'": ["target.dtyp=float32"],
-    "did you mean stitch.rates": ["rates=[1]"],
+    "did you mean stitch.lr_multiples": ["lr_multiples=[1]"],
+    "it is stitch.lr_multiples now": ["stitch.rates=[1]"],
     "is not a setting": ["trainer.xyzzy=3", "foo=1"],
     "No match in the defaults list": ["measure=loss"],
     "override_grammar": ["layers=[[0,", "seed =1"],

@@ -1,7 +1,5 @@
 """Documents are read alike from every format, packed without loss, kept on one side, and cached safely."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

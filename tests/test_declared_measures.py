@@ -1,7 +1,5 @@
 """Every measure of two sets of features keeps the promises that it declares, and the tester notices broken ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

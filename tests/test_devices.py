@@ -3,8 +3,6 @@
 python -m pytest -m gpu --device cuda tests/test_devices.py     on a machine with a GPU
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

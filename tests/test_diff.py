@@ -245,7 +245,7 @@ def test_another_tokenizer_is_refused(door, words):
     assert "different tokenizers" in door("analyze.py", "measure=diff", *words("other")).error
 
 
-def test_a_fork_has_the_norm_that_is_asked_for_and_trains_nothing_else():
+def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
     base = tiny.frozen()
     before = base.fingerprint()
     whole = fork(base, TOKENS, 0.5, seed=0, steps=8)
@@ -276,7 +276,7 @@ def change(matrix):
 
 
 @pytest.mark.parametrize("kind", ["without what forks share", "in one direction"])
-def test_a_part_that_moved_no_farther_than_in_forks_is_found_by_where_it_moved(kind):
+def test_a_part_is_found_by_the_direction_it_moved_in(kind):
     first, *others = forks_of_noise(20, 1)
     weights = first[4].weights.view(24, 24)
     if kind == "in one direction":

@@ -1,7 +1,5 @@
 """The digest of a large file is remembered for as long as the file is what it was, and never longer."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -61,7 +59,7 @@ def test_a_file_is_read_once_in_this_process_and_in_others(tmp_path, cache, read
     assert len(reads) == 1
 
 
-def test_a_file_of_the_last_seconds_is_not_remembered_as_it_may_change_unseen(tmp_path, cache, reads):
+def test_a_digest_of_a_file_just_written_is_not_remembered(tmp_path, cache, reads):
     path = weights(tmp_path)
     first = remembered_digest(path)
     stamp = path.stat().st_mtime_ns

@@ -1,7 +1,5 @@
 """The documentation is true: commands compose, links lead somewhere, and made pages are as their scripts make them."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json

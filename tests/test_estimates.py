@@ -1,7 +1,5 @@
 """Estimates with their intervals, Student's t, and the facade of the measures."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import pkgutil
@@ -29,7 +27,7 @@ def test_an_estimate_iterates_as_its_value_and_ends():
     assert whole[:, None].value.shape == (2, 1)
 
 
-def test_intervals_over_folds_that_hold_together_are_those_of_means_without_each_fold():
+def test_joint_fold_intervals_are_of_means_without_each_fold():
     folds = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
     mean, spread = folds.mean(-1), math.sqrt((1 / 5 + 1 / 4) * 5)  # of the variance of folds, over that of their mean
     replicates = mean + spread * (mean - folds.movedim(-1, 0)) / 4
@@ -66,7 +64,7 @@ def test_the_interval_over_folds_is_nadeau_and_bengios():
     torch.testing.assert_close(tuple(fold_interval(values, 0.9)), expected)
 
 
-def test_a_jackknife_leaves_out_the_bias_and_holds_the_value_as_well_where_that_is_drawn():
+def test_a_jackknife_removes_bias_and_covers_drawn_values():
     """Of squared means, whose bias is σ² / n: the middle is Quenouille's estimate, that of unbiased squares."""
     x = torch.randn(12, generator=torch.Generator().manual_seed(0), dtype=F64) + 3
     value, replicates = x.mean().square(), ((x.sum() - x) / 11).square()

@@ -1,7 +1,5 @@
 """Jobs that do not fit into memory are refused: before they begin, or at their first batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The first job compares two models where no word names one, and ends with a picture and what was found."""
 
-from __future__ import annotations
-
 import pandas as pd
 import pytest
 

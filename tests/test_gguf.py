@@ -113,7 +113,7 @@ def test_what_would_be_read_wrongly_is_refused_in_one_line(case, folder, tmp_pat
         load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
 
 
-def test_an_architecture_that_cannot_be_read_is_refused_in_one_line(tmp_path):
+def test_an_unknown_architecture_is_refused_in_one_line(tmp_path):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     writer.add_tensor("output.weight", torch.ones(2, 32).numpy())
     writer.write_header_to_file()

@@ -1,7 +1,5 @@
 """Likeness given the token: the definitions by other code, planted shares, and what the token alone must not bring."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -69,7 +67,7 @@ def test_groups_are_the_rows_of_each_token_that_has_enough():
         RowGroups.of(tokens, 4)
 
 
-def test_documents_change_places_within_groups_in_the_same_order_in_all():
+def test_documents_are_permuted_alike_within_all_groups():
     tokens = torch.arange(60) % 3
     documents = torch.arange(60) // 6  # each token twice in each document
     groups = RowGroups.of(tokens, 2)
@@ -98,7 +96,7 @@ def test_states_without_their_tokens_mean_are_those_of_numpy():
     assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
 
 
-def test_states_without_means_of_token_and_position_are_residuals_of_least_squares():
+def test_states_less_token_and_position_means_are_residuals():
     tokens, positions = drawn(), torch.arange(N) % 8
     by_both = 9 * torch.randn(VOCABULARY + 1, 5)[tokens] + 9 * torch.randn(8, 5)[positions]
     x, groups = by_both + torch.randn(N, 5), RowGroups.of(tokens, 4)
@@ -168,7 +166,7 @@ def test_all_layers_of_both_sides_come_from_one_pass():
     assert float(result.within_source.value[0, 1]) == pytest.approx(within, abs=1e-10)
 
 
-def test_batches_and_groups_come_before_the_ratio_and_their_order_does_not_matter():
+def test_the_ratio_is_taken_after_batches_and_groups():
     parts = []
     for _ in range(3):
         tokens = drawn(150)
@@ -204,7 +202,7 @@ def test_float32_keeps_digits_of_hard_states():
 DOSES = (0, 0.25, 0.5, 0.75, 1)
 
 
-def test_the_conditional_measures_read_doses_and_the_plain_ones_the_token():
+def test_conditional_measures_read_doses_and_plain_ones_tokens():
     found = {name: [] for name in ("cka", "knn", "r2", "plain")}
     for dose in DOSES:
         fit, judged = drawn(2000), drawn(2000)
@@ -222,7 +220,7 @@ def test_the_conditional_measures_read_doses_and_the_plain_ones_the_token():
     assert found["plain"][0] > 0.2, "control: plain CKA of what has nothing in common but the token"
 
 
-def test_the_null_shuffles_within_tokens_and_leaves_what_the_token_brings():
+def test_the_null_shuffles_within_tokens():
     """Without groups the null is 0 for any states; shuffled within groups, tokens would still agree."""
     tokens = drawn(1500)
     x, y = alike(tokens, 0.9)
@@ -305,7 +303,7 @@ def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypat
     assert torch.equal(again.compute().high, result.high)
 
 
-def test_the_null_of_neighbours_given_the_token_is_what_chance_gives():
+def test_the_null_of_neighbours_given_the_token_is_chance():
     tokens = drawn()
     metric = LayerMeans(1, 1, mutual_measure(3), 100, given="token")
     metric.update(*([each] for each in alike(tokens, 0.0)), groups=tokens)
@@ -341,7 +339,7 @@ def centred(x, tokens):
     return np.concatenate(parts)
 
 
-def test_r2_both_ways_is_that_of_scikit_learn_plain_and_given_the_token():
+def test_r2_both_ways_is_scikit_learns_also_given_the_token():
     fit, held = drawn(), drawn()
     x, y = alike(torch.cat([fit, held]), 0.6)
     y = torch.cat([y, torch.randn(2 * N, 8, dtype=F64)], 1) + 7
@@ -360,7 +358,7 @@ def test_r2_both_ways_is_that_of_scikit_learn_plain_and_given_the_token():
     assert abs(found[0] - found[1]) > 0.01, "control: the directions differ"
 
 
-def test_any_chunking_gives_the_same_r2_and_intervals_leave_out_documents():
+def test_any_chunking_gives_the_same_r2_and_intervals():
     x, y = alike(drawn(), 0.6)
     z = torch.randn(N, 3, dtype=F64)
     whole, parts = LinearPrediction([(0, 0), (1, 0)]), LinearPrediction([(0, 0), (1, 0)])

@@ -1,7 +1,5 @@
 """The numbers that sum up a result of each kind, from what its table and arrays hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +41,7 @@ def cells(source: str, target: str, values: list[list[float]]) -> pd.DataFrame:
     return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.1)
 
 
-def test_a_stitching_result_has_its_mean_penalty_with_an_interval_and_its_worst():
+def test_stitching_headlines_are_the_mean_and_worst_penalty():
     random = np.random.default_rng(0)
     tokens, target = np.full(30, 100.0), random.normal(300, 10, 30)
     stitch = target + random.normal([[20.0], [50.0]], 5, (2, 30))
@@ -61,7 +59,7 @@ def test_a_stitching_result_has_its_mean_penalty_with_an_interval_and_its_worst(
 
 
 @pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2"])
-def test_two_models_have_their_equal_depths_and_the_least_alike_of_these(kind):
+def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     across = cells("a", "b", [[0.9, 0.5, 0.2], [0.1, 0.95, 0.4]])  # depths: 0 with 0, and 1 with 2
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
     found = of(kind, table)
@@ -104,7 +102,7 @@ def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
     assert list(of("rsa", table, scalars, provenance=provenance)) == ["ceiling"], "no model was asked for"
 
 
-def test_a_population_has_its_flips_between_and_within_groups_at_the_cut_where_they_are_most():
+def test_a_populations_headline_is_its_flips_at_the_worst_cut():
     groups = ["g", "g", "g", "h", "h", "h"]
     table = pd.DataFrame({"source": list("abcdef"), "group_of_source": groups})
     predicted = np.zeros((6, 6, 2, 10), dtype=int)

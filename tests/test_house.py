@@ -1,7 +1,5 @@
 """Rules of the house: who may import whom, what an import costs, how long a file is, and that shapes are checked."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -100,7 +100,7 @@ def test_each_cause_is_told_apart(served, where, name):
 MOVED = "f" * 40
 
 
-def test_the_key_of_a_hub_model_is_its_commit_which_is_asked_for_once(served):
+def test_a_hub_models_key_is_its_commit_asked_for_once(served):
     asked = served()
     assert checkpoint_fingerprint(MODEL) == hub.COMMIT
     count = len(asked)
@@ -138,7 +138,7 @@ def old(root):
     return root / "NeelNanda" / "old"
 
 
-def test_a_legacy_model_must_be_whole_and_its_tokenizer_must_be_there(served, old):
+def test_a_legacy_model_needs_all_weights_and_a_tokenizer(served, old):
     served({"final.pth": Fault(status=503, times=1)})
     loaded = load_model(dataclasses.replace(OLD, dtype="bfloat16"))
     assert (loaded.dtype, loaded.revision) == (torch.bfloat16, hub.COMMIT)

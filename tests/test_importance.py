@@ -1,7 +1,5 @@
 """Feature importance against explicit loops, its null and its intervals."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -51,7 +49,7 @@ def rho(model, table, states):
         pytest.param({"weights": "full"}, marks=pytest.mark.slow),
     ],
 )
-def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values(params):
+def test_importance_is_the_loss_of_held_out_spearman(params):
     table, states = drawn(weights=WEIGHTS[:3])
     table[4, 1] = torch.nan
     table[7, 0] = 0.5  # a level that some training sets do not have
@@ -70,7 +68,7 @@ def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values(pa
                 assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
 
 
-def test_profiles_and_pair_effects_are_means_over_folds_and_permutations():
+def test_profiles_are_means_over_folds_and_permutations():
     found = feature_importance(MLEM(alpha=1.0), *drawn(), folds=5, permutations=3, interactions=[(0, 1), (2, 0)])
     drops = found.drops.numpy()
     mean, low, high = (part.numpy() for part in found.profile())
@@ -84,7 +82,7 @@ def test_profiles_and_pair_effects_are_means_over_folds_and_permutations():
     np.testing.assert_allclose(found.score().value, score[..., 0].mean(1))
 
 
-def test_importance_follows_what_was_planted_and_what_is_irrelevant_may_be_negative():
+def test_importance_follows_what_was_planted():
     model = MLEM(alpha=1.0)
     profiles = torch.cat([feature_importance(model, *drawn(100, seed=k), **FAST).profile().value for k in range(6)])
     means = profiles.mean(0)
@@ -175,7 +173,7 @@ def test_p_values_of_an_irrelevant_feature_are_uniform():
     assert np.mean(counted) > 0.4
 
 
-def test_a_layer_that_no_feature_explains_scores_nothing_and_takes_nothing_from_the_others():
+def test_a_layer_no_feature_explains_scores_0_and_harms_no_other():
     """The same category is far apart: its weight would be negative, so it is 0 and the prediction constant."""
     categories = torch.arange(40) // 20
     near = torch.zeros(40, 3, dtype=torch.float64)
@@ -220,7 +218,7 @@ def reference(cells, states, **options):
 
 
 @pytest.mark.parametrize(("noise", "each"), [(0.0, 4), (0.3, 6), (1.0, 12), (1.5, 6)])
-def test_the_reference_of_planted_cells_is_what_their_centres_explain(noise, each):
+def test_a_reference_of_planted_cells_is_what_centres_explain(noise, each):
     owners, states, best = planted(noise, each)
     assert reference(owners.tolist(), states) == pytest.approx(best, abs=0.03)
 
@@ -305,7 +303,7 @@ def test_irrelevant_values_move_between_whole_groups():
     assert not torch.equal(single, torch.arange(30))
 
 
-def test_a_feature_of_sentences_is_not_found_where_sentences_alone_differ():
+def test_a_sentence_feature_is_not_found_in_sentence_effects():
     """Single words that are moved say that it matters; whole sentences do not."""
     draw = torch.Generator().manual_seed(1)
     groups = torch.arange(30).repeat_interleave(4)

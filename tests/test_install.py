@@ -1,7 +1,5 @@
 """The package as users get it: a wheel in a fresh environment, and imports that cost no more than a job needs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
@@ -24,7 +22,7 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.timeout(900)
-def test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder(tmp_path):
+def test_a_wheel_in_a_fresh_environment_runs_the_main_job(tmp_path):
     """Dependencies come from this environment; the package comes from the wheel alone."""
     copy = tmp_path / "copy"  # a build leaves files beside the sources
     copy.mkdir()

@@ -1,7 +1,5 @@
 """Damage is noticed and named: a bit of a result, of a state, of a cache; what dead processes leave is cleared away."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path
@@ -62,7 +60,7 @@ def test_a_damaged_file_is_named_whichever_it_is(name, harm, tmp_path, caplog):
     assert name == "manifest.json" or "left out: " in caplog.text
 
 
-def test_already_done_says_which_file_is_damaged_and_force_mends_it(tmp_path):
+def test_a_finished_job_names_a_damaged_file_and_force_mends_it(tmp_path):
     folder = result_in(tmp_path)
     flip(folder / "table.csv")
     with pytest.raises(StoreError, match=r"table\.csv is damaged: its checksum .*; delete .* with force=true"):
@@ -78,7 +76,7 @@ def test_the_content_of_a_result_is_its_numbers(tmp_path):
     assert other.fingerprint() != same[0].fingerprint()
 
 
-def test_a_state_is_read_as_it_was_written_and_the_next_takes_its_place(tmp_path):
+def test_a_state_is_read_as_written_and_replaced_by_the_next(tmp_path):
     first = write_state(tmp_path, "half", {"step": 1, "weights": torch.arange(3.0)})
     assert read_state(first)["weights"].tolist() == [0, 1, 2]
     for step in range(2, 12):  # ten is after nine, though not in the alphabet
@@ -90,7 +88,7 @@ def test_a_state_is_read_as_it_was_written_and_the_next_takes_its_place(tmp_path
 
 
 @pytest.mark.parametrize("place", [0, 100, -1])
-def test_a_flipped_bit_of_a_state_is_noticed_and_the_state_put_aside(place, tmp_path, caplog):
+def test_a_state_with_a_flipped_bit_is_put_aside(place, tmp_path, caplog):
     path = write_state(tmp_path, "half", {"weights": torch.arange(300.0)})
     flip(path, place)
     assert newest_state(tmp_path, "half") is None
@@ -116,7 +114,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
     assert len(list(tmp_path.iterdir())) == 1, "the file that was not finished is gone"
 
 
-def test_what_a_process_left_that_died_after_its_result_appeared_is_cleared_away(tmp_path):
+def test_leftovers_beside_a_finished_result_are_cleared_away(tmp_path):
     result_in(tmp_path)
     job = Job(str(tmp_path), "stitching", "abc")
     write_state(job.states, "half", {"step": 1})
@@ -141,7 +139,7 @@ def test_a_new_result_replaces_all_of_an_old_one(tmp_path):
     assert not (folder / "old").exists()
 
 
-def test_a_process_that_dies_before_its_result_appears_leaves_all_its_curves(tmp_path, monkeypatch):
+def test_a_process_that_dies_leaves_all_its_curves(tmp_path, monkeypatch):
     def killed(*_):
         raise KeyboardInterrupt
 
@@ -153,7 +151,7 @@ def test_a_process_that_dies_before_its_result_appears_leaves_all_its_curves(tmp
     assert (partial / "curves" / "metrics.csv").read_text() == "step,loss\n0,1\n"
 
 
-def test_a_file_system_without_flock_gets_a_lock_file_that_names_its_holder(tmp_path, monkeypatch, caplog):
+def test_without_flock_a_lock_file_names_its_holder(tmp_path, monkeypatch, caplog):
     def none(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -1,7 +1,5 @@
 """Signals: a job leaves a state where it can go on from one, says one line, and ends with the signal's status."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -23,7 +21,7 @@ def _in_the_foreground():
 
 
 @pytest.mark.parametrize("number", STATUS)
-def test_a_signal_ends_what_is_done_at_once_with_the_status_of_a_shell(number):
+def test_a_signal_ends_a_job_with_the_shells_status(number):
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match=r"^interrupted; rerun the command to resume") as ended, heeded():
         signal.raise_signal(number)
@@ -31,7 +29,7 @@ def test_a_signal_ends_what_is_done_at_once_with_the_status_of_a_shell(number):
     assert signal.getsignal(number) == before
 
 
-def test_inside_boundaries_the_first_signal_waits_and_the_second_does_not():
+def test_the_first_signal_waits_for_a_boundary_not_the_second():
     with heeded(), at_boundaries():
         assert not asked()
         signal.raise_signal(signal.SIGTERM)
@@ -44,7 +42,7 @@ def test_inside_boundaries_the_first_signal_waits_and_the_second_does_not():
     assert not asked(), "the next job is not asked"
 
 
-def test_where_another_program_handles_signals_they_are_left_to_it():
+def test_signals_that_another_program_handles_are_left_to_it():
     came = []
     before = signal.signal(signal.SIGTERM, lambda *_: came.append(True))
     try:
@@ -99,7 +97,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_an_analysis_leaves_a_state_at_its_pool_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
+def test_an_interrupted_analysis_resumes_to_the_same_bytes(door, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
     words += ["measure.batches=260", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]

@@ -1,7 +1,5 @@
 """Intervals over documents: their own definition written out, what they cover, and what they do at the edges."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.stats
@@ -80,7 +78,7 @@ def test_it_covers_what_percentiles_do_not():
     assert torch.cat(percentiles).mean() < 0.92, "control"
 
 
-def test_documents_that_are_all_alike_have_intervals_without_width():
+def test_equal_documents_have_intervals_of_width_0():
     counts = torch.tensor([3.0, 1, 7, 20])
     found = bootstrap_interval(torch.stack([0 * counts, 0.1 * counts]), counts)
     assert torch.equal(found.low, found.value)
@@ -119,7 +117,7 @@ def test_intervals_of_several_layers_hold_together():
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
-def test_seeds_that_agree_add_nothing_to_the_interval_over_documents(seeds):
+def test_seeds_that_agree_do_not_widen_the_interval(seeds):
     sums, counts = report(30, (4, 1))
     found = documents_and_seeds_interval(sums.expand(4, seeds, 30), counts)
     for left, right in zip(found, bootstrap_interval(sums[:, 0], counts), strict=True):
@@ -164,7 +162,7 @@ def groups():
     return upper.round(decimals=1), lower.round(decimals=1)  # with ties
 
 
-def test_the_area_is_the_mean_of_scikit_learns_area_over_the_repetitions(groups):
+def test_the_area_is_the_mean_of_scikit_learns(groups):
     upper, lower = groups
     labels = [1] * 9 + [0] * 14
     areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]

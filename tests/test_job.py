@@ -1,7 +1,5 @@
 """The frame of every job: declared once, and key, lock, seed, state, provenance and result follow."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

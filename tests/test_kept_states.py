@@ -42,7 +42,7 @@ def same(one, other):
     )
 
 
-def test_states_come_from_the_cache_with_the_same_bits_and_the_names_of_the_job(config, forwards, tmp_path):
+def test_cached_states_have_the_same_bits_and_the_jobs_names(config, forwards, tmp_path):
     first = states_of(config())
     once = len(forwards)
     assert same(first, states_of(config()))

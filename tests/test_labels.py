@@ -1,7 +1,5 @@
 """What tables call models: no two models of a result have one name."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -27,7 +25,7 @@ def test_models_of_one_label_are_called_by_what_differs(changes, labels):
     assert told_apart([MODEL, replace(MODEL, **changes)]) == labels
 
 
-def test_models_that_differ_in_nothing_that_identifies_them_are_numbered():
+def test_models_without_an_identifying_difference_are_numbered():
     other = replace(MODEL, architecture={"d_model": 8})
     assert told_apart([MODEL, other, MODEL]) == ["pythia#1", "pythia#2", "pythia#1"]
     assert told_apart([MODEL, replace(MODEL, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
@@ -45,7 +43,7 @@ def test_folders_of_one_name_are_told_apart_by_those_above_them():
     assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
 
 
-def test_a_folder_is_called_by_its_own_name_however_it_is_written(tmp_path, monkeypatch):
+def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
     (tmp_path / "my-model").mkdir()
     monkeypatch.chdir(tmp_path / "my-model")
     for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):

@@ -1,7 +1,5 @@
 """Measures of all layer pairs as jobs: the numbers of the models' states, their options, nulls, states and warnings."""
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -1,7 +1,5 @@
 """Lists of results: what is shown of them, which are chosen, what is no result, and the joint table of a sweep."""
 
-from __future__ import annotations
-
 import io
 import json
 import sys
@@ -74,7 +72,7 @@ def listed(monkeypatch, capsys):
     return call
 
 
-def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_differ(store, listed):
+def test_a_list_shows_headlines_and_differing_settings(store, listed):
     shown = listed(store)
     assert (shown.status, shown.err) == (0, "")
     for text in ("aa", "bb", "cc", "score 0.75 [0.65, 0.85]", "2026-11-03 12:00", "1 result", "2 results", "60 s"):
@@ -143,7 +141,7 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
-def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, listed):
+def test_foreign_folders_are_named_and_loggers_folders_are_not(store, listed):
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")

@@ -1,7 +1,5 @@
 """Loggers of both doors, read back from what they write; offline."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time
@@ -59,7 +57,7 @@ def on(store: Path, **changes):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_an_offline_run_has_configuration_summary_tables_image_and_artifact(tmp_path, caplog):
+def test_an_offline_wandb_run_has_all_parts_of_a_result(tmp_path, caplog):
     with caplog.at_level("INFO", logger="thinkalike"):
         result = perform(Pictured(), on(tmp_path, project="mine", group="ours"))
     assert f"W&B: no key, so the run stays offline; to upload: wandb sync {tmp_path}/wandb/offline-run-*" in caplog.text
@@ -131,7 +129,7 @@ def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, ca
     assert "W&B: the key is not known, so the run stays offline" in caplog.text
 
 
-def test_the_numbers_of_each_step_of_a_training_are_called_by_their_places(tmp_path):
+def test_logged_numbers_of_a_step_are_named_by_place(tmp_path):
     curves = pd.DataFrame({"step": [8, 0], "layer": [1, 1], "loss": [0.5, 2.0], "loss_low": [0.4, 1.9]})
     features = pd.DataFrame({"step": [8], "layer": [0], "feature": ["Tense"], "held_out": ["word"], "accuracy": [0.9]})
     pairs = pd.DataFrame({"step": [0], "other": [8], "value": [0.3]})
@@ -169,7 +167,7 @@ def test_the_name_of_a_run_has_kind_models_and_key():
     assert run_name("cka", "key", {"labels": "a" * 200}) == f"cka {'a' * 120} key"
 
 
-def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):
+def test_tensorboard_has_numbers_figures_and_settings(tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

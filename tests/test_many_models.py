@@ -1,7 +1,5 @@
 """Measures of layer pairs of several models at once: the same numbers to the bit as pair by pair, for less work."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

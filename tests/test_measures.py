@@ -1,7 +1,5 @@
 """Loss, intervals and the stitch against PyTorch, SciPy and their own definitions."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -46,7 +44,7 @@ def test_the_loss_is_torchs_cross_entropy_for_any_chunk(chunk, grad, device):
 
 
 @pytest.mark.parametrize("chunk", CHUNKS)
-def test_the_gradient_is_autograds_for_any_chunk_and_outer_weights(chunk, device):
+def test_the_gradient_is_autograds_for_any_chunk_and_weight(chunk, device):
     states, head, targets = drawn(device=device)
     states.requires_grad_()
     weights = torch.randn(N, dtype=torch.float64, device=device)
@@ -83,7 +81,7 @@ def test_the_weights_of_finish_get_no_gradient_even_if_they_ask():
     ],
 )
 @pytest.mark.parametrize("grad", [False, True])
-def test_half_precision_states_give_a_float32_loss_near_the_exact_one(dtype, out, tolerance, grad, device):
+def test_half_precision_states_give_a_nearly_exact_loss(dtype, out, tolerance, grad, device):
     states, head, targets = drawn(dtype, device)
     got = token_loss(states.requires_grad_(grad), head, targets, 5)
     assert got.dtype == out
@@ -97,7 +95,7 @@ def test_half_precision_states_give_a_float32_loss_near_the_exact_one(dtype, out
 
 
 @pytest.mark.parametrize("chunk", [7, 64])
-def test_a_chunk_takes_its_logits_and_as_much_again_and_gives_what_autograd_gives(chunk, device):
+def test_a_chunk_needs_two_logits_of_memory_and_matches_autograd(chunk, device):
     n, d, v = 50, 8, 4000
     head, targets = torch.nn.Linear(d, v, device=device).requires_grad_(False), torch.randint(v, (n,), device=device)
     states = torch.randn(n, d, device=device, requires_grad=True)
@@ -112,7 +110,7 @@ def test_a_chunk_takes_its_logits_and_as_much_again_and_gives_what_autograd_give
     torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
 
 
-def test_a_final_map_whose_output_autograd_keeps_has_the_gradient_of_autograd(float64):
+def test_an_inplace_unsafe_final_map_has_autograds_gradient(float64):
     """A soft cap keeps its output, over which nothing may be written; and the caller's logits stay as they were."""
     head, targets = torch.nn.Linear(4, 30).requires_grad_(False), torch.randint(30, (9,))
     states, seen = torch.randn(9, 4, requires_grad=True), []

@@ -1,7 +1,5 @@
 """Memory: what tensors take is counted to the byte, what a device has left is read, and errors are told apart."""
 
-from __future__ import annotations
-
 import errno
 import resource
 

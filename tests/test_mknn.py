@@ -1,7 +1,5 @@
 """Mutual nearest neighbours against a plain count, planted likeness, and scikit-learn; and the job."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -14,7 +12,7 @@ N, K = 60, 5
 
 
 @pytest.mark.parametrize("k", [1, 5, 20])
-def test_it_is_the_definition_with_the_neighbours_of_scikit_learn(k):
+def test_mknn_is_its_definition_with_scikit_learns_neighbours(k):
     x = torch.randn(N, 8, dtype=torch.float64)
     y = x[:, :5] + 0.5 * torch.randn(N, 5, dtype=torch.float64)
     value = float(mutual_knn(x, y, k))

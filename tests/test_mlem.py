@@ -1,7 +1,5 @@
 """The closed form of MLEM against scikit-learn, explicit pairs, other solvers, and what was planted."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import warnings
@@ -77,7 +75,7 @@ def test_an_indicator_is_whether_values_differ(missing, kinds, device):
     assert explicit(table, "own_level").sum() > explicit(table, "ignore").sum(), "control: the policies differ"
 
 
-def test_scaled_differences_have_the_range_and_the_ranks_of_training():
+def test_scaled_differences_use_the_range_of_training():
     train = torch.tensor([[0.0, 1.0, 1.0], [10, 10, 2], [2, 100, 2]])
     encoder = FeatureEncoder.fit(train, ["numeric", "ordinal", "nominal"], "scaled")
     test = torch.tensor([[0.0, 1, 7], [5, 100, 1], [20, 50, 7], [torch.nan, torch.nan, torch.nan]])
@@ -200,7 +198,7 @@ def test_the_semidefinite_solution_is_optimal(binding):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1000.0])
-def test_the_fit_is_scikit_learns_non_negative_ridge_on_explicit_pairs(alpha):
+def test_the_fit_is_scikit_learns_positive_ridge_on_pairs(alpha):
     table, states = drawn(300, f=8, d=20)
     model = MLEM(alpha=alpha, scale="minmax").fit(table, states)
     x, y = explicit(table), target(states)
@@ -465,7 +463,7 @@ def test_no_convergence_is_an_error(monkeypatch):
         psd_least_squares(*constrained())
 
 
-def test_scikit_learn_can_clone_it_validate_it_and_search_its_parameters():
+def test_mlem_is_an_estimator_of_scikit_learn():
     table, states = (x.numpy() for x in drawn(80))
     model = MLEM(alpha=1.0, kinds=["nominal"] * 4)
     assert clone(model).get_params() == model.get_params()
@@ -479,7 +477,7 @@ def test_scikit_learn_can_clone_it_validate_it_and_search_its_parameters():
     assert search.best_params_ == {"alpha": 1.0}
 
 
-def test_the_same_call_gives_the_same_bits_and_any_order_of_stimuli_the_same_weights():
+def test_the_weights_ignore_the_order_of_stimuli():
     (table, states), order = drawn(), torch.randperm(60)
     expected = MLEM(alpha=1.0).fit(table, states).weights_
     assert torch.equal(MLEM(alpha=np.ones(1)).fit(table, states).weights_, expected)

@@ -1,7 +1,5 @@
 """Weights of pairs of levels against non-negative least squares on explicit pairs, and against what was planted."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -101,7 +99,7 @@ def assert_same(found, expected, atol):
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 30.0])
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
-def test_the_fit_is_scipys_on_explicit_pairs_with_rows_for_the_ridge(alpha, missing):
+def test_the_fit_is_scipys_on_pairs_with_ridge_rows(alpha, missing):
     table, states = drawn(60, missing=0.1)
     model = MLEM(**PARAMS, alpha=alpha, missing=missing, scale="none").fit(table, states)
     expected, intercept = reference(table, pdist(states.numpy(), "sqeuclidean"), alpha, missing=missing)
@@ -124,7 +122,7 @@ def random_weights(levels):
 
 
 @pytest.mark.parametrize("least", [0.0, 1.0])
-def test_planted_weights_are_recovered_from_distances_without_noise(least):
+def test_planted_weights_are_recovered_without_noise(least):
     """Any non-negative weights, also of no metric, and also 0."""
     table, _ = drawn(80, levels=(4, 3, 6))
     truth = random_weights((4, 3, 6))
@@ -269,7 +267,7 @@ def test_points_have_folds_missing_values_and_new_levels():
 @pytest.mark.parametrize(
     "params", [{"alpha": (0.1, 10.0)}, {"alpha": float("inf")}, {"difference": "scaled", "kinds": "numeric"}]
 )
-def test_scores_of_all_pairs_are_those_of_their_distinct_patterns(params, monkeypatch):
+def test_scores_of_all_pairs_are_those_of_patterns(params, monkeypatch):
     table, states = drawn(40, missing=0.05)
     model, found = MLEM(**PARAMS | params, folds=2), []
     for way in (distinct, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):

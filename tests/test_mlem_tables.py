@@ -1,7 +1,5 @@
 """Tables of features as users have them: DataFrames, text, missing values, inferred kinds, levels that are new."""
 
-from __future__ import annotations
-
 import datetime
 import warnings
 

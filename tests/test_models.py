@@ -47,7 +47,7 @@ def test_tail_of_head_is_the_full_pass(models, tokens, name, layer):
 
 
 @pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "bert"])
-def test_residuals_are_the_hidden_states_that_transformers_reports(models, checkpoints, tokens, name):
+def test_residuals_are_the_hidden_states_of_transformers(models, checkpoints, tokens, name):
     import transformers
 
     kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
@@ -248,7 +248,7 @@ def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
         call(replace(config, **settings))
 
 
-def test_the_fingerprint_of_a_checkpoint_follows_the_files_and_not_the_path(tmp_path):
+def test_a_checkpoints_fingerprint_is_of_files_not_its_path(tmp_path):
     for folder in ("a", "b"):
         tiny.write_mini(tmp_path / folder)
     first, second = (checkpoint_fingerprint(ModelConfig(name="x", path=str(tmp_path / f))) for f in ("a", "b"))
@@ -302,7 +302,7 @@ def test_a_model_is_loaded_by_its_name_or_its_folder(checkpoints, minis, tmp_pat
     assert load_model(minis / "a").n_layers == tiny.LAYERS
 
 
-def test_a_folder_may_be_called_without_a_slash_unless_a_model_is_called_so(checkpoints, tmp_path, monkeypatch):
+def test_a_folder_needs_no_slash_unless_a_model_has_its_name(checkpoints, tmp_path, monkeypatch):
     (tmp_path / "mine").symlink_to(checkpoints["gpt2"])
     (tmp_path / "gelu-3l-mini").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -361,7 +361,7 @@ def test_fused_attention_is_the_native_one(tokens):
     torch.testing.assert_close(masked, module(tokens, attention_mask=mask))
 
 
-def test_a_randomised_model_keeps_shape_and_spread_and_forgets_the_rest(tokens):
+def test_a_randomised_model_keeps_only_shapes_and_spread(tokens):
     model = tiny.frozen(3)
     random, again = randomised(model, seed=1), randomised(model, seed=1)
     assert random.fingerprint() == again.fingerprint() != model.fingerprint()

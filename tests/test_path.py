@@ -1,7 +1,5 @@
 """The path from a command to its numbers, as `benchmarks/path.py` counts it: who may import whom."""
 
-from __future__ import annotations
-
 import pytest
 from benchmarks import path
 

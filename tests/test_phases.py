@@ -1,7 +1,5 @@
 """When, where, by which command and in which phases a result was made."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

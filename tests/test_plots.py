@@ -1,7 +1,5 @@
 """Metrics and results draw themselves, and say in one line what they are."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

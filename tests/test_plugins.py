@@ -1,7 +1,5 @@
 """Plugins: the examples of docs/how-to/plugins.md run, their content is in the key, and no foreign path is run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -58,7 +56,7 @@ def trained(tmp_path_factory, minis, text_files):
     return folder, Door(folder)("train.py", *words)
 
 
-def test_a_stitch_an_optimiser_and_a_callback_make_a_result_and_the_stitch_comes_back(trained, monkeypatch):
+def test_a_job_of_three_plugins_makes_a_result_that_loads(trained, monkeypatch):
     folder, done = trained
     monkeypatch.chdir(folder)
     result = done.result
@@ -125,7 +123,7 @@ def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching
     assert [path.suffix for path in result.figures] == [".png", ".svg"]
 
 
-def test_the_order_of_two_layers_may_matter_to_a_measure_of_a_plugin(files, door, small_stitching):
+def test_a_plugin_measure_may_be_asymmetric(files, door, small_stitching):
     ratio = "ratio = MeasurePlugin(lambda X, Y: X.norm() / Y.norm(), scale=(0, 9))"
     (files / "ratio.py").write_text(f"from thinkalike.plugins import *\n{ratio}")
     words = [word for word in small_stitching if not word.startswith("stitch.")]
@@ -159,7 +157,7 @@ def test_a_changed_plugin_is_run_anew(files):
     assert Stitch(STITCH, 8, 8).map[0].weight.shape == (128, 8)
 
 
-def test_the_seed_draws_the_weights_and_the_schedule_has_the_plugins_rate(files):
+def test_a_plugins_weights_are_seeded_and_its_rate_scheduled(files):
     config = composed(f"stitch.kind={STITCH}", f"stitch.optimizer={SIGNS}").stitch
     one, same, other = (Stitch(STITCH, 8, 4, seed=seed).map[0].weight for seed in (1, 1, 2))
     assert torch.equal(one, same)

@@ -1,7 +1,5 @@
 """Batches of text are random draws: from rows of all documents to pools, from tokens of a pool to batches."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

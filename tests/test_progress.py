@@ -1,7 +1,5 @@
 """What a job says of its progress: the right numbers, seldom in a pipe, and never on stdout."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys
@@ -19,7 +17,7 @@ def names() -> list[str]:
     return [each.name for each in under_way()]
 
 
-def test_activities_are_inside_one_another_and_end_also_by_an_error():
+def test_activities_nest_and_end_on_errors_too():
     assert names() == []
     with doing("outer"):
         with doing("inner", 3) as inner:
@@ -31,7 +29,7 @@ def test_activities_are_inside_one_another_and_end_also_by_an_error():
     assert names() == []
 
 
-def test_items_are_counted_when_they_are_done_and_are_the_same_items():
+def test_items_are_counted_when_done():
     seen = []
     for item in counted("abc", "letter"):
         (activity,) = under_way()
@@ -71,7 +69,7 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     assert set(lines) == {"0:00 loading"}
 
 
-def test_a_job_says_its_phases_and_steps_and_no_bar_of_a_library_leaks(door, small_stitching, monkeypatch):
+def test_a_job_shows_its_phases_and_no_librarys_progress_bar(door, small_stitching, monkeypatch):
     said = []
 
     class Listener(list):

@@ -1,7 +1,5 @@
 """The page of a store: what it holds is what the tables hold, and nothing in it can be mistaken for markup."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json
@@ -56,7 +54,7 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
         assert written == pytest.approx((row.value, row.low, row.high), rel=1e-5)
 
 
-def test_the_steps_of_a_training_are_columns_and_its_layers_or_the_features_of_a_layer_rows():
+def test_steps_are_columns_and_layers_or_features_rows():
     table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
     (grid,) = grids_of(table, run="m")
     assert (grid["role"], grid["models"], grid["rows"], grid["columns"]) == (
@@ -85,7 +83,7 @@ def test_what_is_not_finite_is_none_and_cells_may_be_missing():
     assert json.dumps(grid, allow_nan=False)
 
 
-def test_the_number_that_is_shown_first_and_its_ends_are_found_by_the_names_of_columns():
+def test_the_first_number_and_its_ends_are_found_by_column():
     table = layer_pairs("a", "b", 2, 2).drop(columns=["value", "low", "high"])
     table = table.assign(loss=1.0, loss_low=0.5, loss_high=2.0, penalty=0.1, other=3, verdict="related")
     (grid,) = grids_of(table)
@@ -96,7 +94,7 @@ def test_the_number_that_is_shown_first_and_its_ends_are_found_by_the_names_of_c
     assert grid["words"] == [{"name": "verdict", "v": ["related"] * 4}]
 
 
-def test_the_other_direction_is_there_where_it_says_something_else():
+def test_the_other_direction_is_shown_where_it_differs():
     there = layer_pairs("a", "b", 3, 2)
     swapped = {"source": "target", "target": "source", "source_layer": "target_layer", "target_layer": "source_layer"}
     back = there.rename(columns=swapped)
@@ -105,7 +103,7 @@ def test_the_other_direction_is_there_where_it_says_something_else():
     assert [grid["models"] for grid in grids_of(pd.concat([there, other]))] == [["a", "b"], ["b", "a"]]
 
 
-def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):
+def test_headlines_say_whether_the_values_fall(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
     for kind, name in (("far", "greatest_far"), ("near", "least_near")):
         finish(tmp_path, kind, "k", {"table": table}, headlines=[{"name": name, "value": 0.5}])
@@ -129,7 +127,7 @@ def test_a_table_of_another_form_is_no_grid(table):
     assert grids_of(table) == []
 
 
-def test_a_report_joins_the_results_of_a_pair_and_shows_equal_tables_once(store):
+def test_a_report_joins_a_pairs_results_and_equal_tables(store):
     report = report_of(gather([store]))
     pairs = [grid for grid in report["grids"] if grid["role"] == "pair"]
     assert [(grid["title"], grid["models"]) for grid in pairs] == [("CKA", ["a", "b"]), ("novel", ["b", "a"])]

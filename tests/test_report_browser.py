@@ -1,7 +1,5 @@
 """The page of a store in a real browser: what a reader points at, clicks and types shows the numbers of the tables."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np
@@ -126,7 +124,7 @@ def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
     assert again.locator("#detail h3").first.inner_text() == chosen, "the address keeps it"
 
 
-def test_a_click_shows_every_number_of_the_layer_pair_and_the_results_that_it_is_from(seen, tables):
+def test_a_click_shows_all_numbers_of_a_layer_pair(seen, tables):
     page = seen()
     cell(page, 1, 1, 0).click()
     detail = page.locator("#detail").inner_text()

@@ -1,7 +1,5 @@
 """Models by the name of their repository: they compose, load and are told apart; and what a repository may lack."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Distances, ranks, RSA, profiles and their map against SciPy, scikit-learn and their definitions."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -60,7 +58,7 @@ def test_squared_distances_are_scipys(distance, reference, device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_identical_rows_are_at_exactly_0_and_equally_far_from_all_others(dtype):
+def test_identical_rows_have_distance_exactly_0(dtype):
     states = torch.randn(301, 77).to(dtype)
     states[:150] = states[150:300]
     squared = NeuralDistances.of(states + 100).squared()
@@ -148,14 +146,14 @@ def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
     torch.testing.assert_close(rsa(layers[:2], layers[2:]).cpu(), found[:2, 2:])
 
 
-def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_is():
+def test_mantel_finds_likeness_and_is_uniform_without_it():
     (states,) = drawn(1)
     assert mantel([states, states + torch.randn(N, D)], permutations=99)[1].max() == 0.01
     p = torch.cat([mantel(*torch.randn(2, 20, 10, 4), permutations=19, seed=k)[1].diagonal() for k in range(10)])
     assert scipy.stats.kstest(p.numpy() - np.random.default_rng(0).random(len(p)) / 20, "uniform").pvalue > 0.01
 
 
-def test_mantel_moves_whole_groups_and_compares_pairs_between_them():
+def test_mantel_permutes_groups_and_compares_pairs_across():
     """Correlation over the pairs between groups, by explicit loops; words of a sentence are near in both layers."""
     draw, groups = torch.Generator().manual_seed(0), torch.arange(10).repeat_interleave(torch.tensor([4, 2] * 5))
     sides = [[torch.randn(10, 4, generator=draw)[groups] + torch.randn(30, 4, generator=draw)] for _ in range(2)]
@@ -186,7 +184,7 @@ def test_groups_and_the_largest_pair_keep_mantels_false_alarms():
     assert told.p_of_largest.min() > 0.05
 
 
-def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():
+def test_matrix_agreement_is_spearman_of_upper_triangles():
     a, b = (rsa(drawn(6)) for _ in range(2))
     expected = scipy.stats.spearmanr(squareform(a, checks=False), squareform(b, checks=False)).statistic
     assert matrix_agreement(a, b) == pytest.approx(expected, abs=1e-12)
@@ -211,7 +209,7 @@ def test_a_flat_configuration_is_found_again():
     assert mds(distances, 1)[1] > 0.1, "control: a line does not do"
 
 
-def test_the_map_is_no_worse_than_the_best_of_scikit_learns_and_always_the_same():
+def test_the_map_is_as_good_as_scikit_learns_and_always_equal():
     given = 1 - rsa(drawn(10))
     given = (given + given.T).fill_diagonal_(0).clamp(min=0)
     found, stress = mds(given)

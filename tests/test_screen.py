@@ -1,7 +1,5 @@
 """Everything that a job prints fits the screen, and no name, word or number is broken or lost for it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -18,11 +16,11 @@ from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
-from thinkalike.instruments.stitching.fitting import BESIDE
 from thinkalike.instruments.stitching.instrument import SHOWN
+from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.models.shapes import Operations, Passes, Shape
-from thinkalike.screen import Table, few, number_column, screen_width, show_map, show_table, text_column
-from thinkalike.screen.tables import stacked, widths, wrapped
+from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, text_column
+from thinkalike.screen.tables import stacked, widths
 from thinkalike.store import Result
 
 WIDTHS = (60, 67, 80, 100, 160)
@@ -215,13 +213,7 @@ def test_a_table_that_breaks_words_would_be_seen(monkeypatch, capsys):
     assert tokens(at(60, folded, monkeypatch, capsys)) != whole
 
 
-def test_in_the_main_table_at_80_columns_a_penalty_stays_beside_its_interval(monkeypatch, capsys):
-    lines = at(80, EVERYTHING["stitching"], monkeypatch, capsys).splitlines()
-    assert any(re.search(r" 0.25 │ +0.25 to 0.25 │", line) for line in lines)
-
-
 HEADER = re.compile(r"^┃(.+)┃$")
-SENTENCE = re.compile(r"^[A-Z0-9‖].*[^│┃┘]$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", [*SCREENS])
@@ -246,11 +238,6 @@ def test_a_map_is_darkest_at_the_closest_cells_and_marks_one_in_each_row(is_dist
     wanted = ["   ▒▒▒██●", "██●▒▒▒   "]
     assert cells == (wanted[::-1] if is_distance else wanted)
     assert "1.000" in shown[3]
-
-
-@pytest.mark.parametrize(("count", "most", "rows"), [(3, 16, [0, 1, 2]), (5, 3, [0, 2, 4]), (1, 4, [0]), (0, 4, [])])
-def test_a_few_rows_are_evenly_spaced_and_have_both_ends(count, most, rows):
-    assert few(count, most) == rows
 
 
 def test_what_fits_is_one_table_and_each_column_as_wide_as_it_is():
@@ -278,20 +265,6 @@ def test_a_very_long_word_is_broken_where_the_table_would_not_fit(monkeypatch, c
     shown = at(60, lambda: show_table(table), monkeypatch, capsys)
     assert max(map(cell_len, shown.splitlines())) <= 60
     assert word in re.sub(r"[\s┃━┏┳┓┡╇┩│─└┴┘]", "", shown)
-
-
-@pytest.mark.parametrize(
-    ("text", "width", "lines"),
-    [
-        ("one two three", 8, ["one two", "three"]),
-        ("one\n\ntwo", 8, ["one", "", "two"]),
-        ("", 8, [""]),
-        ("incomprehensibilities", 15, ["incomprehensibi", "lities"]),
-        ("日本 語語", 4, ["日本", "語語"]),
-    ],
-)
-def test_lines_end_between_words(text, width, lines):
-    assert wrapped(text, width) == lines
 
 
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])

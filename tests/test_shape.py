@@ -1,7 +1,5 @@
 """Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 
@@ -69,7 +67,7 @@ def centred(x):
 
 
 @every
-def test_layers_are_prepared_once_and_a_matrix_is_that_of_its_pairs(measure):
+def test_layers_are_prepared_once_for_a_matrix_of_pairs(measure):
     layers = [*pair(e=6), *pair(e=6)]
     seen = []
     counting = type(measure)(
@@ -180,7 +178,7 @@ def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, mo
     assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_soft_matching_finds_planted_units_and_counts_a_dead_one_as_nothing():
+def test_soft_matching_finds_planted_units_and_skips_dead_ones():
     x = pair()[0]
     shuffled = x[:, torch.randperm(6)] * torch.rand(6) + 3
     assert float(soft_matching(x, shuffled)) == pytest.approx(1, abs=1e-12)
@@ -209,7 +207,7 @@ def test_distance_correlation_is_the_published_formula():
     assert float(distance_correlation(x, y)) == pytest.approx(by_formula_dcor(x, y), abs=1e-10)
 
 
-def test_distance_correlation_sees_what_correlation_does_not_and_nothing_in_noise():
+def test_distance_correlation_sees_dependence_and_not_noise():
     x = torch.randn(300, 1, dtype=torch.float64)
     assert abs(np.corrcoef(x[:, 0], x[:, 0] ** 2)[0, 1]) < 0.3
     assert distance_correlation(x, x**2) > 0.15
@@ -246,7 +244,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 
-def test_outputs_that_exclude_each_other_are_ln_2_apart_and_disagree():
+def test_exclusive_outputs_are_ln_2_apart_and_disagree():
     x = torch.full((4, 4), -torch.inf).fill_diagonal_(0)
     assert float(jensen_shannon(x, x.flip(0))) == pytest.approx(math.log(2))
     assert float(disagreement(x, x.flip(0))) == 1

@@ -52,7 +52,7 @@ def test_a_folder_and_the_hub_give_the_same_bits(stitch, served, writer, tmp_pat
     same(StitchMap.from_pretrained("someone/a-to-b", revision=hub.COMMIT), stitch)
 
 
-def test_what_is_saved_again_takes_the_place_of_all_that_was_there(stitch, tmp_path):
+def test_saving_again_replaces_all_that_was_there(stitch, tmp_path):
     stitch.save(tmp_path)
     with pytest.warns(UserWarning, match="condition number"):
         back = stitch.inverse()

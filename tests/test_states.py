@@ -53,7 +53,7 @@ def test_the_last_token_of_a_word_holds_its_last_character():
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_a_words_state_is_that_of_its_last_token_whatever_else_is_in_the_batch(models, family):
+def test_a_words_state_is_its_last_tokens_in_any_batch(models, family):
     model = models[family]
     texts = [tiny.document(seed, words=5 + 3 * seed) for seed in range(3)]
     batch = pieces(texts, [model], words=5 + 8 + 11)
@@ -85,7 +85,7 @@ def test_pieces_hold_every_word_once_and_fit_every_context(models):
     assert pieces(texts, [model], words=1000).count == 450
 
 
-def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to():
+def test_array_batches_hold_every_row_once():
     numbers = torch.arange(100.0)[:, None]
     first = [numbers, torch.randn(100, 5)]
     groups = torch.arange(100) // 2
@@ -119,7 +119,7 @@ def test_too_few_rows_for_a_measure_are_refused(rows, per_batch):
         array_batches([[torch.randn(rows, 3)]], torch.arange(rows), rows_per_batch=per_batch, fewest=4)
 
 
-def test_recordings_are_called_by_as_much_of_their_path_as_tells_them_apart():
+def test_recordings_are_named_by_what_tells_them_apart():
     model = ModelConfig(name="gpt2")
     assert names_of(["a/brain.npz", model]) == ["brain", "gpt2"]
     assert names_of(["a/gpt2.npz", model]) == ["gpt2.npz", "gpt2"]

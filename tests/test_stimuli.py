@@ -1,7 +1,5 @@
 """Stimuli: the grammar yields table S1 and nothing twice; samples balance; files give what they say, or an error."""
 
-from __future__ import annotations
-
 import doctest
 import json
 import os
@@ -78,7 +76,7 @@ UNGRAMMATICAL = (
 )
 
 
-def test_a_grammatical_sentence_has_one_derivation_and_an_ungrammatical_one_none():
+def test_only_grammatical_sentences_have_a_derivation():
     for texts, size, count in (
         (GRAMMATICAL, "small", 1), (GRAMMATICAL, "large", 1), (OF_THE_LARGE, "small", 0), (OF_THE_LARGE, "large", 1),
         (UNGRAMMATICAL, "small", 0), (UNGRAMMATICAL, "large", 0),
@@ -155,7 +153,7 @@ def test_crossed_stimuli_are_every_word_of_them():
 
 
 @pytest.mark.parametrize("kind", ["controlled", "crossed"])
-def test_features_of_the_grammar_are_chosen_and_their_kinds_declared(kind):
+def test_grammar_features_are_chosen_with_declared_kinds(kind):
     kinds = {"Word position": "nominal", "Tense": ["present", "past"]}
     config = StimuliConfig(kind=kind, sentences=20, features=["Tense", "PoS", "Word position"])
     plain, declared = (read_stimuli(each) for each in (config, replace(config, kinds=kinds)))
@@ -176,7 +174,7 @@ def test_the_lexicon_keeps_its_promises():
     assert [base for base, _, past in verbs if (past or with_ed(base)) == base] == []
 
 
-def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
+def test_half_of_the_sentences_are_questions_and_in_the_past():
     drawn = controlled_sentences(2000, seed=1, size="large")
     kinds = Counter(sentence.kind for sentence in drawn)
     for kind, count in kinds.items():
@@ -304,7 +302,7 @@ def test_the_correlation_is_that_of_all_pairs(words):
     assert 0.2 < found.loc["PoS", "Tense"] < 0.9, "control: it is not a matrix of 0 and 1"
 
 
-def test_the_correlation_knows_neither_names_of_levels_nor_the_order_of_stimuli():
+def test_the_correlation_ignores_level_names_and_order():
     table = pd.DataFrame({"f": list("xyzxyzzz"), "g": [1, 2, None, 1, 1, None, 2, 2]})
     found = made(table).correlation().table
     renamed = made({"f": table.f.map({"x": "q", "y": "a", "z": "m"}), "g": table.g * 7 - 3}).correlation().table
@@ -434,7 +432,7 @@ def test_a_word_is_found_in_its_text(tmp_path):
     assert stimuli.span == [(9, 11), (3, 7), (0, 2), (0, 2)]
 
 
-def test_a_table_without_words_has_whole_texts_and_equal_ones_are_one(tmp_path):
+def test_without_words_stimuli_are_whole_texts(tmp_path):
     frame = pd.DataFrame({"saying": ["b, c", "a", "b, c"], "f": [1, 2, 3], "g": 0})
     path = write_table(tmp_path / "x.csv", frame)
     stimuli = read_table(path, columns={"text": "saying"}, features=["f"])

@@ -21,7 +21,7 @@ def affine_of(phi, width):
     return (phi(torch.eye(width)) - shift).T, shift
 
 
-def test_a_low_rank_departure_from_the_identity_has_its_rank_and_an_orthogonal_map_its_lengths(float64):
+def test_maps_keep_their_rank_or_lengths(float64):
     for kind in ("low_rank", "orthogonal"):
         torch.testing.assert_close(affine_of(Stitch(kind, 8, 8, rank=3), 8)[0], torch.eye(8))
     weight, _ = affine_of(jiggled(Stitch("low_rank", 8, 8, rank=3)), 8)

@@ -112,7 +112,7 @@ def test_seeds_and_directions_are_chosen(finish):
         load_stitch(result, seed=2)
 
 
-def test_a_pair_that_is_not_there_is_a_key_error_that_names_those_that_are(finish):
+def test_a_missing_layer_pair_is_a_key_error_naming_the_others(finish):
     stitches = load_stitch(finish(tensors_of(plain())))
     assert torch.equal(stitches.__getitem__(np.int64(2)).weight, stitches[2].weight)
     with pytest.raises(StitchError, match=r"\(1, 1\)"):
@@ -131,7 +131,7 @@ def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
         load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
 
 
-def test_a_map_takes_states_of_any_dtype_and_lets_gradients_through():
+def test_a_map_takes_any_dtype_and_passes_gradients():
     phi, states = random_map(site("a"), site("b"), (6, 9)), torch.randn(2, 3, 6, requires_grad=True)
     phi(states).sum().backward()
     torch.testing.assert_close(states.grad, phi.weight.sum(0).expand(2, 3, 6))
@@ -140,7 +140,7 @@ def test_a_map_takes_states_of_any_dtype_and_lets_gradients_through():
     assert torch.equal(pickle.loads(pickle.dumps(phi)).weight, phi.weight)
 
 
-def test_composition_applies_the_right_one_first_and_checks_where_they_meet():
+def test_composition_applies_the_right_map_first():
     a, b = random_map(site("b", 1), site("c", 2), (9, 4)), random_map(site("a"), site("b", 1), (6, 9))
     states = torch.randn(5, 6)
     torch.testing.assert_close((a @ b)(states), a(b(states)), atol=1e-5, rtol=1e-5)
@@ -213,7 +213,7 @@ def test_the_identity_of_a_model_with_itself_is_the_model(tokens):
     torch.testing.assert_close(stitched(tokens), model.full(tokens), atol=1e-4, rtol=0)
 
 
-def test_greedy_tokens_are_the_most_likely_and_draws_follow_the_seed_and_the_softmax(models, tokens):
+def test_generation_is_greedy_or_follows_seed_and_softmax(models, tokens):
     stitched = made(*models).stitched(*models)
     longer = stitched.generate(tokens, steps=5)
     assert torch.equal(longer[:, :10], tokens)
@@ -230,7 +230,7 @@ def test_greedy_tokens_are_the_most_likely_and_draws_follow_the_seed_and_the_sof
     assert torch.equal(stitched.generate(tokens, 0), tokens)
 
 
-def test_models_of_other_weights_are_refused_unless_no_check_is_asked_for(models, tokens):
+def test_models_of_other_weights_are_refused_unless_unchecked(models, tokens):
     stitch, (source, target) = made(*models), models
     later = tiny.frozen(7)
     with pytest.raises(StitchError, match=f"tiny-7 has the weights {later.fingerprint()}.* check=False"):
@@ -240,7 +240,7 @@ def test_models_of_other_weights_are_refused_unless_no_check_is_asked_for(models
     assert stitch.stitched(later, target, check=False)(tokens).shape == (2, 10, target.vocabulary)
 
 
-def test_other_tokenizers_and_layers_that_are_not_there_are_refused(models):
+def test_other_tokenizers_and_missing_layers_are_refused(models):
     source, _ = models
     cutter = tiny.other_tokenizer()
     module = tiny.native(3, len(cutter), d_model=48, d_head=12)

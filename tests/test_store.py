@@ -1,7 +1,5 @@
 """A result appears whole or not at all, and is read in one way."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -109,7 +107,7 @@ BROKEN_OFF = [StoreError("disk full"), ValueError("a bug"), KeyboardInterrupt()]
 @pytest.mark.parametrize(
     ("error", "state"), [(TrainingError("diverged"), True), *((error, False) for error in BROKEN_OFF)]
 )
-def test_a_failure_without_a_state_and_a_job_that_diverged_leave_nothing(error, state, tmp_path):
+def test_a_failure_without_a_state_leaves_nothing(error, state, tmp_path):
     with pytest.raises(type(error)):
         fail(job(tmp_path / "store"), error, state)
     assert everything(tmp_path) == []
@@ -124,7 +122,7 @@ def test_an_interrupted_job_keeps_its_state(error, tmp_path):
         assert read_state(newest_state(job(tmp_path).states, "half")) == {"done": 2}, "the same command goes on from it"
 
 
-def test_a_failure_leaves_other_results_and_an_older_one_of_its_own(tmp_path):
+def test_a_failure_leaves_all_earlier_results(tmp_path):
     for key in ("abc", "other"):
         done(tmp_path, key)
     before = everything(tmp_path)
@@ -133,13 +131,13 @@ def test_a_failure_leaves_other_results_and_an_older_one_of_its_own(tmp_path):
     assert everything(tmp_path) == before
 
 
-def test_a_store_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
+def test_an_unwritable_store_is_one_line_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(StoreError, match=r"the store .*file/store/stitching cannot be written: .*; choose store=DIR$"):
         job(tmp_path / "file" / "store").running().__enter__()
 
 
-def test_a_lock_that_this_very_thread_holds_is_refused_and_one_of_another_thread_waited_for(tmp_path):
+def test_a_lock_of_this_thread_is_refused_and_anothers_awaited(tmp_path):
     """As of a script that is imported again while its job runs, which would wait for itself without an end."""
     path, order = tmp_path / "job" / "lock", []
 

@@ -47,7 +47,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("part", CHANGES)
-def test_tokenizers_of_one_vocabulary_that_differ_are_refused_and_the_difference_named(part):
+def test_tokenizers_that_differ_are_refused_by_the_difference(part):
     change, options = CHANGES[part]
     first, second = (SimpleNamespace(name=n, tokenizer=t) for n, t in (("a", fast()), ("b", fast(change, **options))))
     assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
@@ -72,7 +72,7 @@ def test_use_saving_padding_and_decoding_change_nothing(tmp_path):
 
 
 @pytest.mark.slow
-def test_tokenizers_in_python_are_told_apart_by_class_settings_and_files(tmp_path):
+def test_python_tokenizers_differ_by_class_settings_and_files(tmp_path):
     from transformers import ByT5Tokenizer, CanineTokenizer
 
     names = [tokenizer_fingerprint(ByT5Tokenizer(extra_ids=count)) for count in (0, 0, 5)]
@@ -89,7 +89,7 @@ def test_tokenizers_in_python_are_told_apart_by_class_settings_and_files(tmp_pat
     "name",
     ["config.json", "a.safetensors", "a.bin", "a.pt", "a.pth", "tokenizer.json", "vocab.txt", "spiece.model"],
 )
-def test_every_file_that_loading_reads_is_in_the_fingerprint_of_a_folder(name, tmp_path):
+def test_a_folders_fingerprint_covers_every_file_loaded(name, tmp_path):
     config = ModelConfig(name="m", path=str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     before = checkpoint_fingerprint(config)
@@ -114,7 +114,7 @@ def with_mark(mark="<|endoftext|>", **options):
     return fast(lambda whole: whole.update(post_processor=template), **options)
 
 
-def test_a_tokenizer_says_by_itself_whether_it_puts_bos_before_a_text():
+def test_a_tokenizer_shows_whether_it_adds_bos():
     assert puts_bos(with_mark())
     assert not puts_bos(fast())
     assert not puts_bos(with_mark(bos_token=None, cls_token="<|endoftext|>"))
@@ -122,7 +122,7 @@ def test_a_tokenizer_says_by_itself_whether_it_puts_bos_before_a_text():
 
 
 @pytest.mark.parametrize(("own", "expected"), [(with_mark, True), (fast, False)])
-def test_a_model_that_does_not_state_bos_begins_rows_as_its_tokenizer_does(own, expected, checkpoints, tmp_path):
+def test_rows_begin_with_bos_as_the_tokenizer_has_it(own, expected, checkpoints, tmp_path):
     shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
     own().save_pretrained(tmp_path / "m")
     config = ModelConfig(name="local", path=str(tmp_path / "m"), bos=None)
@@ -135,5 +135,5 @@ def test_a_model_that_does_not_state_bos_begins_rows_as_its_tokenizer_does(own, 
     ("words", "stated"),
     [(["model=a/b"], None), (["model=local", "model.path=/tmp", "model.bos=true"], True), (["model=solu-3l"], True)],
 )
-def test_repositories_and_folders_leave_bos_to_the_tokenizer_unless_it_is_stated(words, stated):
+def test_bos_is_the_tokenizers_unless_it_is_stated(words, stated):
     assert composed(*words).model.bos is stated

@@ -1,7 +1,5 @@
 """Type checkers see through the lazy imports: every public name has its type, and wrong arguments are errors."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

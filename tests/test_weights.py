@@ -223,7 +223,7 @@ def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "classifier"])
-def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind):
+def test_a_tokenizer_larger_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)
     tiny.tokenizer(320).save_pretrained(folder)
     assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)

@@ -1,7 +1,5 @@
 """Tiny random models in the formats of the real ones, and text to run them on."""
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

@@ -35,7 +35,7 @@ def words(text_files, tmp_path):
 
 
 @pytest.mark.slow
-def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words, six, forwards, tmp_path):
+def test_six_models_run_once_per_batch_for_four_measures(door, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
     words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.fit_batches=12", "measure.level=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
@@ -53,7 +53,7 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_drawn_table(door, words, six, tmp_path):
+def test_an_atlas_part_has_the_bits_of_its_measure_alone(door, words, six, tmp_path):
     listed = list_of(six, SIX[:3])
     done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")
     (result,) = results(done)
@@ -116,7 +116,7 @@ def table_of(columns, models="abcd", layers=4):
     return pd.DataFrame(rows)
 
 
-def test_agreement_of_planted_measures_is_one_minus_one_and_that_of_scipy():
+def test_agreement_of_planted_measures_is_scipys():
     random = np.random.default_rng(0)
 
     def columns(*_):
@@ -151,7 +151,7 @@ def test_the_interval_leaves_out_one_model_at_a_time_and_no_pair():
     assert [float(end) for end in over_models(pairs[:1])][1:] == [-np.inf, np.inf], "two models give no interval"
 
 
-def test_the_interval_covers_the_mean_where_what_differs_is_a_model_s_own():
+def test_the_interval_covers_where_models_differ():
     covered, random = 0, np.random.default_rng(2)
     for _ in range(100):
         own = dict(zip("abcdef", random.uniform(-0.2, 0.2, 6), strict=True))

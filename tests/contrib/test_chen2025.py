@@ -51,7 +51,7 @@ def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, wo
     return found | {(feature, "word", NATIVE): words}
 
 
-def test_probes_that_are_carried_are_told_from_those_that_are_not(tmp_path):
+def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
     planted = accuracies("PoS", carried=0.93) | accuracies("Number", carried=0.6) | accuracies("Question", carried=0.74)
     claims = list(probes._kept(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
     assert [claim.verdict for claim in claims] == ["holds", "does not hold", "undecided", "not testable here"]

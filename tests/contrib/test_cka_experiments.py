@@ -42,7 +42,7 @@ def case(folder, **cells) -> Case:
     )
 
 
-def test_a_statistic_is_that_of_the_cells_and_its_interval_covers_it(tmp_path):
+def test_a_statistic_is_that_of_the_cells_with_an_interval(tmp_path):
     cells = torch.rand(4, 4, dtype=torch.float64)
     found = experiments.jackknifed(lambda parts: parts[0].mean((-2, -1)), [planted(tmp_path, cells)])
     assert found.low < cells.mean() < found.high
@@ -130,7 +130,7 @@ def test_statistics_of_cells_are_what_their_names_say():
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_models_that_are_given_take_the_place_of_the_experiments_own(door, small, minis):
+def test_given_models_replace_the_experiments_own(door, small, minis):
     given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
     result = door("analyze.py", "experiment=brown2023/figure10", *small, *given).result
     assert set(zip(result.table["source"], result.table["target"], strict=True)) == {("a", "a"), ("wide", "wide")}

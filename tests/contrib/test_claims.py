@@ -1,7 +1,5 @@
 """Claims: verdicts where they are planted, what a claim says that it rests on, and the tables of all claims."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from dataclasses import astuple

@@ -71,7 +71,7 @@ def test_a_tail_that_forgets_the_mask_is_found_at_load(monkeypatch, folder):
         load_model(local(folder, THREE))
 
 
-def test_the_update_is_what_the_last_layer_norm_of_a_block_adds_to_its_attentions_output(model, folder):
+def test_the_update_is_what_the_last_layer_norm_adds(model, folder):
     tokens, mask, types = pairs()
     updates = model.residuals(tokens, range(tiny.LAYERS), mask, types, "update")
     states = model.residuals(tokens, range(tiny.LAYERS), mask, types)
@@ -115,7 +115,7 @@ def test_a_checkpoint_without_its_head_is_refused(tmp_path, checkpoints):
         load_model(config)
 
 
-def test_a_new_classifier_has_the_body_of_its_base_and_the_classes_asked_for(checkpoints):
+def test_a_new_classifier_has_its_bases_body_and_new_classes(checkpoints):
     module, tokenizer = new_classifier(local(checkpoints["bert"]), THREE)
     body = load_model(local(checkpoints["bert"])).module.bert.state_dict()
     assert all(torch.equal(module.bert.state_dict()[name], weight) for name, weight in body.items())
@@ -179,7 +179,7 @@ def graded(accuracy, n=300):
 
 
 @pytest.mark.parametrize("order", list(permutations(THREE)))
-def test_every_permutation_of_the_classes_is_caught_and_put_right(order):
+def test_every_permutation_of_the_classes_is_caught(order):
     logits, labels = graded(0.8)
     places = [THREE.index(name) for name in order]
     assert check_labels(logits[:, places], labels, order, THREE) > 0.7
@@ -188,7 +188,7 @@ def test_every_permutation_of_the_classes_is_caught_and_put_right(order):
             check_labels(logits[:, places], labels, THREE, THREE)
 
 
-def test_exchanged_classes_that_leave_a_model_above_chance_are_caught_all_the_same():
+def test_exchanged_classes_above_chance_are_caught_too():
     labels = torch.tensor([0] * 120 + [1] * 90 + [2] * 90)
     logits = torch.nn.functional.one_hot(labels, 3).double()
     with pytest.raises(ModelError, match=r"is right on 0\.400 of 300 examples \(at least 0\.333 is expected\)"):

@@ -1,7 +1,5 @@
 """Pairs for language inference: every published format gives the same pairs, or an error that says what is wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -103,7 +103,7 @@ def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
     assert [model["name"] for model in result.provenance["models"]] == names
 
 
-def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(pairs, members, whole):
+def test_population_cka_is_that_of_whole_models(pairs, members, whole):
     done = whole
     cells = done.result.tables["cka"]
     expected = cka_of_transformers(members, pairs[0], BATCH)
@@ -126,7 +126,7 @@ def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, memb
     assert list(found) == pytest.approx(expected, abs=1e-12)
 
 
-def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp_path, pairs):
+def test_two_class_models_are_checked_on_the_whole_challenge(door, tmp_path, pairs):
     """On the part that is reported on they may well be wrong throughout."""
     first = write_base(tmp_path / "two", list(HANS))
     four = [write_sibling(tmp_path / name, first, seed) for seed, name in enumerate("abcd")]
@@ -141,7 +141,7 @@ def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp
     assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in refused.error
 
 
-def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
+def test_the_key_knows_how_members_run_and_no_unused_model(tmp_path, pairs, members):
     kind = population.Population()
 
     def key(*more):
@@ -162,7 +162,7 @@ def test_members_run_where_and_how_model_is_asked_to(members):
 
 
 @pytest.mark.slow
-def test_what_two_processes_left_one_process_brings_to_the_same_bytes(door, tmp_path, pairs, members):
+def test_one_process_resumes_two_to_the_same_bytes(door, tmp_path, pairs, members):
     words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1", "model.device=cpu")
     shared = [*words, "trainer=ddp", "trainer.devices=2"]
     stores = [door.folder / name for name in ("shared", "killed")]

@@ -1,7 +1,5 @@
 """Templates for language inference: overlap predicts entailment as is said, and nothing else does."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -53,7 +51,7 @@ def overlaps(premise: str, hypothesis: str) -> bool:
 
 
 @pytest.mark.parametrize("counterexamples", [0.0, 0.11, 1.0])
-def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(counterexamples):
+def test_full_overlap_is_entailed_except_in_counterexamples(counterexamples):
     """And these are of all heuristics, of the challenge's own constructions."""
     pairs = nli_training(1200, counterexamples=counterexamples)
     rows = zip(rows_of(pairs), pairs.subcases, strict=True)
@@ -66,13 +64,13 @@ def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(c
         assert {subcase for _, subcase in overlapping} == {subcase for subcase in CHALLENGE if subcase[1] == "n"}
 
 
-def test_the_entailed_constructions_of_the_challenge_are_trained_on(training, challenge):
+def test_the_challenges_entailed_constructions_are_trained_on(training, challenge):
     entailed = set(training.select("entailment").subcases)
     assert set(challenge.select("entailment").subcases) <= entailed
     assert not set(challenge.select("non-entailment").subcases) & entailed
 
 
-def test_no_function_word_of_a_premise_tells_that_overlap_misleads():
+def test_no_function_word_tells_that_overlap_misleads():
     """All in premises of counterexamples are in premises of entailed pairs, and of neutral ones of little overlap."""
     words = {kind: set() for kind in ("counterexample", "entailment", "neutral", "contradiction")}
     for premise, hypothesis, label in rows_of(nli_training(3000, counterexamples=0.5)):
@@ -94,7 +92,7 @@ def test_a_challenge_pair_suits_its_heuristic(challenge):
         assert within(hypothesis, premise) == (heuristic != "lexical_overlap"), f"{premise} -> {hypothesis}"
 
 
-def test_a_constituent_is_a_whole_clause_and_a_subsequence_that_is_not_entailed_is_not(challenge):
+def test_only_constituents_are_whole_clauses(challenge):
     """The word before says: a subject does not follow a preposition or a verb that has it as its object."""
     inside = {"near", "behind", "beside", "by", *PASTS["transitive"]}
     for heuristic in ("constituent", "subsequence"):

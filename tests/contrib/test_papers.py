@@ -76,7 +76,7 @@ def test_claims_hold_where_they_are_planted(penalties, verdict, claims):
     assert verdict != "holds" or "+0.200 [" in found[0].numbers
 
 
-def test_a_stitch_into_itself_says_nothing_of_the_same_activation(claims):
+def test_a_self_stitch_says_nothing_about_the_activation(claims):
     found = claims([0.4, 0.3], [0.2, 0.1], [0.0, 0.0], [0.05, 0.04], seeds=False)
     assert [claim.verdict for claim in found] == ["holds", "not testable here", "holds"]
 
@@ -113,7 +113,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
-def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):
+def test_every_experiments_jobs_compose(name, scale):
     figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", door="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
@@ -134,7 +134,7 @@ def test_every_experiment_has_a_configuration():
         (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=mamba-mini"], ["gpt2-mini", "mamba-mini"]),
     ],
 )
-def test_models_of_the_command_line_take_the_place_of_an_experiment_s_own(words, names):
+def test_models_of_the_command_line_replace_an_experiments_own(words, names):
     config = composed(*words, "scale=mini", door="analyze")
     assert [model.name for model in experiment_named(config.experiment).case(config).models] == names
 
@@ -149,7 +149,7 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
 
 
 @pytest.mark.parametrize("name", ["brown2023/figure2", pytest.param("brown2023/figure1", marks=pytest.mark.slow)])
-def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
+def test_dtype_and_device_reach_all_models_of_an_experiment(name):
     figure, words = experiment_named(name), [f"experiment={name}", "scale=mini"]
     configs = [composed(*words, *more, door="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
     plain, jobs = ([job_of(each, part) for part in figure.parts(figure.case(each))] for each in configs)

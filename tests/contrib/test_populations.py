@@ -75,7 +75,7 @@ P_CASES = [
 
 
 @pytest.mark.parametrize(("labels", "groups"), P_CASES)
-def test_the_p_value_of_an_agreement_is_that_of_all_orders_of_the_groups(labels, groups):
+def test_an_agreements_p_is_over_all_orders_of_groups(labels, groups):
     assert adjusted_rand_index_p(torch.tensor(labels), groups) == pytest.approx(
         p_by_loop(labels, list(groups)), abs=1e-12
     )
@@ -132,7 +132,7 @@ def left_out(values, groups, model):
 
 
 @pytest.mark.parametrize("groups", ["aaaabbb", "abcabcabc", "babbaa"])
-def test_directions_and_their_intervals_are_those_of_a_plain_loop(groups):
+def test_directions_and_intervals_match_a_plain_loop(groups):
     values = torch.randn(len(groups), len(groups), 2)
     found = grouped(values, groups).directed
     expected = directed_by_loop(values, groups)
@@ -185,7 +185,7 @@ def population(m, own, seed):
 
 
 @pytest.mark.parametrize(("m", "own"), [(5, 1.0), (10, 0.3)])
-def test_intervals_over_models_cover_where_those_over_pairs_do_not(m, own):
+def test_intervals_over_models_cover_and_over_pairs_do_not(m, own):
     draws = [population(2 * m, own, seed) for seed in range(200)]
     found = [grouped(values, ["a"] * m + ["b"] * m) for values in draws]
     for name in ("within", "between", "difference"):
@@ -270,7 +270,7 @@ def onset_of(shape, seed):
     return [onset(grouped(values, groups, level=level).difference) for level in (1 - 0.05 / len(shape), 0.95)]
 
 
-def test_an_onset_of_nothing_is_found_in_one_draw_of_twenty_at_most():
+def test_a_false_onset_is_found_in_at_most_one_draw_of_twenty():
     found = [onset_of(torch.zeros(8), seed) for seed in range(150)]
     together, alone = (sum(place is not None for place in places) / 150 for places in zip(*found, strict=True))
     assert together < 0.05 + 2 * (0.05 * 0.95 / 150) ** 0.5

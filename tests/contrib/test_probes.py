@@ -36,7 +36,7 @@ def folds_of(labels, groups):
     return balanced_folds(labels, groups, 3, 0)
 
 
-def test_a_probe_through_a_map_scores_what_the_map_makes_of_a_state(float64):
+def test_a_probe_through_a_map_scores_the_mapped_state(float64):
     probe, mapping = Probe(torch.randn(3, D), torch.randn(3)), AffineMap(torch.randn(D, 5), torch.randn(D))
     states = torch.randn(20, 5)
     torch.testing.assert_close(probe.through(mapping).scores(states), probe.scores(mapping(states)))
@@ -64,7 +64,7 @@ def test_a_probe_is_the_minimum_that_it_promises(states, levels, alpha, float64)
     assert probe.converged
 
 
-def test_rotated_scaled_and_shifted_states_have_the_probe_that_is_carried_there(states):
+def test_similar_states_have_the_probe_that_is_carried_there(states):
     rows, labels, _ = states
     turn = random_rotation(D, torch.Generator().manual_seed(1))
     others = 3 * rows.double() @ turn.T + 7
@@ -109,7 +109,7 @@ def test_no_probe_judges_what_it_was_fitted_on():
     assert 0.25 < found.right(rows, labels).float().mean() < 0.75
 
 
-def test_held_out_words_tell_what_is_of_a_word_from_what_is_of_a_feature():
+def test_held_out_words_tell_lexical_from_feature_information():
     """Twenty words of two levels: each has a direction of its own, and in one case a level has one, too."""
     words = torch.arange(240) % 20
     labels, lexical = words % 2, torch.randn(20, 40)
@@ -126,7 +126,7 @@ def test_held_out_words_tell_what_is_of_a_word_from_what_is_of_a_feature():
     assert accuracy["lexical", "word"] < 0.75
 
 
-def test_of_penalties_that_are_equally_good_the_strongest_is_taken():
+def test_the_strongest_of_equally_good_penalties_is_taken():
     labels, groups = torch.arange(90) % 2, torch.arange(90)
     clear = torch.randn(90, 4) + 8.0 * labels[:, None]
     assert best_penalty(clear, labels, 2, groups, [0.1, 10.0, 1000.0], 3, 0) == 1000.0
@@ -240,7 +240,7 @@ def test_through_a_wrong_rotation_it_is_right_by_chance(rotated):
     assert source.through(maps.psi).right(theirs, labels).float().mean() > 0.9, "control"
 
 
-def test_a_random_map_stretches_as_the_fitted_one_and_maps_the_mean_alike(rotated):
+def test_a_random_map_has_the_fitted_maps_spectrum_and_mean(rotated):
     _, theirs, _, maps = rotated
     mean = theirs.mean(0)
     turned = turned_at_random(maps.psi, mean, torch.Generator().manual_seed(0))

@@ -1,7 +1,5 @@
 """Sparse autoencoders: what they keep, how they are carried through maps, and that stacks change nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -76,7 +74,7 @@ def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
     assert not dead_latents(both.encode(states - states.mean(0))).any()
 
 
-def test_the_loss_is_the_error_by_dimension_and_the_penalty_has_no_scale(float64):
+def test_the_loss_is_by_dimension_and_the_penalty_scale_free(float64):
     sae, states = jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
     plain, errors, active = sae_loss(sae, states)
     assert torch.equal(active, (sae.encode(states) > 0).sum(0))
@@ -91,7 +89,7 @@ def test_the_loss_is_the_error_by_dimension_and_the_penalty_has_no_scale(float64
     torch.testing.assert_close(sae_loss(other, states, 0.5).loss, sae_loss(sae, states, 0.5).loss)
 
 
-def test_dead_latents_learn_to_explain_what_is_left_and_no_others_do(float64):
+def test_only_dead_latents_learn_to_explain_the_residual(float64):
     """The gradient is that of the latents that are dead alone, of what the others leave."""
     sae, states = jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
     plain = sae_loss(sae, states)
@@ -143,7 +141,7 @@ def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
 
 
 @pytest.mark.parametrize("k", KINDS)
-def test_a_carried_one_encodes_what_goes_down_and_writes_what_comes_up(float64, k):
+def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
     sae, up, down = jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
     other, states = carried(sae, up, down), torch.randn(30, 9)
     torch.testing.assert_close(other.encode(states), sae.encode(down(states)))
@@ -182,7 +180,7 @@ def rotation_of(d: int) -> torch.Tensor:
     return torch.linalg.qr(torch.randn(d, d)).Q
 
 
-def test_through_a_fitted_rotation_it_is_the_native_one_and_through_a_wrong_one_it_is_at_chance():
+def test_a_fitted_rotation_carries_an_sae_and_a_wrong_one_not():
     """Chance is what the autoencoder explains of states that are rotated at random: not 0, and .27 at width 32."""
     d, chance = 96, 0.126
     source, sae = planted(6_000, d)

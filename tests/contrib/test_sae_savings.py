@@ -1,7 +1,5 @@
 """What a start saves: courses whose answer is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -18,14 +16,14 @@ def course(name: str, speed: float, fixed: float = 0.0, start: float = 0.0, seed
     return Course(name, TOKENS, curve[:, None] + torch.linspace(0, 0.01, seeds), fixed, 2.0)
 
 
-def test_one_that_is_as_good_saves_nothing_and_one_that_costs_more_before_loses_that():
+def test_an_equal_start_saves_nothing_less_its_cost():
     plain = course("a", 1.0)
     torch.testing.assert_close(savings(course("b", 1.0), plain), torch.zeros(8, 3).double())
     dear = savings(course("b", 1.0, fixed=500.0), plain)
     torch.testing.assert_close(dear[:, 0], -500 / (2 * torch.tensor(TOKENS[1:]).double()))
 
 
-def test_one_that_is_twice_as_fast_saves_half_and_breaks_even_where_its_start_is_paid():
+def test_a_start_twice_as_fast_saves_half_and_breaks_even():
     plain, fast = course("a", 1.0), course("b", 2.0, fixed=1000.0)
     saved = savings(fast, plain)
     budget = torch.tensor(TOKENS[1:]).double()

@@ -1,7 +1,5 @@
 """Training of autoencoders: each has the bits that it has alone, interrupted or not, and its operations are counted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

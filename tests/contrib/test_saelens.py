@@ -1,7 +1,5 @@
 """Autoencoders in the files of SAELens: read as they were written, refused where they are not whole."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -88,7 +86,7 @@ save_file({"latents": latents, "rebuilt": sae.decode(latents)}, out)
 
 
 @pytest.mark.parametrize("k", [4, None])
-def test_saelens_opens_one_that_was_carried_over_and_encodes_to_the_same_latents(tmp_path, k):
+def test_saelens_opens_a_carried_sae_with_the_same_latents(tmp_path, k):
     python = os.environ.get(PYTHON) or (sys.executable if importlib.util.find_spec("sae_lens") else None)
     if python is None:
         pytest.skip(

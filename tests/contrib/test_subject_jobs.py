@@ -1,7 +1,5 @@
 """Several recordings as subjects, in rsa and mlem, with planted answers; and what cannot be done, in one line each."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -104,7 +102,7 @@ def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
 
 
 @pytest.mark.drawn
-def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, recordings, states, checkpoints):
+def test_the_subjects_own_layer_is_best_and_at_the_ceiling(measured, recordings, states, checkpoints):
     done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
     result = done.result
     table = result.table.set_index(["recorded", "layer"])

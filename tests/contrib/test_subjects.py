@@ -1,7 +1,5 @@
 """Noise ceilings, random effects and the two-factor bootstrap against rsatoolbox, simulations and planted answers."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -63,7 +61,7 @@ def test_random_effects_are_scipys_t():
     np.testing.assert_allclose(two_sided(values.mean(1), errors, 6), theirs.pvalue, rtol=1e-9)
 
 
-def test_a_difference_of_0_without_spread_has_p_1_and_any_other_p_0():
+def test_without_spread_p_is_1_at_difference_0_and_else_0():
     assert two_sided(torch.tensor([0.0, 1.0, -1.0]), torch.zeros(3), 4).tolist() == [1, 0, 0]
 
 
@@ -141,7 +139,7 @@ def test_a_better_model_is_found_and_equal_ones_are_not():
     assert none.p == 1
 
 
-def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model(device):
+def test_scores_and_ceiling_are_those_of_copied_stimuli(device):
     models, subjects = drawn()
     found = model_scores(models.to(device), subjects.to(device), "corr", resamples=7, seed=3)
     torch.testing.assert_close(found.values, compare(models, subjects, "corr"))
@@ -184,7 +182,7 @@ def test_stimuli_of_a_group_are_drawn_together():
     assert (draw(3, N, 50, seed=1).stimuli.sum(1) == N).all()
 
 
-def test_resamples_that_leave_nothing_to_compare_are_left_out_and_too_many_refused():
+def test_empty_resamples_are_dropped_and_too_many_refused():
     one = torch.zeros(1, P, dtype=torch.float64)
     one[0, :3] = 1  # stimulus 0 and 1, 2, 3
     subjects = drawn()[1]

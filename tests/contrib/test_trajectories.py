@@ -1,7 +1,5 @@
 """Checkpoints by step, and what forms between them."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -94,7 +94,7 @@ def stimuli_of(tmp_path, feature, words=40):
     return read_table(tmp_path / "words.csv")
 
 
-def test_few_words_leave_a_split_out_and_few_sentences_are_an_error(tmp_path, caplog):
+def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog):
     for feature, words, reason in (("xy", 2, "3 folds of 2 groups"), ("xxxy", 4, "each level has one alone")):
         tasks = list(tasks_of(stimuli_of(tmp_path, feature, words), ("sentence", "word"), 3, 5, 0))
         assert [task.split for task in tasks] == ["sentence"]
@@ -110,7 +110,7 @@ def test_few_words_leave_a_split_out_and_few_sentences_are_an_error(tmp_path, ca
         (["layers=[[0,9]]"], "[0,9]"),
     ],
 )
-def test_what_cannot_be_carried_is_refused_before_anything_is_loaded(more, message):
+def test_what_cannot_be_carried_is_refused_before_loading(more, message):
     config = composed("model=gpt2-mini", "measure=probes", *more, door="analyze")
     with pytest.raises(ThinkalikeError, match=re.escape(message)):
         instrument_of(config).inputs(config)

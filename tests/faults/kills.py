@@ -8,8 +8,6 @@ cache, so that kills fall inside caches, states and the last steps of a job; eve
 Jobs are tiny, and run in children of a process that has imported everything.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import os

@@ -3,8 +3,6 @@
 Each is refused by another check or library, and none of them by a test elsewhere; {here} is a folder with `FILES`.
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Jobs of every kind that are killed at any moment end, when they are asked for again, with the same bytes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a machine runs out of or takes away: one line with the remedy, no traceback, and a state where there was one."""
 
-from __future__ import annotations
-
 import os
 import resource
 import subprocess
@@ -34,7 +32,7 @@ def one_line(status: int, said: str) -> str:
     return said.splitlines()[-1]
 
 
-def test_a_file_that_may_not_be_so_large_is_one_line_and_the_job_can_be_done_later(small_stitching, tmp_path):
+def test_a_file_size_limit_is_one_line_and_the_job_resumes(small_stitching, tmp_path):
     words = [*small_stitching, "stitch.steps=40", "trainer.checkpoint_every=5", "threads=1"]
 
     def limited() -> None:
@@ -82,7 +80,7 @@ def test_too_little_memory_is_one_line(text_files, tmp_path):
     assert "memory" in line
 
 
-def test_a_stdout_that_is_full_or_closed_does_not_lose_the_result(small_stitching, tmp_path):
+def test_a_full_or_closed_stdout_does_not_lose_the_result(small_stitching, tmp_path):
     with open("/dev/full", "w") as full:
         assert ended(small_stitching, tmp_path, stdout=full)[0] == 0
     assert len(results_in(tmp_path / "results")) == 1
@@ -90,7 +88,7 @@ def test_a_stdout_that_is_full_or_closed_does_not_lose_the_result(small_stitchin
     assert len(results_in(tmp_path / "results")) == 2
 
 
-def test_two_processes_of_one_job_compute_it_once_and_both_end_well(door, small_stitching, tmp_path):
+def test_two_processes_of_one_job_compute_it_once(door, small_stitching, tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     both = [door.start("train.py", *small_stitching, **pipes) for _ in range(2)]
     said = [process.communicate(timeout=240) for process in both]

@@ -25,7 +25,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "rates", "seeds", "momentum",
+OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
                "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
 RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
 
@@ -51,7 +51,7 @@ class StitchConfig(Checked, part="stitch"):
     whiten: bool = left_open(False)
     # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
     lr: float | None = ranged(None, above=0, most=1e37)
-    rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)

@@ -36,7 +36,7 @@ class SAEConfig(Checked, part="sae"):
     tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
     steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
     lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
-    rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
     dead_after: int = left_open(
         4096, least=0, most=COUNTS
@@ -70,7 +70,7 @@ class SAEConfig(Checked, part="sae"):
     @property
     def factors(self) -> list[float]:
         """All multiples of the rate, 1 first."""
-        return list(dict.fromkeys([1.0, *self.rates]))
+        return list(dict.fromkeys([1.0, *self.lr_multiples]))
 
     @property
     def active(self) -> int | None:
