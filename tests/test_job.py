@@ -182,7 +182,7 @@ def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
     ],
 )
 def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, said, tmp_path):
-    with pytest.raises(ResourceError, match=f"{said}.*the same command: it goes on from the last state"):
+    with pytest.raises(ResourceError, match=f"{said}.*rerun the command to resume from the last state"):
         perform(Toy(break_off=error), config(tmp_path))
     assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
 

@@ -358,14 +358,6 @@ def test_what_cannot_be_followed_is_one_line(door, text, run_of_a_trainer, words
     assert re.search(said, door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
 
 
-def test_one_command_trains_a_mini_and_follows_it(door, text):
-    trained = [*SMALL, *text[:-1], "pretrain.tokens=2048", "pretrain.keep=every=4"]
-    words = [f"measure.train={[*map(str, trained)]}".replace(", ", ","), "model=gelu-3l-mini"]
-    result = door("analyze.py", *ASKED, *words, *text).result
-    assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
-    assert result.tables["losses"]["loss"].is_monotonic_decreasing
-
-
 # ---- the experiment
 
 
