@@ -274,6 +274,7 @@ def explained(error: BaseException) -> str:
         near = [key for key in known if key.endswith(f".{name}")]
         known = [key for key in known if key.count(".") == cause.full_key.count(".")]
         said = f"did you mean {' or '.join(near)}?" if near else nearest(cause.full_key, known)
+        said = RENAMED.get(cause.full_key, said)
         return f"'{cause.full_key}' is not a setting; {said}"
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)

@@ -13,7 +13,7 @@ import torch
 
 from thinkalike.config import AnalyzeConfig, Recipe
 from thinkalike.errors import ConfigError, DataError, listed
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -35,7 +35,7 @@ class CKAConfig(WithNull):
     flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
 
     def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        return {"batches": 64 if recipe.is_mini else 1000}
+        return {"batches": BATCHES if recipe.is_mini else 1000}
 
     def __post_init__(self) -> None:
         super().__post_init__()
