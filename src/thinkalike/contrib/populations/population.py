@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged
+from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
 from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
@@ -193,8 +193,8 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
 
     Only settings that the command line names count, and not those that model=NAME brings along.
     """
-    given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    return replace(member, **given)
+    given = {} if config.model.name else settings_of(config.model)
+    return replace(member, **{key: value for key, value in given.items() if key in RUNS})
 
 
 def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
