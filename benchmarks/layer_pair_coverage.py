@@ -21,7 +21,7 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
-from thinkalike.evaluation.foreseen import AHEAD, Foreseen
+from thinkalike.evaluation.likeness import AHEAD, Foreseen
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.accumulators import Accumulator

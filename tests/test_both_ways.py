@@ -7,7 +7,7 @@ import tiny
 from conftest import composed
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.maps import residual_sums, state_moments
-from thinkalike.instruments.stitching.setting import Setting
+from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch
 
@@ -31,7 +31,7 @@ def left(states, reached, mean):
 @pytest.mark.ci_slow
 def test_what_is_left_unexplained_is_what_the_kept_maps_leave(door, small):
     result = door("train.py", *small).result
-    table, stitches, setting = result.table, load_stitch(result), Setting.of(composed(*small))
+    table, stitches, setting = result.table, load_stitch(result), load_setting(composed(*small))
     fit, report = (rows.tokens.long() for rows in (setting.corpus.fit, setting.corpus.report))
     for place, (layer, depth) in enumerate(PAIRS):
         x, y = setting.source.head(report, layer), setting.target.head(report, depth)

@@ -170,7 +170,8 @@ WRONG = {  # by the nearest thing that there is
     "'stitch.steps'": ["stitch.step=3", "++stitch.step=3"],
     "'target.dtype'": ["target.dtyp=float32"],
     "'solu-3l'": ["model=gpt2,solu-3k"],
-    "stitch.rates or sae.rates": ["rates=[1]"],
+    "stitch.lr_multiples or sae.lr_multiples": ["lr_multiples=[1]"],
+    "it is stitch.lr_multiples now": ["stitch.rates=[1]"],
     "is not a setting": ["trainer.xyzzy=3", "target=gpt2", "foo=1", "measure=loss"],
     "cannot read": ["layers=[[0,", "", "seed =1", "größe=1", "layers=[[0,0]]]", "store='it", "seed=cast(x)"],
 }

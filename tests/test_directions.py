@@ -5,12 +5,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from conftest import kill_and_resume
-from thinkalike.evaluation.verdicts import VERDICTS
+from thinkalike.instruments.stitching.table import VERDICTS
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
 
 BY_LABELS = "stitch.loss=cross_entropy"  # which has a floor
-MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.rates=[3]", "layers=[[0,1],[2,2]]")
+MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.lr_multiples=[3]", "layers=[[0,1],[2,2]]")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,11 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
         assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
         doubled = penalty_of(arrays, "half", prefix) - both[0]
         assert np.allclose(rows["left_to_gain"], np.log2(3) * doubled, atol=1e-9)
-        assert np.allclose(rows["rate_3_penalty"], penalty_of(arrays, "rate_3", prefix), atol=1e-9)
+        assert np.allclose(rows["lr_x3_penalty"], penalty_of(arrays, "lr_x3", prefix), atol=1e-9)
+        other = table["penalty"].to_numpy().reshape(2, 2)[1 if not prefix else 0]
+        assert np.allclose(rows["asymmetry"], rows["penalty"] - other, atol=1e-9)
+        assert (rows["asymmetry_low"] < rows["asymmetry"]).all()
+        assert (rows["asymmetry"] < rows["asymmetry_high"]).all()
     weights = load_file(result.folder / "stitch.safetensors")
     names = {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
     assert set(weights) == names
@@ -78,9 +82,9 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     little = door("train.py", *small_stitching, "seed=1")
     assert set(little.result.table["verdict"]) == {"undecided"}
     assert "their rules were not tried on" in little.stderr
-    monkeypatch.setattr("thinkalike.evaluation.verdicts.TRIED", {})
+    monkeypatch.setattr("thinkalike.instruments.stitching.table.TRIED", {})
     monkeypatch.setattr("thinkalike.measures.canonical.FEWEST_GROUPS", 2)  # the text has 7 documents
-    monkeypatch.setattr("thinkalike.evaluation.foreseen.FEWEST_GROUPS", 2)
+    monkeypatch.setattr("thinkalike.evaluation.likeness.FEWEST_GROUPS", 2)
     done = door("train.py", *small_stitching)
     table = done.result.table
     for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "foresight", "future"):

@@ -16,6 +16,7 @@ import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "steering", "probes"}
@@ -158,11 +159,15 @@ def test_what_differs_is_seen():
 @pytest.mark.slow
 def test_a_stitch_trains_with_lightning_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
+    code, optimiser = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
     names = {}
     exec(code.replace("steps=40", "steps=3").replace("config.stitch.tokens_per_step", "512"), names)
     assert names["module"].curve.isfinite().all()
     assert not torch.equal(names["phi"].map.weight, torch.zeros_like(names["phi"].map.weight)), "it has moved"
+    exec(optimiser, names)
+    assert names["inverse"].shape == (4, 4)
+    assert doctest.testmod(optimizers).attempted > 5
+    assert doctest.testmod(optimizers).failed == 0
 
 
 @pytest.mark.slow

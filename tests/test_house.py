@@ -35,7 +35,6 @@ LEVELS = {
     "screen": 1,
     "hub": 1,  # knows errors
     "arguments": 1,
-    "plots": 1,
     "models": 2,
     "data": 2,
     "measures": 1.5,  # knows arguments, errors and progress at most: no models, files or configuration

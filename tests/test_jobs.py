@@ -13,8 +13,7 @@ import tiny
 import wandb_runs
 from conftest import kill_and_resume
 from thinkalike.config import pairs_of_layers
-from thinkalike.evaluation.stitches import bytes_by_document
-from thinkalike.instruments.stitching.instrument import _warn_of_far_states
+from thinkalike.instruments.stitching.table import bytes_by_document, warn_of_far_states
 from thinkalike.job import Work
 from thinkalike.store import Job, newest_state
 
@@ -96,7 +95,7 @@ def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
     table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 1.2, 2.0]})
     with caplog.at_level("WARNING", logger="thinkalike"):
-        _warn_of_far_states(table)
+        warn_of_far_states(table)
     assert [record.message for record in caplog.records] == [
         "warning: 0→0, 1→1 costs less than 0.1 nats, but its states lie up to 2.0 norms from the target's own"
     ]

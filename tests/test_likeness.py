@@ -14,7 +14,7 @@ import tiny
 from conftest import composed
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation import likeness
+from thinkalike.evaluation import tokens as tokens_alone
 from thinkalike.evaluation.likeness import Beyond, Likeness, TokensBefore, in_parts, likeness_of, output_roots
 from thinkalike.measures import surprises, token_codes
 from thinkalike.models.load import load_model
@@ -48,7 +48,7 @@ def left_by_numpy(states, rows, before):
     tokens, positions = (inner(each).numpy() for each in (rows, torch.arange(rows.shape[1]).expand_as(rows)))
     kept = np.isin(tokens, [token for token in np.unique(tokens) if (tokens == token).sum() >= 4])
     dummies = [(each[kept, None] == np.unique(each[kept])).astype(float) for each in (tokens, positions)]
-    covariates = inner(before).double().numpy()[kept][:, : kept.sum() // likeness.ROWS_PER_COVARIATE]
+    covariates = inner(before).double().numpy()[kept][:, : kept.sum() // tokens_alone.ROWS_PER_COVARIATE]
     return residuals(states.double().numpy()[kept], np.concatenate([*dummies, covariates], 1)), kept
 
 

@@ -74,7 +74,7 @@ SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
 @pytest.mark.drawn
-def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
+def test_an_mlem_job_stores_the_importance_of_features(family, door, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
     command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.massive=keep"]
     done = door(*command)
@@ -397,7 +397,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_p
     assert done.result.provenance["stimuli"] == alone.result.provenance["stimuli"]
 
 
-def test_first_words_that_are_not_massive_stay_unless_they_are_named():
+def test_first_words_stay_unless_massive_or_named():
     stimuli = controlled_stimuli(30)
     first = torch.tensor([start == 0 for start, _ in stimuli.span])
     side = StimulusStates("planted", [0], [torch.where(first[:, None], 2.0, 1.0) * torch.randn(len(stimuli), 8)], {})
@@ -499,7 +499,7 @@ def test_seeds_and_architectures_are_told_apart():
     assert layers._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict == "undecided"
 
 
-def test_intervals_over_models_leave_a_model_and_all_its_layers_out():
+def test_intervals_over_models_leave_out_whole_models():
     values = torch.tensor([1.0, 2.0, 5.0, 6.0, 9.0], dtype=torch.float64)
     found = over_models(lambda places: values[places].mean(), ["a", "a", "b", "c", "c"])
     without = torch.stack([values[2:].mean(), values[[0, 1, 3, 4]].mean(), values[:3].mean()])

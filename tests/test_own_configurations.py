@@ -97,7 +97,7 @@ def test_a_configuration_stands_for_its_words_and_those_given_win(own):
         "stitch=affine",
         "layers=[[0,0]]",
         "stitch.steps=30",
-        "stitch.rates=[0.5,2]",
+        "stitch.lr_multiples=[0.5,2]",
         "++model.architecture={new:1}",
         "seed=9",
     ]

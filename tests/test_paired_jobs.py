@@ -21,7 +21,8 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.paired import Side, TwoTokenizers
 from thinkalike.data.rows import PairedRows, SourceText, TokenRows
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments.stitching.setting import Setting
+from thinkalike.instruments.stitching.fitting import ClosedForms, sums_by_document
+from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import check_alignable
@@ -227,7 +228,7 @@ def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
 
 
 def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
-    settings = [Setting.of(composed(*words(source, "plain"))) for source in ("plain", "relabelled")]
+    settings = [load_setting(composed(*words(source, "plain"))) for source in ("plain", "relabelled")]
     assert [isinstance(setting.corpus.fit, PairedRows) for setting in settings] == [False, True]
     for loss in ("cross_entropy", "kl", "mse"):
         losses = []
@@ -243,12 +244,14 @@ def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
 
 
 def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
-    setting = Setting.of(composed(*words("wide", "plain", "stitch=least_squares", "model.bos=true")))
+    setting = load_setting(composed(*words("wide", "plain", "stitch=least_squares", "model.bos=true")))
     layout = setting.corpus.fit.layout
     assert (layout.source_tokens(setting.corpus.fit.tokens)[:, 0] == setting.source.tokenizer.bos_token_id).all()
-    assert setting.moments.n == len(setting.corpus.fit) * layout.target
-    maps = setting.closed_forms("least_squares")
-    sums = setting.sums({"stitch": maps, "shifted": [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]})
+    forms = ClosedForms(setting)
+    assert forms.moments.n == len(setting.corpus.fit) * layout.target
+    maps = forms.maps("least_squares")
+    shifted = [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]
+    sums = sums_by_document(setting, {"stitch": maps, "shifted": shifted})
     assert sums["stitch"].sum() != sums["shifted"].sum()
     assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
 

@@ -6,9 +6,9 @@ import torch
 from conftest import composed
 from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
+from thinkalike.evaluation.language import document_sums
 from thinkalike.evaluation.maps import state_moments
-from thinkalike.evaluation.stitches import document_sums
-from thinkalike.instruments.stitching.fitting import fitted
+from thinkalike.instruments.stitching.fitting import ClosedForms, fitted
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures import both_directions, procrustes
 from thinkalike.models.frozen import FrozenModel
@@ -115,5 +115,5 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
     setting = Setting(recipe, 0, source, target, PAIRS, corpus)
     run = Run(tmp_path, torch.device("cpu"), TrainerConfig())
-    maps = fitted(setting, run, ()).maps
+    maps = fitted(ClosedForms(setting), run).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from thinkalike import CKA, open_result
+from thinkalike import CKA, open_result, plot
 from thinkalike.errors import ResultError
 
 pytestmark = pytest.mark.drawn
@@ -34,7 +34,7 @@ def _closed():
 
 
 def test_a_metric_draws_its_matrix(metric):
-    figure, axes = metric.compute().plot()
+    figure, axes = plot(metric.compute())
     assert isinstance(figure, matplotlib.figure.Figure)
     (image,) = axes.get_images()
     assert np.array_equal(image.get_array(), metric.compute().value)
@@ -46,7 +46,7 @@ def test_a_value_is_drawn_into_axes_of_the_user():
     place = own.subplots()
     other = CKA(2, 3)
     other.update([torch.randn(9, 4)] * 2, [torch.randn(9, 4)] * 3)
-    figure, axes = other.compute().plot(place)
+    figure, axes = plot(other.compute(), ax=place)
     assert (figure, axes) == (own, place)
     assert np.array_equal(place.get_images()[0].get_array(), other.compute().value)
 
@@ -65,7 +65,7 @@ with canvas(1, 1) as (figure, axes):
     save(figure, Path(tempfile.mkdtemp()), "a")
 metric = thinkalike.CKA(1, 1)
 metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
-metric.compute().plot()
+thinkalike.plot(metric.compute())
 assert matplotlib.get_backend().lower() == "svg", matplotlib.get_backend()
 import matplotlib.pyplot as plt
 assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that is saved"
@@ -79,13 +79,13 @@ assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that
 def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
     result = door("train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *small_stitching).result
     before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
-    figure, axes = result.plot()
+    figure, axes = plot(result)
     assert np.array_equal(axes.get_images()[0].get_array().shape, (4, 4))
     assert "into" in axes.get_title()
-    assert result.plot("penalty_back")[0] is not figure
+    assert plot(result, "penalty_back")[0] is not figure
     assert {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()} == before
     with pytest.raises(ResultError, match="stitching has no figure penalti; did you mean 'penalty'"):
-        result.plot("penalti")
+        plot(result, "penalti")
 
     assert repr(result).startswith("Result(stitching of gelu-3l-mini")
     assert f": mean penalty {result.headlines[0].text}; {result.folder})" in repr(result)
@@ -93,10 +93,10 @@ def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
     (result.folder / "result.json").write_text(record.replace('"stitching"', '"brown2023-figure1"', 1))
     other = type(result)(result.folder)
     with pytest.raises(ResultError, match="brown2023-figure1 is drawn from several results; its figures are in"):
-        other.plot()
+        plot(other)
     (result.folder / "result.json").write_text(record.replace('"stitching"', '"loss"', 1))
     with pytest.raises(ResultError, match="measure=loss draws no figure"):
-        type(result)(result.folder).plot()
+        plot(type(result)(result.folder))
     shutil.rmtree(result.folder)
     assert repr(type(result)(result.folder)) == f"Result(cannot be read, FileNotFoundError; {result.folder})"
     with pytest.raises(Exception, match="holds no finished result"):

@@ -144,7 +144,7 @@ def test_a_published_ranking_has_enough_accuracies():
 
 
 REFUSED = {  # by the key that the message names
-    "stitch.rates": ["train stitch.rates=[0]", "train stitch.rates=[a]"],
+    "stitch.lr_multiples": ["train stitch.lr_multiples=[0]", "train stitch.lr_multiples=[a]"],
     "seed": ["train seed=abc", "train seed=null"],
     "force": ["train force=perhaps"],
     "store": ["train store=", "train store=s3://a/b"],
@@ -170,8 +170,8 @@ def test_a_value_that_is_not_possible_is_refused_by_its_key(key, line):
 
 def test_values_that_are_possible_are_taken():
     """The positive control of the refusals above."""
-    config = compose_job("train", ["stitch.steps=1e3", "stitch.rates=[0.5,2]", "model.revision=1000", "force=1"])
-    assert (config.stitch.steps, config.stitch.rates, config.force) == (1000, [0.5, 2.0], True)
+    config = compose_job("train", ["stitch.steps=1e3", "stitch.lr_multiples=[0.5,2]", "model.revision=1000", "force=1"])
+    assert (config.stitch.steps, config.stitch.lr_multiples, config.force) == (1000, [0.5, 2.0], True)
     assert config.model.revision == "1000"
     assert compose_job("train", ["dry_run=5e10"]).dry_run == 5e10
     assert compose_job("train", ["dry_run=true"]).dry_run is True

@@ -11,8 +11,8 @@ import tiny
 from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.stitches import Reader, document_sums, states_onwards
-from thinkalike.evaluation.token_means import BigramMeans
+from thinkalike.evaluation.language import Reader, document_sums, states_onwards
+from thinkalike.evaluation.tokens import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
@@ -255,5 +255,5 @@ def test_rates_have_defaults_by_optimiser_and_adams_goes_with_the_width():
     assert peak_rate(StitchConfig(optimizer="adam", lr=0.5), 4) == 0.25
     with pytest.raises(ConfigError, match=r"stitch\.optimizer=lion"):
         StitchConfig(optimizer="lion")
-    with pytest.raises(ConfigError, match=r"stitch.rates=.*-1"):
-        StitchConfig(rates=[1.0, -1.0])
+    with pytest.raises(ConfigError, match=r"stitch.lr_multiples=.*-1"):
+        StitchConfig(lr_multiples=[1.0, -1.0])

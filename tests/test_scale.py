@@ -88,7 +88,7 @@ def test_a_pass_takes_its_weights_and_its_attention(checkpoints, family):
     assert tokens.numel() * found.full(24) == pytest.approx(counted(lambda: model.full(tokens)), rel=0.02)
 
 
-@pytest.mark.parametrize("stitch", [{"rates": [0.5]}, {"floor": False}, {"loss": "kl"}])
+@pytest.mark.parametrize("stitch", [{"lr_multiples": [0.5]}, {"floor": False}, {"loss": "kl"}])
 def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     """But for the last token of each row, which predicts nothing, and the maps themselves."""
     paths = [local(checkpoints, name) for name in ("gpt_neox", "gpt2")]
@@ -96,7 +96,7 @@ def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     plan = forecast(TrainConfig(task="stitch", model=paths[0], target=paths[1], stitch=own), looks_up=False)
     training = [each for each, _ in plan.passes if each.phase == "training"]
     models, pairs = [load_model(path) for path in paths], [(layer, layer) for layer in range(4)]
-    beside = [Fit(models[0], *pair, rate) for rate in own.rates for pair in pairs]
+    beside = [Fit(models[0], *pair, rate) for rate in own.lr_multiples for pair in pairs]
     beside += [Fit(models[1], depth, depth) for _, depth in pairs] if own.floor else []
     rows = torch.randint(300, (8, 64))
     module = StitchTraining(*models, pairs, own, beside=beside)

@@ -16,8 +16,8 @@ from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
-from thinkalike.instruments.stitching.fitting import BESIDE
 from thinkalike.instruments.stitching.instrument import SHOWN
+from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.models.shapes import Operations, Passes, Shape
 from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, text_column
 from thinkalike.screen.tables import stacked, widths

@@ -21,9 +21,8 @@ from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchC
 from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError
-from thinkalike.evaluation.language import masked_losses, next_token_losses
+from thinkalike.evaluation.language import document_sums, last_states, masked_losses, next_token_losses
 from thinkalike.evaluation.maps import state_moments
-from thinkalike.evaluation.stitches import document_sums, last_states
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares

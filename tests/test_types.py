@@ -32,7 +32,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike import CKA, MLEM, FrozenModel, Result, cka, load_model, mutual_knn, open_result, results, rsa
+from thinkalike import CKA, MLEM, FrozenModel, Result, cka, load_model, mutual_knn, open_result, plot, results, rsa
 from thinkalike.measures import Estimate, rsa_estimate
 
 X, Y = torch.randn(20, 4), np.ones((20, 5))
@@ -44,7 +44,7 @@ mutual_knn(X, Y, k=3, groups=np.arange(20))
 metric = CKA(1, 1)
 metric.update([X], [Y])
 metric.compute().distance().value.item()
-figure, axes = metric.compute().plot()
+figure, axes = plot(metric.compute())
 MLEM(alpha=1.0).fit(Y, X)
 result: Result = open_result(Path("results"))
 scalars: dict[str, float] = result.scalars

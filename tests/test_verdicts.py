@@ -2,7 +2,7 @@
 
 import pytest
 
-from thinkalike.evaluation.verdicts import TRIED, VERDICTS, WIDEST, Thresholds, held, untried, verdict
+from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, Thresholds, held, untried, verdict
 
 WIDTH = 0.01
 LEAST = ("cca_least", "cca_least_back", "cca_least_beyond", "cca_least_back_beyond")

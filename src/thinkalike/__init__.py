@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares it with what is loaded
+    from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
     from thinkalike.measures import CKA as CKA
     from thinkalike.measures import MLEM as MLEM
@@ -37,6 +38,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
 _NAMES = {  # in the order of their documentation
     "store": ["Result", "open_result"],
     "listing": ["results"],
+    "instruments": ["plot"],
     "models.frozen": ["FrozenModel"],
     "models.load": ["load_model"],
     "stitches.stitch_map": ["StitchMap"],

@@ -31,7 +31,7 @@ from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.likeness import likeness_of
-from thinkalike.evaluation.verdicts import Thresholds
+from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa
 from thinkalike.models.load import load_model
 from thinkalike.models.tokenizers import same_vocabulary

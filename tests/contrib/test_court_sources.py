@@ -71,7 +71,7 @@ def flat(found, rows):
     return states(found, rows).flatten(0, 1).double().numpy()
 
 
-def test_there_are_sources_of_every_kind_under_names_of_their_own(setting, sources):
+def test_sources_of_every_kind_have_distinct_names(setting, sources):
     listed = entries(setting)
     assert len(sources) == len(listed) >= 60
     assert {entry.kind for entry in listed} == KINDS
@@ -141,7 +141,7 @@ def test_other_coordinates_lead_back_to_the_target_without_loss(name, spread, se
         assert (np.abs(weight) > 1e-3 * np.abs(weight).max(0)).sum() == len(weight), "one dimension each"
 
 
-def test_whitened_states_are_the_principal_components_at_variance_one(setting, sources):
+def test_whitened_states_are_principal_components_of_variance_1(setting, sources):
     own, found = flat(setting.itself, setting.fit), flat(sources["whitened"], setting.fit)
     assert np.abs(np.cov(found.T) - np.eye(own.shape[1])).max() < 1e-3
     assert max(through(found, own)[1], through(own, found)[1]) < 1e-4
@@ -161,7 +161,7 @@ def test_noise_on_states_is_a_share_of_each_dimensions_spread(name, share, setti
 
 
 @pytest.mark.parametrize("bits", [2, 3, 6])
-def test_rounded_states_have_so_many_levels_in_the_order_of_the_targets(bits, setting, sources):
+def test_rounded_states_have_ordered_levels(bits, setting, sources):
     own, found = flat(setting.itself, setting.fit), flat(sources[f"{bits} bits"], setting.fit)
     for dimension in range(own.shape[1]):
         assert 0.9 * 2**bits < len(np.unique(found[:, dimension])) <= 2**bits
@@ -174,7 +174,7 @@ def test_rounded_states_have_so_many_levels_in_the_order_of_the_targets(bits, se
 @pytest.mark.parametrize(
     ("name", "function"), [("tanh", np.tanh), ("power 1.5", lambda x: np.sign(x) * np.abs(x) ** 1.5)]
 )
-def test_distortions_are_functions_of_each_dimension_at_its_own_scale(name, function, setting, sources):
+def test_distortions_act_on_each_dimension_at_its_scale(name, function, setting, sources):
     own, found = flat(setting.itself, setting.fit), flat(sources[name], setting.fit)
     assert np.abs(found - function((own - own.mean(0)) / own.std(0, ddof=1))).max() < 1e-4
 
@@ -202,7 +202,7 @@ def test_components_are_those_of_scikit_learn(name, first, last, setting, source
     assert through(part, own)[1] > 0.05
 
 
-def test_the_small_direction_decides_more_than_others_of_little_variance(setting, sources):
+def test_the_small_direction_decides_more_than_other_small_ones(setting, sources):
     """It is found on other documents, and compared on the report with random directions made in the same way."""
     own, found = flat(setting.itself, setting.fit), flat(sources["without a small direction"], setting.fit)
     removed = own - found
@@ -240,7 +240,7 @@ def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
     assert through(own, found[:, width:])[1] > 0.95
 
 
-def test_a_mixture_is_half_the_targets_and_half_a_strangers_and_a_superset_has_both(setting, sources):
+def test_a_mixture_has_half_of_both_and_a_superset_all_of_both(setting, sources):
     own, width = flat(setting.itself, setting.fit), setting.itself.d_model
     half, both = (flat(sources[name], setting.fit) for name in ("half own, half stranger", "beside a stranger"))
     assert (half.shape[1], both.shape[1]) == (width, 2 * width)
@@ -300,7 +300,7 @@ def test_a_position_mean_is_the_same_whatever_the_tokens_are(setting, sources):
     assert np.ptp(expected, axis=0).min() > 1e-2, "control: places differ"
 
 
-def test_token_and_position_means_are_a_sum_of_what_is_left_of_the_target_after_each(setting, sources):
+def test_token_and_position_means_are_added_in_turn(setting, sources):
     own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
     mean = np.stack([own[tokens == token].mean(0) for token in range(TOKENS)])
     left = (own - mean[tokens]).reshape(-1, CONTEXT, own.shape[1])
@@ -314,7 +314,7 @@ def test_token_and_position_means_are_a_sum_of_what_is_left_of_the_target_after_
 
 
 @pytest.mark.parametrize("last", [4, 8, 32])
-def test_a_bag_is_a_weighted_sum_of_the_vectors_of_the_last_tokens(last, setting, sources):
+def test_a_bag_is_a_weighted_sum_of_the_last_token_vectors(last, setting, sources):
     vectors = constructions.vectors(setting, "embedding").double().numpy()
     seen = vectors[setting.fit.flatten()]
     assert np.abs(seen.mean(0)).max() < 1e-4
@@ -348,7 +348,7 @@ def test_a_shifted_state_is_the_targets_at_another_place(name, steps, setting, s
 
 
 @pytest.mark.parametrize(("name", "share"), WITH_NEXT.items())
-def test_the_next_tokens_vector_is_added_at_a_share_of_each_dimensions_spread(name, share, setting, sources):
+def test_the_next_token_is_added_at_a_share_of_the_spread(name, share, setting, sources):
     added = states(sources[name], setting.fit) - setting.own(setting.fit)
     assert (added[:, -1].abs().max(), added[:, :-1].flatten(0, 1).std(0) / setting.spread) == (
         0,
@@ -359,7 +359,7 @@ def test_the_next_tokens_vector_is_added_at_a_share_of_each_dimensions_spread(na
         assert np.ptp(added[:, :-1].flatten(0, 1)[following == token].numpy(), axis=0).max() < 1e-4
 
 
-def test_departures_from_the_token_mean_are_kept_shrunk_or_moved_to_another_token(setting, sources):
+def test_departures_from_token_means_are_kept_shrunk_or_moved(setting, sources):
     own, tokens = flat(setting.itself, setting.other), setting.other.flatten().numpy()
     less, tenth, moved = (
         flat(sources[name], setting.other)
@@ -376,7 +376,7 @@ def test_departures_from_the_token_mean_are_kept_shrunk_or_moved_to_another_toke
     assert np.abs(moved - mean[nearest[tokens]] - less).max() < 1e-4
 
 
-def test_another_context_is_a_state_that_the_target_has_at_the_same_token(setting, sources):
+def test_another_context_is_a_target_state_of_the_same_token(setting, sources):
     found, tokens = flat(sources["other context"], setting.report), setting.report.flatten().numpy()
     other, there = flat(setting.itself, setting.other), setting.other.flatten().numpy()
     for token, state in zip(tokens, found, strict=True):
@@ -432,7 +432,7 @@ def test_a_sibling_is_taken_at_the_same_relative_depth(setting, sources):
         assert (states(sources[name], setting.report) - expected).abs().max() < 1e-5
 
 
-def test_a_shortcut_was_trained_on_tokens_alone_and_what_was_trained_on_on_rows(setting, sources):
+def test_only_the_shortcut_was_trained_on_tokens_alone(setting, sources):
     trained = dict(setting.train.seen)
     assert set(trained) == set(TRAINED)
     module, data = trained["token alone"]

@@ -61,7 +61,7 @@ def asked_of_transformers(folder, pairs):
 
 
 @pytest.mark.slow
-def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says(door, words):
+def test_transformers_finds_a_checkpoint_as_right_as_its_table(door, words):
     result = door("train.py", *words, "nli.epochs=20").result
     table = result.table.set_index("set")
     parts = {"held-out": REPORTED, "challenge": HARD}
@@ -81,7 +81,7 @@ def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table
     assert len(result.provenance["models"]) == 1
 
 
-def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, bert, monkeypatch):
+def test_an_index_decides_the_head_and_the_order_alone(door, words, bert, monkeypatch):
     seen = []
     monkeypatch.setattr(finetuning, "fit", lambda module, *_: seen.append(module))
     for index in (0, 1):
@@ -108,7 +108,7 @@ def body_of(folder):
     return {name: torch.cat(weights) for name, weights in parts.items()}
 
 
-def test_frozen_parts_stay_and_blocks_that_are_drawn_anew_start_elsewhere(door, words, bert):
+def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(door, words, bert):
     base = body_of(bert)
     more = ["nli.freeze=1", "nli.redraw=1", "nli.head_std=0.02", "nli.lr=1e-9", "nli.head_lr=0.5", "nli.weight_decay=0"]
     found = body_of(door("train.py", *words, *more).result.folder / CHECKPOINT)
@@ -122,7 +122,7 @@ def test_frozen_parts_stay_and_blocks_that_are_drawn_anew_start_elsewhere(door, 
     assert found["classifier"].abs().max() > 0.2, "the classes learn at a rate of their own"
 
 
-def test_a_fork_gets_classes_of_its_own_and_the_spread_of_its_parent(door, words):
+def test_a_fork_gets_its_own_classes_and_its_parents_spread(door, words):
     parent = door("train.py", *words, "nli.head_std=0.03").result.folder / CHECKPOINT
     words = [word for word in words if not word.startswith("model.path")] + [f"model.path={parent}"]
     fork = door("train.py", *words, "nli.freeze=2", "nli.head_lr=1e-9", "nli.index=5").result.folder / CHECKPOINT
@@ -133,7 +133,7 @@ def test_a_fork_gets_classes_of_its_own_and_the_spread_of_its_parent(door, words
     assert json.loads((fork / "config.json").read_text())["initializer_range"] == 0.03
 
 
-def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
+def test_only_the_same_index_gives_the_same_bytes(door, words):
     words = [*words, "nli.epochs=1"]
     first, second = (door("train.py", *words, *more).result for more in ([], ["nli.index=1"]))
     before = weights_of(first)

@@ -43,7 +43,7 @@ def made(minis, text_files, tmp_path_factory):
 
 @pytest.mark.drawn
 def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
-    done = door("train.py", *small, "sae.seeds=2", "sae.rates=[0.5]", "sae.beside=[least_squares]")
+    done = door("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")
     result = done.result
     files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv", "break_even.csv"}
     assert files <= {path.name for path in result.folder.iterdir()}
@@ -120,13 +120,13 @@ def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
     monkeypatch.setattr(f"{place}.is_stored", lambda kind, job: False)
     monkeypatch.setattr(f"{place}.run_job", lambda job, shown: asked.append(job) or Result(Path()))
     words = ["sae.layer=2", "sae.source_layer=1", "sae.start=transferred", "sae.source=neox-3l-mini", BESIDE]
-    config = composed("task=sae", "model=neox-6l-mini", *words, "sae.rates=[0.5]", "sae.seeds=3", "sae.k=16")
+    config = composed("task=sae", "model=neox-6l-mini", *words, "sae.lr_multiples=[0.5]", "sae.seeds=3", "sae.k=16")
     assert source_model(config).name == "neox-3l-mini"
     source_result(config)
     (job,) = asked
     assert (job.model.name, job.sae.layer, job.sae.start) == ("neox-3l-mini", 1, "random")
     assert (job.sae.k, job.sae.seeds) == (16, 3)
-    assert (job.sae.beside, job.sae.rates, job.sae.source, job.sae.source_layer) == ([], [], None, None)
+    assert (job.sae.beside, job.sae.lr_multiples, job.sae.source, job.sae.source_layer) == ([], [], None, None)
 
 
 def test_a_source_of_other_weights_is_refused(made, minis):

@@ -90,7 +90,7 @@ def test_effects_are_shares_of_the_natural_one_over_words():
     assert insignificant.interval().value.isfinite().all()
 
 
-def test_intervals_of_effects_are_students_over_words_of_equal_size():
+def test_effect_intervals_are_students_over_words():
     effects, words = torch.randn(2, 40), torch.arange(40) // 5
     found, _ = effects_of(effects, 10 + torch.randn(40), words)
     means = effects.double().view(2, 8, 5).mean(2)
@@ -150,7 +150,7 @@ def pairs_of(up, down):
     return Contrasts([prompt("", "the girl sing", "girl")], [prompt("", "the girls sing", "girls")], [up], [down])
 
 
-def test_what_a_text_goes_on_with_is_one_token_or_the_end_of_the_word(gpt2):
+def test_a_continuation_is_one_token_or_the_end_of_the_word(gpt2):
     up, down = continuations(pairs_of(BOUNDARY, "s"), gpt2.tokenizer, gpt2.vocabulary)
     (letter,) = down[0].nonzero()[:, 0].tolist()
     assert gpt2.tokenizer.convert_ids_to_tokens(letter) == "s"
@@ -250,7 +250,7 @@ def shares(trial, pair, phi, psi):
 
 
 @pytest.mark.parametrize("pair", [(0, 0), (1, 1)])
-def test_a_carried_vector_does_what_the_native_one_does_in_a_rotated_target(planted, pair):
+def test_a_carried_vector_acts_as_the_native_one_under_rotation(planted, pair):
     trial, maps = planted
     found = shares(trial, pair, *maps[pair])
     for position in MEASURE.positions:
@@ -264,7 +264,7 @@ def test_a_carried_vector_does_what_the_native_one_does_in_a_rotated_target(plan
     assert abs(found[LATER, 3.0, NATIVE]["effect"]) > 0.3, "control: the vector does something"
 
 
-def test_through_a_wrong_rotation_a_vector_does_no_more_than_a_random_one(planted):
+def test_a_wrong_rotation_makes_a_vector_random(planted):
     trial, maps = planted
     right = shares(trial, (1, 1), *maps[1, 1])[LATER, 3.0, CARRIED]
     generator, wrong = torch.Generator().manual_seed(0), []

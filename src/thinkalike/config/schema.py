@@ -33,6 +33,8 @@ CONTEXT = 10**7
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 THREADS = 1024
 RENAMED = {  # settings of earlier versions, and what to say of them
+    "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
+    "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
     "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
 }
 

@@ -51,7 +51,7 @@ class StitchConfig(Checked, part="stitch"):
     whiten: bool = False  # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
     lr: float | None = ranged(None, above=0, most=1e37)  # peak, for adam times √width; null: 1 for sgd, 10 for sgd in
     # whitened coordinates, 0.18 for adam
-    rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
@@ -231,7 +231,7 @@ class SAEConfig(Checked, part="sae"):
     tokens_per_step: int = ranged(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
     steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
     lr: float = ranged(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
-    rates: list[float] = ranged(list, above=0, most=1e6)  # multiples of lr that are tried beside it, in the same pass
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
     dead_after: int = ranged(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: it does not
     skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
@@ -256,7 +256,7 @@ class SAEConfig(Checked, part="sae"):
     @property
     def factors(self) -> list[float]:
         """All multiples of the rate, 1 first."""
-        return list(dict.fromkeys([1.0, *self.rates]))
+        return list(dict.fromkeys([1.0, *self.lr_multiples]))
 
     @property
     def active(self) -> int | None:

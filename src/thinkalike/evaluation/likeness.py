@@ -18,16 +18,12 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
-from thinkalike.errors import DataError
-from thinkalike.evaluation.foreseen import AHEAD, Foreseen
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.measures.canonical import DirectionSums, canonical_directions, whitening, whitening_among
+from thinkalike.evaluation.tokens import Beyond, TokensBefore
+from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
 from thinkalike.measures.closed_forms import LayerPair, Moments
-from thinkalike.measures.estimates import PARTS, Estimate, interval_around, numbered_by_part
-from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
 from thinkalike.measures.losses import surprises, token_codes, token_loss
-from thinkalike.measures.rows import RowGroups
-from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 
@@ -35,14 +31,12 @@ TOKENS = 2**16  # at most, that directions are fitted on, and that measures are 
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
-COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
-LAGS, DECAYS = (
-    (1, 2, 3, 4, 5, 6),
-    (0.5, 0.7, 0.85, 0.95),
-)  # of tokens before: single ones, running means; beside the mean of all
-ROWS_PER_COVARIATE = 8  # at least
-RIDGE = 1e-6  # of the covariates' mean variance
+AHEAD = 2  # how many of the next tokens a source may know
+
+ByLayer = Mapping[int, Float[Tensor, "n _"]]
+Seen = Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None]  # rows, states of source and target by layer
+Whitened = tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]]  # directions of unit variance of source and target
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,117 +88,9 @@ def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room
     return parts
 
 
-Seen = Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None]  # rows, states of source and target by layer
-
-
-@torch.no_grad()
-def likeness_of(
-    source: Any,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
-    fit: TokenRows,
-    report: TokenRows,
-    seen: Seen = lambda rows, mine, theirs: None,
-) -> Likeness:
-    """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
-
-    The first token of each row is left out, as its state has no context and is often massive, and the last, which has
-    no next.
-
-    Args:
-        source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
-        fit: Rows that directions are fitted on; 2^16 tokens of them are read.
-        report: Rows of other documents, which all measures are of; about as many of them are read.
-            Tokens are the target's.
-        seen: Is given each batch of the rows to fit on, with the states (b, t, _) of all their tokens.
-
-    Raises:
-        DataError: No token occurs in 4 rows of a batch.
-    """
-    layers, depths = (sorted({pair[side] for pair in layer_pairs}) for side in (0, 1))
-    fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
-    spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
-    report_rows, report_documents = report.tokens[spread], report.documents[spread]
-    before = TokensBefore(target, fit.layout.target_tokens(fit_rows))
-    reader = TargetReader(target, depths, before, codes_of(target))
-    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit.layout.target_tokens(fit_rows)))
-    for batch in reader.batches(fit_rows, fit_documents, fit.layout):
-        states = source_states(source, batch, layers, fit.layout)
-        seen(batch.rows, states, batch.whole)
-        sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
-        del states
-    for batch in reader.batches(report_rows, report_documents, report.layout):
-        states = source_states(source, batch, layers, report.layout)
-        sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
-    return sums.result(len(report_documents.unique()))
-
-
-class TokensBefore:
-    """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
-
-    Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
-    before are those of the last places one by one, running means of several decays, and the mean of all, also times
-    the root of their number.
-    """
-
-    def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
-        self.target = target
-        known, counts = rows.long().unique(return_counts=True)
-        states, weights = self._embedded(known), (counts / counts.sum()).double()
-        self.mean = weights @ states
-        apart = (states - self.mean) * weights[:, None].sqrt()
-        self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
-
-    def _embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        parts = tokens[:, None].split(BATCH_TOKENS)
-        return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
-
-    def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Return the covariates of each place; they are 0 where there is no token before."""
-        known, places = rows.long().unique(return_inverse=True)
-        codes = ((self._embedded(known) - self.mean) @ self.components).float()[places]
-        lagged = [torch.nn.functional.pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
-        mean = _running(codes, None)
-        root = torch.arange(rows.shape[1]).sqrt()[:, None] * mean
-        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), mean, root], -1)
-
-
-def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
-    """Return Σ decay^(s-1) code at s places before, over all s, as a weighted mean; None: the mean of all."""
-    found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
-    for place in range(1, codes.shape[1]):
-        total = codes[:, place - 1] + (total if decay is None else decay * total)
-        found[:, place] = total / place if decay is None else total * (1 - decay)
-    return found
-
-
-class Beyond:
-    """Takes out of states what tokens explain: the residuals of least squares within one batch.
-
-    Args:
-        tokens, positions: Of each row of the batch; rows of a token that stands there less than 4 times are left out.
-        before: See `TokensBefore`.
-    """
-
-    def __init__(self, tokens: Int[Tensor, " n"], positions: Int[Tensor, " n"], before: Float[Tensor, "n c"]):
-        try:
-            self.groups = RowGroups.of(tokens, FEWEST)
-        except ValueError as error:
-            needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
-            remedy = "raise data.report_tokens, and data.fit_tokens where it is set"
-            raise DataError(f"likeness beyond the tokens needs {needed}: {remedy}") from error
-        self.order, self.positions = self.groups.order, positions
-        kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
-        self.before = self.groups.without_means(kept, positions, torch.float32)
-        gram = (self.before.T @ self.before).double()
-        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
-        self.factor = torch.linalg.cholesky(gram)
-
-    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what is left of states, in the order of `order`."""
-        rows = self.groups.without_means(states, self.positions)
-        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
-        return rows - (self.before @ weight.float()).double()
+def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
+    """Drop the first and the last token of each row: (b, t, ...) → (n, ...)."""
+    return states[:, 1:-1].flatten(0, 1)
 
 
 class TargetBatch(NamedTuple):
@@ -218,11 +104,6 @@ class TargetBatch(NamedTuple):
     surprises: Float[Tensor, "n codes"]  # about the next token, then the one after it
     left_of_surprises: Float[Tensor, "kept codes"]  # beyond the tokens
     parts: Int[Tensor, " n"]
-
-
-def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
-    """Return what is of the tokens that have others of their row on both sides: (n, ...) of (b, t, ...)."""
-    return states[:, 1:-1].flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -272,6 +153,16 @@ def source_states(
     return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
+def _gradients(target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "b t"]) -> Sequence[Tensor]:
+    states = [target.head(rows, depths[0]).detach().requires_grad_(True)]
+    with torch.enable_grad():
+        for depth, following in zip(depths, [*depths[1:], target.n_layers - 1], strict=True):
+            states.append(target.advance(states[-1], depth + 1, following + 1))
+        ends = states.pop()[:, :-1].flatten(0, 1)
+        loss = token_loss(ends, target.finish, rows[:, 1:].flatten().to(ends.device)).sum()
+    return torch.autograd.grad(loss, states)
+
+
 def output_roots(
     target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "rows t"]
 ) -> dict[int, Float[Tensor, "d d"]]:
@@ -294,14 +185,80 @@ def output_roots(
     return roots
 
 
-def _gradients(target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "b t"]) -> Sequence[Tensor]:
-    states = [target.head(rows, depths[0]).detach().requires_grad_(True)]
-    with torch.enable_grad():
-        for depth, following in zip(depths, [*depths[1:], target.n_layers - 1], strict=True):
-            states.append(target.advance(states[-1], depth + 1, following + 1))
-        ends = states.pop()[:, :-1].flatten(0, 1)
-        loss = token_loss(ends, target.finish, rows[:, 1:].flatten().to(ends.device)).sum()
-    return torch.autograd.grad(loss, states)
+def _correlation(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
+    """Return Σ ab / √(Σ a² Σ b²), 0 where a or b is constant."""
+    product, first, second = sums.unbind(-1)
+    size = (first * second).sqrt()
+    return torch.where(size > 0, product / size.clamp(min=torch.finfo(size.dtype).tiny), 0.0)
+
+
+class Foreseen:
+    """How well states of a source foresee what a target did not, beside the target's own state, of each layer pair.
+
+    Least squares of both states on the surprises (Frisch & Waugh 1933): the target's own predicts first, and then what
+    it leaves of the source's predicts what it leaves of the surprises. No change of basis of either side matters.
+
+    Args:
+        states: The moments of the same rows of both sides, which are complete before rows are judged.
+    """
+
+    def __init__(self, states: Moments):
+        self.states = states
+        self._across: dict[tuple[int, int], Tensor] = {}  # Σ x s' by side and layer, of states x and surprises s
+        self._surprises = torch.zeros(())  # Σ s
+        self._maps: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._sums = [torch.zeros(PARTS, AHEAD, 3, dtype=torch.float64) for _ in states.pairs]
+
+    def fit(self, source: ByLayer, target: ByLayer, surprises: Float[Tensor, "n codes"]) -> None:
+        """Add rows to fit on; for `surprises` see `TargetBatch`."""
+        surprised = surprises.double()
+        self._surprises = self._surprises + surprised.sum(0)
+        for side, states in enumerate((source, target)):
+            for layer, rows in states.items():
+                self._across[side, layer] = self._across.get((side, layer), 0) + rows.double().T @ surprised
+
+    def judge(
+        self,
+        source: ByLayer,
+        target: ByLayer,
+        surprises: Float[Tensor, "n codes"],
+        parts: Int[Tensor, " n"],
+        whitened: Sequence[Whitened],
+    ) -> None:
+        """Add held-out rows; `parts` says to which part, below `PARTS`, each row belongs."""
+        self._maps = self._maps or [self._fitted(place, *both) for place, both in enumerate(whitened)]
+        belongs = torch.nn.functional.one_hot(parts, PARTS).double().T
+        for pair, maps, sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
+            both = self.states.of(pair)
+            x, y = source[pair[0]].double() - both.mean_x, target[pair[1]].double() - both.mean_y
+            found = (x @ maps[0] - y @ maps[1]).unflatten(1, (AHEAD, -1))
+            actual = (surprises - self._surprises / both.n - y @ maps[2]).unflatten(1, (AHEAD, -1))
+            each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
+            sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
+
+    def _fitted(self, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the maps by which both states predict beside the target's own, and that by which the latter does."""
+        pair = self.states.pairs[place]
+        both = self.states.of(pair)
+        means = enumerate((both.mean_x, both.mean_y))
+        mine, own = (self._across[side, pair[side]] - torch.outer(mean, self._surprises) for side, mean in means)
+        across, by_source, by_target = (each / (both.n - 1) for each in (x.T @ both.xy @ y, x.T @ mine, y.T @ own))
+        left = whitening(torch.eye(len(across)).to(across) - across @ across.T, LEFT)
+        more = left @ (left.T @ (by_source - across @ by_target))
+        return x @ more, y @ (across.T @ more), y @ by_target
+
+    def result(self, documents: int) -> list[Estimate]:
+        """Return the correlation of surprises with what was foreseen of them, the largest over tokens ahead, by pair.
+
+        Its interval leaves out a tenth of the documents at a time; fewer than `FEWEST_GROUPS` have (-∞, ∞).
+        """
+        found = []
+        for sums in self._sums:
+            there = sums[sums[:, 0, 2] > 0]
+            value = _correlation(there.sum(0))
+            left = (there.sum(0) - there)[: len(there) if documents >= FEWEST_GROUPS else 0]
+            found.append(jackknife(value, _correlation(left))[int(value.argmax())])
+        return found
 
 
 class LikenessSums:
@@ -385,3 +342,45 @@ def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
     """Return codes for as many tokens as the target has logits, which may be more than its tokenizer knows."""
     state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
     return token_codes(target.finish(state).shape[-1]).to(target.device)
+
+
+@torch.no_grad()
+def likeness_of(
+    source: Any,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    fit: TokenRows,
+    report: TokenRows,
+    seen: Seen = lambda rows, mine, theirs: None,
+) -> Likeness:
+    """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
+
+    The first token of each row is left out, as its state has no context and is often massive, and the last, which has
+    no next.
+
+    Args:
+        source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
+        fit: Rows that directions are fitted on; 2^16 tokens of them are read.
+        report: Rows of other documents, which all measures are of; about as many of them are read.
+            Tokens are the target's.
+        seen: Is given each batch of the rows to fit on, with the states (b, t, _) of all their tokens.
+
+    Raises:
+        DataError: No token occurs in 4 rows of a batch.
+    """
+    layers, depths = (sorted({pair[side] for pair in layer_pairs}) for side in (0, 1))
+    fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
+    spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
+    report_rows, report_documents = report.tokens[spread], report.documents[spread]
+    before = TokensBefore(target, fit.layout.target_tokens(fit_rows))
+    reader = TargetReader(target, depths, before, codes_of(target))
+    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit.layout.target_tokens(fit_rows)))
+    for batch in reader.batches(fit_rows, fit_documents, fit.layout):
+        states = source_states(source, batch, layers, fit.layout)
+        seen(batch.rows, states, batch.whole)
+        sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
+        del states
+    for batch in reader.batches(report_rows, report_documents, report.layout):
+        states = source_states(source, batch, layers, report.layout)
+        sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
+    return sums.result(len(report_documents.unique()))

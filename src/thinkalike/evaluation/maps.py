@@ -11,8 +11,7 @@ from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import DocumentSums, ends_of, halved
-from thinkalike.evaluation.stitches import states_of_both
+from thinkalike.evaluation.language import DocumentSums, ends_of, halved, states_of_both
 from thinkalike.measures.bootstrapping import bootstrap_interval
 from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments, Unexplained
 from thinkalike.measures.estimates import Estimate

@@ -162,18 +162,24 @@ def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
     return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
 
 
-def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
-    """Draw a figure of a result once more; returns it and its axes, a list where there are several.
+def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
+    """Draw a figure of a `Result` once more, or the matrix of all layer pairs that a metric computed.
 
     Args:
-        name: of which of its figures, as its files are called; the first one if none is given.
+        name: of a figure of the result, as its files are called, such as "penalty"; by default the first.
+        ax: where to draw a matrix; by default into a new figure.
+
+    Returns:
+        The figure and its axes, a list where there are several.
 
     Raises:
         ResultError: the kind draws no figures, or none of that name.
     """
     from thinkalike import figures
 
-    own = drawn_by(result)
+    if not isinstance(what, Result):
+        return figures.layer_pairs(what.value.cpu().numpy(), what.label, ax=ax)  # type: ignore[no-any-return]
+    result, own = what, drawn_by(what)
     with figures.shown() as drawn:
         own.draw(result, result.folder)
     if not drawn:
@@ -184,4 +190,4 @@ def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
     return drawn[chosen]  # type: ignore[no-any-return]
 
 
-__all__ = ["asked_for", "instrument", "instrument_of", "passes", "plot_result", "run_job", "run_jobs"]
+__all__ = ["asked_for", "instrument", "instrument_of", "passes", "plot", "run_job", "run_jobs"]

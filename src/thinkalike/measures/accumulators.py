@@ -17,7 +17,6 @@ from torchmetrics.utilities import dim_zero_cat
 
 from thinkalike.measures.chance import Chance
 from thinkalike.measures.estimates import Estimate
-from thinkalike.plots import plot
 
 APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
 States = Sequence[Float[Tensor, " ..."]]
@@ -69,10 +68,6 @@ class LayerPairEstimate(Estimate):
         closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
         width = f"intervals at most {self.widest_interval():.3g} wide"
         return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
-
-    def plot(self, ax: Any = None) -> tuple[Any, Any]:
-        """Draw `value` as a matrix, into axes or a new figure; returns figure and axes."""
-        return plot("layer pairs", self.value.cpu().numpy(), self.label, (0.0, 1.0), ax)
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""

@@ -142,7 +142,3 @@ class CKA(LayerMeans):
         if isinstance(incoming_state, CKA) and incoming_state.options != self.options:
             raise ValueError(f"batches of {incoming_state.options} cannot be added to those of {self.options}")
         super().merge_state(incoming_state)
-
-    def plot(self, val: CKAResult | None = None, ax: Any = None) -> tuple[Any, Any]:
-        """Draw a result, by default that of `compute`; returns figure and axes."""
-        return (self.compute() if val is None else val).plot(ax)

@@ -5,37 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.plugins import digest, is_plugin
-from thinkalike.stitches.stitch import KINDS, Stitch
+from thinkalike.stitches.stitch import KINDS, NAME, Stitch
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.store import Result, open_result
-
-NAME = "stitch.safetensors"
-
-
-def write_stitches(
-    folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any
-) -> None:
-    """Write the stitches of a result into its folder.
-
-    Args:
-        tensors: by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin with
-            "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
-        kind: of the stitches, one of `Stitch` or a closed form.
-        more: the widths and the rank of a `Stitch`.
-    """
-    facts = json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})
-    save_file(dict(tensors), folder / NAME, metadata={"stitch": facts})  # one entry: the order of several is not kept
 
 
 def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any], str]:

@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
 from thinkalike.arguments import takes_arrays
 from thinkalike.errors import PluginError, first_line
-from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.closed_forms import AffineMap, LayerPair
 
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
 NORMS = ("none", "pre", "post")
+NAME = "stitch.safetensors"  # of the stitches of a result
+
+
+def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
+    """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
+    made: Any = plugins.load(kind)(width_in, width_out)
+    try:
+        with torch.no_grad():
+            shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
+    except Exception as error:  # whatever the user's code raises
+        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
+    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
+        wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
+        raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")
+    return made
+
+
+def _start(linear: nn.Linear, *, zero: bool) -> None:
+    with torch.no_grad():
+        nn.init.zeros_(linear.weight) if zero else nn.init.orthogonal_(linear.weight)
+        if linear.bias is not None:
+            linear.bias.zero_()
 
 
 class Stitch(nn.Module):
@@ -120,22 +146,16 @@ class Stitch(nn.Module):
         return AffineMap(weight, weight.new_zeros(len(weight)) if bias is None else bias.to(weight))
 
 
-def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes; a PluginError if it has no weights, or leads to another width."""
-    made: Any = plugins.load(kind)(width_in, width_out)
-    try:
-        with torch.no_grad():
-            shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
-    except Exception as error:  # whatever the user's code raises
-        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
-    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
-        wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
-        raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")
-    return made
+def write_stitches(
+    folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any
+) -> None:
+    """Write the stitches of a result into its folder.
 
-
-def _start(linear: nn.Linear, *, zero: bool) -> None:
-    with torch.no_grad():
-        nn.init.zeros_(linear.weight) if zero else nn.init.orthogonal_(linear.weight)
-        if linear.bias is not None:
-            linear.bias.zero_()
+    Args:
+        tensors: by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin with
+            "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
+        kind: of the stitches, one of `Stitch` or a closed form.
+        more: the widths and the rank of a `Stitch`.
+    """
+    facts = json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})
+    save_file(dict(tensors), folder / NAME, metadata={"stitch": facts})  # one entry: the order of several is not kept

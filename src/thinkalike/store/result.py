@@ -22,7 +22,6 @@ import yaml
 from thinkalike.config.compose import from_yaml
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, first_line
-from thinkalike.plots import plot
 
 if TYPE_CHECKING:
     import numpy as np
@@ -188,17 +187,6 @@ class Result:
     def figures(self) -> list[Path]:
         """The files of the figures, PNG and SVG."""
         return sorted((self.folder / "figures").glob("*"))
-
-    def plot(self, name: str | None = None) -> tuple[Any, Any]:
-        """Draw a figure of the result once more, for a notebook; returns the figure and its axes.
-
-        Args:
-            name: of a file of `figures`, such as "penalty"; by default the first that the kind draws.
-
-        Raises:
-            ResultError: the kind draws no such figure.
-        """
-        return plot("result", self, name)
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:

@@ -22,8 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data.rows import Layout
-from thinkalike.evaluation.language import next_token_losses
-from thinkalike.evaluation.stitches import last_states, states_onwards
+from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
 from thinkalike.models.frozen import FrozenModel, StateSource

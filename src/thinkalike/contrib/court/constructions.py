@@ -14,7 +14,7 @@ from thinkalike.config import PretrainConfig
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.evaluation.token_means import BigramMeans, Codes, TokenMeans, bigrams
+from thinkalike.evaluation.tokens import BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.families import EMBED

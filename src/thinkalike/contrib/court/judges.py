@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
-from thinkalike.evaluation.verdicts import (
+from thinkalike.instruments.stitching.table import (
     BEYOND,
     LEAK,
     PART,

@@ -19,7 +19,7 @@ from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, P
 from thinkalike.contrib.sae.fitting import BLANK, over_seeds
 
 SEEDS = 5
-RATES = "sae.rates=[2,4]"
+RATES = "sae.lr_multiples=[2,4]"
 LITTLE_TEXT = "data.report_tokens=16384"  # three jobs and their sources within minutes
 BUDGETS = (1 / 2, 1)  # of the tokens of a job, at which claims are judged
 SHORT = "sae.tokens=163840"

@@ -48,7 +48,7 @@ def source_jobs(config: TrainConfig) -> list[TrainConfig]:
     if config.sae.source not in options("model"):
         return []
     none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
-    plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], rates=[], **none)
+    plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], lr_multiples=[], **none)
     return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"), chosen=[])]
 
 

@@ -92,7 +92,7 @@ class SAETraining(SteppedModule):
             total = total + found.loss.sum()
             missed[places] = (found.errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
             self.asleep[places] = (self.asleep[places] + part.shape[1]) * (found.active == 0)
-        self.log_losses(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.rates out")
+        self.log_losses(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.lr_multiples out")
         return total
 
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
-
-from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, SourceText
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.language import rows_at_once
-from thinkalike.evaluation.likeness import (
-    GROUPED_TOKENS,
-    SOURCE_BYTES,
-    TARGET_BYTES,
-    TOKENS,
-    Likeness,
-    in_parts,
-    likeness_of,
-)
-from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
-from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
-from thinkalike.evaluation.token_means import MOST_TOKENS, BigramMeans
-from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
+from thinkalike.evaluation.likeness import GROUPED_TOKENS, SOURCE_BYTES, TARGET_BYTES
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.losses import bytes_of_logits
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
@@ -37,12 +21,10 @@ from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
 from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
-from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta
 
 log = logging.getLogger(__name__)
 
-CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
 REPORTED = 2**18  # tokens of the report where the data do not state it
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
@@ -59,31 +41,6 @@ class Setting:
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
     memory: float | None = None
-    known: Moments | None = None  # `moments`, where another pass has gathered them
-
-    @classmethod
-    def of(cls, config: TrainConfig) -> Setting:
-        """Load models and text, and check that kind and size of the stitches suit them.
-
-        Raises:
-            ConfigError: the kind of map does not suit the models' widths, layers do not exist, or memory is too small.
-            ModelError: a model cannot be loaded, or tokens cannot be aligned.
-            DataError: there is too little text.
-        """
-        stitch, memory, both = config.stitch, config.trainer.memory_bytes, (config.model, config.target)
-        source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
-        if stitch.both and source is target:
-            raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
-        _check_widths(stitch, source, target)
-        pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
-        _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
-        corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
-        return cls(stitch, config.seed, source, target, pairs, corpus, memory)
-
-    @property
-    def is_fitted_in_parts(self) -> bool:
-        """Whether closed forms are controls and starts alone."""
-        return self.config.trained or self.config.kind == "identity"
 
     @property
     def equal_widths(self) -> bool:
@@ -91,6 +48,7 @@ class Setting:
 
     @property
     def budget(self) -> Budget:
+        """The memory for states outside of training."""
         place = self.target.device
         limit = (in_use(place) + GAPS * AT_ONCE) / MARGIN if place.type == "cpu" else None
         return Budget.of(place, self.memory or limit)
@@ -101,85 +59,11 @@ class Setting:
         layers = zip(("source_layer", "target_layer"), zip(*self.layer_pairs, strict=True), strict=True)
         return names | {name: list(own) for name, own in layers}
 
-    def identity(self) -> Maps:
-        return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.layer_pairs)
-
-    @cached_property
-    def moments(self) -> Moments:
-        """Statistics of both models' states for closed forms.
-
-        They are of all rows to fit on if φ itself is a closed form, and of `CONTROL_TOKENS` for controls and starts.
-        """
-        if self.known:
-            return self.known
-        fit, rows = self.corpus.fit, self.corpus.fit.tokens
-        if self.is_fitted_in_parts:
-            rows = rows[: CONTROL_TOKENS // fit.context]
-        models = self.source, self.target, self.layer_pairs
-        return state_moments(*models, rows, self._rows_at_once(rows), layout=fit.layout)
-
-    def _rows_at_once(self, rows: Tensor) -> int:
-        most, layout = rows_at_once(self.corpus), self.corpus.fit.layout
-        return rows_of_moments(self.source, self.target, self.layer_pairs, rows, most, self.budget, layout)
-
-    def residuals(self, maps: Sequence[BothDirections]) -> ResidualSums:
-        """Return what maps that were fitted on `moments` leave unexplained of the report's states."""
-        rows = self.corpus.report
-        models = self.source, self.target, self.layer_pairs
-        return residual_sums(*models, maps, self.moments, rows, self._rows_at_once(rows.tokens))
-
-    def closed_forms(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
-        """Return a closed form of every layer pair, fitted with or without a constant."""
-        config, fits = self.config, [(self.moments, pair) for pair in self.layer_pairs]
-        if kind == "least_squares":
-            return [least_squares(*fit, config.ridge, bias) for fit in fits]
-        if kind == "reduced_rank":
-            return [reduced_rank(*fit, config.rank, config.ridge, bias) for fit in fits]
-        return [procrustes(*fit, bias=bias) if kind == "procrustes" else bias_only(*fit) for fit in fits]
-
-    @cached_property
-    def starts(self) -> list[AffineMap]:
-        """The maps that training starts from; those of stitch=linear are fitted without a constant."""
-        return self.closed_forms(self.config.init, bias=self.config.kind != "linear")
-
     def reversed(self, data: DataConfig) -> Setting:
         """Return the same from the target to the source."""
         config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
         corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
         return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
-
-    def likeness(self) -> tuple[Likeness, Setting, BigramMeans]:
-        """Return the similarity of the states of both models at every layer pair, and what the same pass gathers.
-
-        That is this setting with its `moments`, and the target's mean states of tokens and of pairs of tokens. Where
-        the states of all layer pairs do not fit into memory at once, text is read again for the next of them, and apart
-        for the rest.
-        """
-        fit, report, depths = self.corpus.fit, self.corpus.report, sorted({depth for _, depth in self.layer_pairs})
-        tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(self.layer_pairs)
-        means = BigramMeans(self.target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
-        read = 0
-
-        def seen(rows: Tensor, mine: dict[int, Tensor], theirs: dict[int, Tensor]) -> None:
-            nonlocal read
-            read += len(rows)
-            moments.update(*({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs)))
-            means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
-
-        longest = min(max(fit.tokens.numel(), report.documents.numel()), TOKENS)
-        parts = in_parts(self.layer_pairs, self.source.d_model, self.target.d_model, longest, self.budget.room)
-        given = [seen] if len(parts) == 1 else []
-        alike = Likeness.joined([likeness_of(self.source, self.target, part, fit, report, *given) for part in parts])
-        means.read(self.target, tokens[read : max(read, MOST_TOKENS // fit.context)])
-        return alike, replace(self, known=moments) if read and self.is_fitted_in_parts else self, means
-
-    def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
-        """Return losses by document of all maps on the report's rows, see `document_sums`."""
-        rows, readers = self.corpus.report, readers or {}
-        models, layout = (self.source, self.target, self.layer_pairs), rows.layout
-        most = rows_at_once(self.corpus)
-        at_once = report_share(*models, rows.tokens, most, self.budget, layout, others=bool(readers))
-        return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -211,12 +95,56 @@ def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_
     return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
 
 
-def passes(config: TrainConfig, shapes: Shapes) -> list[Passes]:
-    """Return the passes of a stitching job, of both directions if both are asked for."""
-    source, target = both_of(shapes)
-    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
-    found = _passes(config, source, target, pairs)
-    return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
+def _stitches_in(config: StitchConfig, pairs: Sequence[LayerPair]) -> int:
+    """Return how many φ are trained together: of all pairs, rates and controls, and of the target into itself."""
+    depths = {depth for _, depth in pairs}
+    return len(pairs) * (1 + len(config.lr_multiples) + config.controls) + config.floor * len(depths)
+
+
+def _bytes_of_map(config: StitchConfig, d: int, e: int) -> float:
+    """Return the bytes of a φ's linear maps from width d to width e, in float32."""
+    if config.kind == "identity":
+        return 0.0
+    return 4.0 * (config.rank * (d + e) if config.kind == "low_rank" else d * e)
+
+
+def _bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) -> float:
+    """Return the bytes of Σ d² + Σ e² over the layers that are read and (1 + maps) Σ d e over their pairs."""
+    layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
+    return 8.0 * (layers * d**2 + depths * e**2 + (1 + maps) * len(pairs) * d * e)
+
+
+def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
+    """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
+    if config.trained:
+        count = _stitches_in(config, pairs)
+        kept = _bytes_of_map(config, d, e) * (count * (3 + momenta(config)) + len(pairs))
+        check_memory(f"{count} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
+        tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
+        check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
+    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
+        remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
+        closed = _bytes_of_moments(d, e, pairs, maps=3 if config.controls else 1)
+        check_memory(f"closed forms of {len(pairs)} layer pairs need", closed, budget, remedy)
+
+
+def load_setting(config: TrainConfig) -> Setting:
+    """Load models and text, and check that kind and size of the stitches suit them.
+
+    Raises:
+        ConfigError: the kind of map does not suit the models' widths, layers do not exist, or memory is too small.
+        ModelError: a model cannot be loaded, or tokens cannot be aligned.
+        DataError: there is too little text.
+    """
+    stitch, memory, both = config.stitch, config.trainer.memory_bytes, (config.model, config.target)
+    source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
+    if stitch.both and source is target:
+        raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
+    _check_widths(stitch, source, target)
+    pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+    _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
+    corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
+    return Setting(stitch, config.seed, source, target, pairs, corpus, memory)
 
 
 def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
@@ -228,8 +156,8 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
     whole = target.operations.full(row)
     tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
     all_tails = sum(tails[m] for _, m in pairs)
-    fits = all_tails * (stitch.seeds + len(stitch.rates) + stitch.controls) + stitch.floor * sum(tails.values())
-    maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
+    fits = all_tails * (stitch.seeds + len(stitch.lr_multiples) + stitch.controls) + stitch.floor * sum(tails.values())
+    maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
     own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
     found = [
         Passes("training", source, steps, row, stitch.seeds + stitch.controls, full=False),
@@ -240,6 +168,14 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
         Passes("report", target, report, row, 1 + maps * all_tails),
     ]
     return [each for each in found if each.tokens]
+
+
+def passes(config: TrainConfig, shapes: Shapes) -> list[Passes]:
+    """Return the passes of a stitching job, of both directions if both are asked for."""
+    source, target = both_of(shapes)
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+    found = _passes(config, source, target, pairs)
+    return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
 
 
 def held(config: TrainConfig, shapes: Shapes) -> float:
@@ -257,36 +193,3 @@ def held(config: TrainConfig, shapes: Shapes) -> float:
     alike = states + 3 * _bytes_of_moments(source.width, target.width, pairs) + bytes_of_logits(target.vocabulary)
     trained = _stitches_in(stitch, pairs) * _bytes_of_map(stitch, source.width, target.width) * (3 + momenta(stitch))
     return max(stitch.trained * trained, alike)
-
-
-def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
-    """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
-    if config.trained:
-        count = _stitches_in(config, pairs)
-        kept = _bytes_of_map(config, d, e) * (count * (3 + momenta(config)) + len(pairs))
-        check_memory(f"{count} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
-        tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
-        check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
-    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
-        remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
-        closed = _bytes_of_moments(d, e, pairs, maps=3 if config.controls else 1)
-        check_memory(f"closed forms of {len(pairs)} layer pairs need", closed, budget, remedy)
-
-
-def _stitches_in(config: StitchConfig, pairs: Sequence[LayerPair]) -> int:
-    """Return how many φ are trained together: of all pairs, rates and controls, and of the target into itself."""
-    depths = {depth for _, depth in pairs}
-    return len(pairs) * (1 + len(config.rates) + config.controls) + config.floor * len(depths)
-
-
-def _bytes_of_map(config: StitchConfig, d: int, e: int) -> float:
-    """Return the bytes of a φ's linear maps from width d to width e, in float32."""
-    if config.kind == "identity":
-        return 0.0
-    return 4.0 * (config.rank * (d + e) if config.kind == "low_rank" else d * e)
-
-
-def _bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) -> float:
-    """Return the bytes of Σ d² + Σ e² over the layers that are read and (1 + maps) Σ d e over their pairs."""
-    layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
-    return 8.0 * (layers * d**2 + depths * e**2 + (1 + maps) * len(pairs) * d * e)
