@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import tokenize
 import typing
@@ -25,7 +26,7 @@ from omegaconf import MISSING, OmegaConf
 
 import thinkalike
 from thinkalike import measures
-from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
+from thinkalike.config import CONF, MEASURES, TASKS, AnalyzeConfig, TrainConfig, compose_job, instrument, measure_schema
 from thinkalike.config.schema import Range, default_of
 from thinkalike.errors import ConfigError
 
@@ -43,8 +44,8 @@ KINDS = {
 }
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
 PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a root schema
-HIDDEN = ("measure.kind", "chosen")  # which the choice of a measure, and the command line, fill in
-BY_OPTION = ("stitch", "nli", "sae")  # parts whose options set more than their schema
+HIDDEN = ("measure.kind",)  # which the choice of a measure fills in
+TASK_OF = {"stitch": "stitch", "nli": "nli", "sae": "sae"}  # the tasks whose recipes decide the defaults of a part
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
 
 SETTINGS = """# Settings
@@ -57,10 +58,9 @@ are stored. Settings outside the key are not meant to change a number; device an
 which training can amplify. Instead of a path, the key has the content of the file.
 
 **Default**: the value without an override; where minis and other models differ (`scale`), both values. The options of
-a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. The command line
-overrides all of them. In an option, `${{at_scale:A,B}}` is A with `scale=mini` and B with `scale=paper`,
-`${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and `${{at_most_a_tenth:A,B}}` is A, but at
-most a tenth of B. Square brackets include the end of an interval, round ones exclude it.
+a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. `--cfg job`
+shows null for a setting that is left to the recipe; the methods `by_recipe` in the source have all recipes. The command
+line overrides all of them. Square brackets include the end of an interval, round ones exclude it.
 
 {sections}
 """
@@ -109,12 +109,14 @@ Row = tuple[str, str, str, str]  # setting, values, default, meaning
 def settings() -> str:
     """Return the text of the page of settings; rows that several tables share stand in one table."""
     roots = {"train.py": TrainConfig, "analyze.py": AnalyzeConfig}
-    groups = {item.name: type(default_of(item)) for root in roots.values() for item in dataclasses.fields(root)}
+    own = [instrument(value).config for value in (*TASKS.values(), *MEASURES.values())]  # with parts of their own
+    hints = (typing.get_type_hints(root) for root in (*roots.values(), *own))
+    groups = {name: hint for each in hints for name, hint in each.items()}
     groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
     own = {f"`{name}.py`".replace(".py.py", ".py"): rows_of(root) for name, root in roots.items()}
     parts = shared("`train.py` and `analyze.py`", own, least=2)
     for name, schema in sorted(groups.items()):
-        made = at_both_scales("train", name) if name in BY_OPTION else []
+        made = at_both_scales("train", name, f"task={TASK_OF[name]}") if name in TASK_OF else []
         parts.append(section(f"`{name}`", rows_of(schema, f"{name}.", made), inspect.getdoc(schema) or ""))
     measures: dict[tuple[Row, ...], list[str]] = {}  # kinds of measure by their settings
     for kind in MEASURES:
@@ -212,14 +214,21 @@ def comments(schema: Any) -> Iterator[tuple[str, str]]:
 
 
 def comments_in(source: str) -> Iterator[tuple[str, str]]:
-    """Yield each field in the source of a class, with the comment behind it and the line of comment that goes on."""
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    said = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.AnnAssign) and (first := said.get(node.end_lineno or 0)):
-            further = said.get(first.start[0] + 1)
-            goes_on = [further.string] if further and further.line.strip().startswith("#") else []
-            yield ast.unparse(node.target), " ".join(text.lstrip("# ") for text in (first.string, *goes_on))
+    """Yield each field in the source of a class, with its comment.
+
+    That is the one behind it, with the lines of comment below; or, where there is none behind it, those above.
+    """
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    said = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    nodes = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.AnnAssign))
+    fields = sorted(nodes, key=lambda node: node.lineno)
+    ends = [node.end_lineno or 0 for node in fields]
+    for node, end, after in itertools.zip_longest(fields, ends, ends[1:]):
+        lone = {line for line in said if line not in ends}  # a comment that has its line for itself
+        above = itertools.takewhile(lone.__contains__, itertools.count(node.lineno - 1, -1))
+        below = itertools.takewhile(lone.__contains__, itertools.count(end + 1)) if after in (None, *said) else ()
+        if lines := [end, *below] if end in said else sorted(above):
+            yield ast.unparse(node.target), " ".join(said[line] for line in lines)
 
 
 def values_of(schema: Any, item: dataclasses.Field, prefix: str) -> str:

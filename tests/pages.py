@@ -10,7 +10,6 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import IntervalSweep, Override
 
 from conftest import ROOT
-from thinkalike.config.overrides import at_home
 
 PROGRAMS = ("python ", "thinkalike ", "make", "torchrun ", "srun ")
 FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)
@@ -27,8 +26,8 @@ class Command(NamedTuple):
     @property
     def overrides(self) -> list[str]:
         """The settings, without those of Hydra's own plugins, which need not be installed."""
-        given = [word for word in self.words if "=" in word or word[:1] in ("+", "~")]
-        return at_home([word for word in given if not word.startswith("hydra")])
+        given = [word for word in self.words if ("=" in word and word[0] != "-") or word[:1] in ("+", "~")]
+        return [word for word in given if not word.startswith("hydra")]
 
     @property
     def swept(self) -> bool:

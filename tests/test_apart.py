@@ -95,7 +95,7 @@ CHANGES = {
 @pytest.mark.parametrize("first", ["fit", "report"])
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("kept", [0.4, 0.6])
-def test_a_document_gives_way_where_one_to_fit_on_holds_more_than_half_of_it(kept, change, first, kind, source):
+def test_a_report_document_gives_way_to_its_near_duplicate(kept, change, first, kind, source):
     """With 40 % of its lines in the other one it stays, so that the test could fail."""
     mine = lines(1)
     theirs = mine[: int(kept * len(mine))] + lines(2)[int(kept * len(mine)) :]
@@ -117,7 +117,7 @@ def test_a_document_gives_way_where_one_to_fit_on_holds_more_than_half_of_it(kep
         ("whole", "scattered", False),  # no single document has half of it
     ],
 )
-def test_what_counts_is_the_share_of_the_report_that_one_document_holds(mine, theirs, near):
+def test_near_duplicates_are_by_the_share_of_one_document(mine, theirs, near):
     whole = lines(1, 60)
     texts = {
         "whole": ["\n".join(whole)],
@@ -146,7 +146,7 @@ def test_shingles_are_the_same_in_every_process():
 
 
 @both
-def test_documents_that_differ_in_case_and_white_space_are_copies(kind, source):
+def test_documents_that_differ_in_case_and_space_are_copies(kind, source):
     copies = [
         next(c for n in count() if for_report(c := text.upper() + "\r\n" * n) == for_report(text)) for text in OTHERS
     ]
@@ -181,7 +181,7 @@ def slow_shingles(text: str) -> set:
 
 @both
 @pytest.mark.parametrize("seed", range(2))
-def test_no_document_of_the_report_has_over_half_of_its_shingles_in_one_to_fit_on(seed, kind, source):
+def test_no_report_document_has_half_its_shingles_in_a_fit_one(seed, kind, source):
     texts = mixed(seed)
     config = source(texts, kind)
     fit, kept = [slow_shingles(text) for text in training_texts(config)], set(held_out_texts(config))
@@ -220,14 +220,14 @@ def test_on_the_same_split_no_document_gives_way(source):
 FILLING = [other(seed, seed % 3 == 0) for seed in range(10, 400)]
 
 
-def test_of_local_files_documents_that_a_job_does_not_read_count_as_well(source):
+def test_unread_documents_of_local_files_count_as_well(source):
     report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
     near, far = source([report, *FILLING, fit]), source([report, *FILLING])
     assert report in reported(read(far, fit_tokens=16, report_tokens=2048))
     assert report not in reported(read(near, fit_tokens=16, report_tokens=2048))
 
 
-def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_again(source):
+def test_a_hub_sets_report_is_refilled_from_what_was_read(source):
     report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
     texts = [report, *FILLING[:40], fit, *FILLING[40:]]
     size = 16 * (sum(len(text) + 1 for text in [report, *FILLING[:40]] if for_report(text)) // 16)

@@ -58,9 +58,7 @@ def across(result, source, target, column="value"):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing(
-    measured, states, stimuli, checkpoints, tmp_path
-):
+def test_a_rotated_copy_is_the_model_and_permuted_rows_are_not(measured, states, stimuli, checkpoints, tmp_path):
     copy = write(tmp_path / "copy.npz", rotated(states), stimuli.ids, torch.randperm(COUNT).tolist())
     target = ["model@target=local", f"target.path={checkpoints['gpt2']}"]
     done = measured(f"activations={copy}", *target)
@@ -124,7 +122,7 @@ def cka_by_hand(first, second, parts):
 
 
 @pytest.mark.drawn
-def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
+def test_two_recordings_have_the_cka_computed_by_hand(measured, two, stimuli):
     first, second, activations = two
     result = measured(activations).result
     assert result.scalars["batches"] == 1
@@ -144,7 +142,7 @@ def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_ha
     np.testing.assert_allclose(half, 2.262157 * spread, rtol=0.05)
 
 
-def test_more_stimuli_than_a_batch_can_hold_are_drawn_one_by_one_into_batches(measured, two):
+def test_many_stimuli_are_drawn_one_by_one_into_batches(measured, two):
     first, second, activations = two
     result = measured(activations, "measure.tokens_per_batch=16").result
     assert result.scalars["batches"] == 15
@@ -155,7 +153,7 @@ def test_more_stimuli_than_a_batch_can_hold_are_drawn_one_by_one_into_batches(me
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
+def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
     layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}
     path = write(tmp_path / "x.npz", layers, stimuli.ids)
     first = measured(f"activations={path}", measure="mutual_knn").result
@@ -188,7 +186,7 @@ def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, 
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]
 
 
-def test_intervals_over_sentences_cover_where_those_over_words_would_not():
+def test_intervals_over_sentences_cover_and_over_words_do_not():
     """Words of one sentence have one state in arrays that have nothing in common, whose CKA is therefore zero."""
 
     def covered(groups, seed):

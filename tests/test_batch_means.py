@@ -30,7 +30,7 @@ def batch(layers, n=6, d=3):
     return [torch.randn(n, d, dtype=torch.float64) for _ in range(layers)]
 
 
-def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
+def test_mknn_is_a_mean_over_batches_jackknifed_by_document():
     """The documents of one part lie in several batches, and no part has the same share of each."""
     pairs = [(batch(2, 12), batch(3, 12)) for _ in range(5)]
     owners = [torch.randint(30, (12,)) for _ in pairs]
@@ -65,7 +65,7 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_over_documents():
 
 
 @pytest.mark.parametrize("accumulator", [partial(LayerPredictions, fit_batches=1), LayerShifts])
-def test_r2_and_distances_of_fewer_than_eight_documents_have_no_interval(accumulator):
+def test_fewer_than_eight_documents_have_no_interval(accumulator):
     for count in (7, 8):
         means = accumulator(1, 1)
         for number in range(2):
@@ -76,7 +76,7 @@ def test_r2_and_distances_of_fewer_than_eight_documents_have_no_interval(accumul
         assert bool(found.low.isinf().all()) == bool(found.high.isinf().all()) == (count < 8)
 
 
-def test_a_part_in_no_batch_is_not_left_out_and_too_few_rows_give_no_interval():
+def test_absent_parts_are_not_left_out_and_few_rows_have_no_ends():
     source, target = batch(1, 16), batch(1, 16)
     unequal = torch.arange(16).clamp(min=3)  # 13 documents, worth 9 of equal length
     for documents, finite in ((torch.arange(16) + 10, True), (torch.arange(16) // 2, False), (unequal, False)):

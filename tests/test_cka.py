@@ -218,7 +218,7 @@ def test_one_batch_is_the_one_shot_value_of_every_pair(estimator, kernel, device
     )
 
 
-def test_batches_are_joined_by_the_ratio_of_their_means_or_the_mean_of_their_ratios():
+def test_batches_join_by_ratio_of_means_or_mean_of_ratios():
     data = batches(5)
     grams = [[[(x - x.mean(0)) @ (x - x.mean(0)).T for x in side] for side in batch] for batch in data]
     hsics = torch.tensor([[[[hsic1(K, L) for L in t], [hsic1(L, L) for L in t]] for K in s] for s, t in grams])
@@ -351,7 +351,7 @@ def test_two_processes_see_the_same_as_one(tmp_path):
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-def test_it_is_a_metric_of_torchmetrics_also_in_a_collection_and_another_device(device):
+def test_cka_is_a_torchmetrics_metric_also_in_a_collection(device):
     data = batches(3)
     metric = gathered([], groups=torch.arange(12)).to(device)
     both = MetricCollection({"unbiased": CKA(2, 3), "biased": CKA(2, 3, estimator="biased")}).to(device)
@@ -390,7 +390,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
-def test_a_copy_goes_on_by_itself_and_leaves_the_scratch_memory_behind(clone):
+def test_a_copy_is_independent_and_drops_scratch_memory(clone):
     data = batches(3, n=400)
     metric = gathered(data[:2])
     size = len(pickle.dumps(metric))
@@ -431,7 +431,7 @@ def error_of(values):
     [{}, {"estimator": "biased"}, {"aggregate": "mean_of_ratios"}, {"kernel": "rbf"}],
     ids=["unbiased", "biased", "mean of ratios", "rbf"],
 )
-def test_the_jackknife_leaves_out_the_same_documents_of_all_batches(options):
+def test_the_jackknife_leaves_documents_out_of_all_batches(options):
     data = batches(5)
     found = with_documents(data, **options)
     left_out = torch.stack([with_documents(data, part, **options).value for part in range(10)])
@@ -507,7 +507,7 @@ def test_the_distance_of_two_models_is_equation_2():
     assert found.clipped == 0
 
 
-def test_a_model_is_at_distance_0_from_itself_and_clips_are_counted():
+def test_a_model_has_distance_0_to_itself_and_clips_count():
     metric = CKA(3, 3)
     for features in [layers(30, 3, 4, 5, dtype=torch.float32) for _ in range(4)]:
         metric.update(features, features)
@@ -533,7 +533,7 @@ def test_the_convergence_curve_ends_at_the_value():
 @pytest.mark.parametrize("options", [{}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("depth", [1, 7])
-def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, dtype, options):
+def test_the_same_tensors_on_both_sides_are_as_copies(depth, dtype, options):
     states = layers(150, *range(4, 4 + depth), dtype=dtype)
     metrics = [CKA(depth, depth, **options) for _ in range(3)]
     metrics[0].update(states, states)
@@ -561,7 +561,7 @@ def test_the_null_is_cka_with_the_rows_of_the_target_permuted(estimator, kernel,
     same(found.chance.calibrated.value, (found.value.cpu() - null) / (1 - null))
 
 
-def test_calibration_takes_the_biased_estimator_to_zero_for_independent_features():
+def test_calibration_corrects_the_biased_estimator_to_zero():
     metric = CKA(1, 1, estimator="biased", permutations=50)
     for x, y in torch.randn(40, 2, 16, 64, dtype=F64):
         metric.update([x], [y])
@@ -573,7 +573,7 @@ def test_calibration_takes_the_biased_estimator_to_zero_for_independent_features
     assert plain.compute().chance is None
 
 
-def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_show_no_chance():
+def test_permutations_move_whole_documents_away_from_home():
     """Rows of a document depend on each other; of eight documents, most permutations leave one at home."""
     documents = 10 * torch.arange(8).repeat_interleave(3)  # of one part, so that rows stay where they are
     (x,), (y,) = layers(24, 5), layers(24, 4)
@@ -611,7 +611,7 @@ FINE = torch.randn(5, 2)
         (([FINE] * 2, [FINE] * 3, torch.ones(5, dtype=torch.long)), "a mask is boolean"),
     ],
 )
-def test_a_batch_that_has_no_cka_is_refused_by_the_name_of_its_layer_and_adds_nothing(batch, message):
+def test_a_batch_without_cka_names_its_layer_and_adds_nothing(batch, message):
     metric = gathered(batches(2))
     expected = metric.compute()
     with pytest.raises(ValueError, match=message):
@@ -619,7 +619,7 @@ def test_a_batch_that_has_no_cka_is_refused_by_the_name_of_its_layer_and_adds_no
     agree(metric.compute(), expected, 0)
 
 
-def test_a_mask_that_cuts_a_sequence_other_options_and_other_depths_are_refused():
+def test_cut_sequences_other_options_and_depths_are_refused():
     mask = torch.ones(6, 5, dtype=torch.bool)
     mask[2] = False
     with pytest.raises(ValueError, match="use flatten=mean"):

@@ -134,7 +134,7 @@ def test_every_format_gives_the_same_documents_of_the_field(name, tmp_path, conf
             list(documents(config(*files, field="contnet")))
 
 
-def test_files_and_globs_are_read_in_the_order_given_and_sorted_within(tmp_path, config):
+def test_files_are_read_in_order_and_globs_sorted(tmp_path, config):
     for name in ("c.txt", "a.txt", "B.TXT"):
         (tmp_path / name).write_text(name)
     found = documents(config(tmp_path / "c.txt", tmp_path / "[aB].*"))
@@ -167,7 +167,7 @@ def test_only_regular_files_are_read(call, tmp_path, config):
             call(config(place))
 
 
-def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name_decides(tmp_path, monkeypatch):
+def test_the_standard_library_is_read_in_order_of_content(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     kept = {"a.py": "x = 1", "json/b.py": "y = 2", "email/c.py": "z = 3", "d.py": "w = 4"}
     left = ["test/e.py", "lib2to3/tests/f.py", "idlelib/idle_test/g.py", "site-packages/h.py", "dist-packages/i.py"]
@@ -203,7 +203,7 @@ def test_a_hub_set_is_streamed(hub):
     hub.assert_called_once_with("someone/set", "en", **options)
 
 
-def test_the_fingerprint_changes_with_content_field_and_format_but_not_with_the_path(tmp_path, config):
+def test_a_texts_fingerprint_is_of_its_content_not_its_path(tmp_path, config):
     first = write_jsonl(tmp_path / "a.jsonl", texts(5))
     moved = write_jsonl(tmp_path / "moved.jsonl", texts(5))
     other = write_jsonl(tmp_path / "b.jsonl", [*texts(4), "x"])
@@ -214,7 +214,7 @@ def test_the_fingerprint_changes_with_content_field_and_format_but_not_with_the_
     assert len({name, *map(text_fingerprint, changed)}) == 5
 
 
-def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hub):
+def test_a_hub_sets_fingerprint_is_of_all_that_chooses_it(hub):
     changes = {"hub_id": "a/other", "subset": "en", "split": "test", "revision": "v2", "hub_files": ["a"], "field": "f"}
     names = {text_fingerprint(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
     assert len(names | {text_fingerprint(DataConfig(**HUB))}) == 7
@@ -222,7 +222,7 @@ def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hu
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_rows_are_the_documents_joined_with_eos_and_know_their_owners(bos, config):
+def test_rows_are_documents_joined_by_eos_and_know_them(bos, config):
     data = config()
     corpus = read(data, bos=bos)
     for rows, side in zip((corpus.fit, corpus.report), sides(data), strict=True):
@@ -250,7 +250,7 @@ def pieces(rows: TokenRows) -> list[str]:
 
 
 @pytest.mark.parametrize("bos", [False, True])
-def test_aligned_rows_begin_with_documents_and_lose_their_last_ones_end(bos, config):
+def test_aligned_rows_begin_with_documents_and_cut_the_last(bos, config):
     source = config(aligned=True)
     corpus = read(source, bos=bos)
     whole = {text: [*map(ord, text), EOS] for text in documents(source)}
@@ -276,7 +276,7 @@ def test_the_grammar_gives_sentences_that_probing_does_not_use():
     assert digest.startswith("13cd4eb959d784e8"), "other sentences need another `GRAMMAR`, which is in the keys of jobs"
 
 
-def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_path, config):
+def test_no_document_is_on_both_sides_and_copies_are_dropped(tmp_path, config):
     copied = write_jsonl(tmp_path / "copied.jsonl", [*texts(60), *texts(60), "", "  \n"])
     corpus = read(config(copied))
     fit, report = pieces(corpus.fit), pieces(corpus.report)
@@ -301,7 +301,7 @@ def paragraphs(count, size=300, joint="\n\n"):
 
 
 @pytest.mark.parametrize(("joint", "size"), [("\n\n", 300), ("\n", 300), (" ", 300), ("", 6)])
-def test_pieces_of_a_document_are_even_and_end_with_its_paragraphs_lines_or_words(joint, size):
+def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
     text = paragraphs(20_000 // size, size, joint) if joint else "x" * 20_000
     found = list(in_pieces(text))
     assert "".join(found) == text

@@ -150,19 +150,19 @@ def test_every_declaration_is_proved():
 
 @pytest.mark.parametrize("change", tester.CHANGES)
 @every
-def test_a_measure_has_the_invariances_that_it_declares_and_no_others(measure, change):
+def test_a_measure_has_exactly_its_declared_invariances(measure, change):
     tester.check_invariance(measure, change)
 
 
 @every
-def test_a_measure_stays_in_its_range_with_its_value_for_identical_features_its_symmetry_and_precision(measure):
+def test_a_measure_keeps_its_range_symmetry_and_precision(measure):
     tester.check_range(measure, draws=6)
     tester.check_order(measure)
     tester.check_precision(measure)
 
 
 @pytest.mark.parametrize("name", [name for name, each in MEASURES.items() if each.chunked or each.masked])
-def test_any_chunking_gives_the_value_of_the_whole_and_masked_rows_count_for_nothing(name):
+def test_chunks_give_the_whole_value_and_masked_rows_nothing(name):
     (tester.check_chunks if MEASURES[name].chunked else tester.check_mask)(MEASURES[name])
 
 
@@ -234,7 +234,7 @@ def test_a_measure_without_a_declared_invariance_fails(change):
         tester.check_invariance(fake(LACKING[change]), change)
 
 
-def test_a_measure_with_an_invariance_that_it_does_not_declare_fails():
+def test_a_measure_with_an_undeclared_invariance_fails():
     with pytest.raises(AssertionError):
         tester.check_invariance(fake(cka, invariances=frozenset()), "translation")
 

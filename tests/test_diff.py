@@ -15,7 +15,7 @@ from thinkalike.evaluation.changes import by_part, perturbed, seen
 from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, is_packed, norms, parts_of
+from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
 ROWS = TokenRows(TOKENS, torch.arange(8)[:, None].expand(8, 16))
@@ -139,13 +139,6 @@ def test_random_changes_are_as_large_and_undo_themselves():
     assert null.mean(1).unique().numel() == 19
     assert 0.2 < change.tokens.kl.mean() / null.mean() < 5, "noise is as its own null"
     assert base.fingerprint() == before
-
-
-def test_packed_weights_are_known():
-    model = tiny.frozen()
-    assert not is_packed(model)
-    model.module.head.weight = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
-    assert is_packed(model)
 
 
 def test_models_of_another_shape_are_refused(families):

@@ -57,7 +57,7 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
     assert np.allclose(penalty_of(alone.arrays, "stitch"), penalty_of(arrays, "seed_1"), atol=1e-6)
 
 
-def test_a_model_into_itself_has_no_other_direction_and_is_its_own_floor(door, small_stitching, minis):
+def test_a_self_stitch_has_one_direction_and_is_its_own_floor(door, small_stitching, minis):
     itself = [word for word in small_stitching if not word.startswith("target.")]
     failed = door("train.py", *itself, "stitch.both=true")
     assert failed.status == 1

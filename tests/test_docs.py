@@ -5,22 +5,27 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import fields
+from functools import cache
 from importlib import import_module
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 
 import pages
 from conftest import ROOT, composed
 from thinkalike.cli import as_analysis
-from thinkalike.config import AnalyzeConfig, TrainConfig
-from thinkalike.config.compose import check_overrides
-from thinkalike.config.overrides import folders_named, parse_overrides
+from thinkalike.config import MEASURES, TrainConfig, measure_schema, options
+from thinkalike.config.compose import _keys
+from thinkalike.config.options import GROUPS, _folder, _node
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 
 DOCS = ROOT / "docs"
-SCHEMAS = {"train": TrainConfig, "analyze": AnalyzeConfig}
+DOORS = ("train", "analyze")
 PLUGGED = [each for each in pages.commands() if any(".py:" in word for word in each.words)]  # tests/test_plugins.py
 COMMANDS = [each for each in pages.commands() if each not in PLUGGED]
 PAGES = pages.pages()
@@ -35,14 +40,41 @@ def script(name):
     return module
 
 
+def parsed(overrides):
+    return OverridesParser.create().parse_overrides(overrides)
+
+
+@cache
+def keys(door):
+    """All settings and parts of a door, of any measure."""
+    root = OmegaConf.create(_node(f"{door}_schema"))
+    of_measures = (f"measure.{item.name}" for kind in MEASURES for item in fields(measure_schema(kind)))
+    return {*_keys(root), *(of_measures if door == "analyze" else ())}
+
+
+def check_names(door, overrides):
+    """Check that the options and settings of a command line are there."""
+    for override in parsed(overrides):
+        key = override.package or override.key_or_group
+        if override.key_or_group in GROUPS or key == "experiment":
+            names = [getattr(each, "text", each) for each in getattr(override.value(), "list", [override.value()])]
+            there = options(override.key_or_group)
+            unknown = [each for each in names if isinstance(each, str) and each not in there]
+            paths = [f"{override.key_or_group}/{each}" for each in unknown]
+            assert not [each for each in paths if _folder(each) is None and _node(each) is None], unknown
+        else:
+            parts = key.split(".")
+            assert {key, ".".join(parts[:2]), parts[0]} & keys(door) - {*GROUPS, "target"}, key
+
+
 def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
     if "--config-dir" in command.words:
         return  # its options are in a folder of its own; tests/test_docs_run.py runs it
     if command.door == "diff":
-        check_overrides(folders_named(as_analysis(command.words)), AnalyzeConfig)
-    elif command.door in SCHEMAS:
-        check_overrides(folders_named(command.overrides), SCHEMAS[command.door])
+        check_names("analyze", as_analysis(command.words))
+    elif command.door in DOORS:
+        check_names(command.door, command.overrides)
     elif command.door in ("results", "report"):
         line = re.sub(r"--(out|title) \S+", "", " ".join(command.words))
         words = line.split()
@@ -55,7 +87,7 @@ def check(command):
 
 
 def compose(command):
-    for words in pages.jobs_of(parse_overrides(command.overrides)) or [[]]:
+    for words in pages.jobs_of(parsed(command.overrides)) or [[]]:
         composed(*words, door=command.door)
 
 
@@ -65,25 +97,25 @@ def wrong(commands, *checks):
         try:
             for each in checks:
                 each(command)
-        except (ConfigError, AssertionError) as error:
+        except (ConfigError, HydraException, AssertionError) as error:
             found.append(f"{command.page}: {command.door} {' '.join(command.words)}: {error}")
     return found
 
 
 def test_every_command_of_every_page_names_what_is_there():
     assert len(COMMANDS) > 140
-    assert {each.door for each in COMMANDS} > {*SCHEMAS, "results", "report", "make", "docs/make_models.py"}
+    assert {each.door for each in COMMANDS} > {*DOORS, "results", "report", "make", "docs/make_models.py"}
     assert wrong(COMMANDS, check) == []
 
 
 def test_every_command_of_the_readme_composes():
-    own = [each for each in COMMANDS if each.page == "README.md" and each.door in SCHEMAS]
+    own = [each for each in COMMANDS if each.page == "README.md" and each.door in DOORS]
     assert len(own) > 6
     assert wrong(own, compose) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", SCHEMAS)
+@pytest.mark.parametrize("door", DOORS)
 def test_every_command_of_every_page_composes(door):
     own = [each for each in COMMANDS if each.door == door and "--config-dir" not in each.words]
     assert wrong(own, compose) == []
@@ -167,8 +199,10 @@ def test_the_reference_is_as_its_script_makes_it():
 
 def test_a_setting_without_a_meaning_is_refused():
     made = script("make_reference")
-    read = made.comments_in("class A:\n    b: int = 1  # first\n    # goes on\n    c: int = 2\n")
-    assert dict(read) == {"b": "first goes on"}
+    read = made.comments_in(
+        "class A:\n    b: int = 1  # one\n    # more\n    c: int = 2  # two\n    # three\n    d: int = 3\n"
+    )
+    assert dict(read) == {"b": "one more", "c": "two", "d": "three"}
     seed = next(each for each in made.dataclasses.fields(TrainConfig) if each.name == "seed")
     with pytest.raises(LookupError, match=r"TrainConfig\.seed has no comment"):
         made.row(TrainConfig, seed, "", "")

@@ -14,7 +14,7 @@ import torch
 import pages
 import tiny
 from conftest import ROOT
-from test_docs import COMMANDS, DOCS, SCHEMAS, script
+from test_docs import COMMANDS, DOCS, DOORS, script
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.training import optimizers
 
@@ -47,7 +47,7 @@ def alone(command):
     known = all(name.endswith(("-mini", "-s1", "-v2k")) or name == "my-checkpoint" for name in models if name != ".")
     here = given.get("data") is None and given.get("population") in (None, "natural") and "trainer" not in given
     mini = "experiment" not in given or given.get("scale") == "mini"
-    return command.door in SCHEMAS and known and here and mini and given.get("stimuli") != "conllu"
+    return command.door in DOORS and known and here and mini and given.get("stimuli") != "conllu"
 
 
 def runs(command):

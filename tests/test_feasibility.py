@@ -8,7 +8,7 @@ from thinkalike.errors import ResourceError
 from thinkalike.memory import FirstBatch
 
 
-def test_only_the_first_batch_is_watched_and_all_of_its_work_counts(monkeypatch):
+def test_only_the_first_batch_is_watched(monkeypatch):
     monkeypatch.setattr(places, "in_use", lambda device: 0)
     monkeypatch.setattr(places, "at_hand", lambda device: 10_000)
     watched = FirstBatch("lower it")

@@ -4,7 +4,6 @@ import pandas as pd
 import pytest
 
 from conftest import composed
-from thinkalike.config.compose import DEFAULT_TARGET
 from thinkalike.config.schema import relevant
 from thinkalike.instruments.stitching.instrument import sentence
 
@@ -19,7 +18,7 @@ def models(*words):
 @pytest.mark.parametrize("words", [[], ["seed=1", "model.device=cpu"]])
 def test_where_no_model_is_named_there_are_two(words):
     assert models(*words) == PAIR
-    assert relevant(composed(*words)) == relevant(composed(*words, DEFAULT_TARGET))
+    assert relevant(composed(*words)) == relevant(composed(*words, "model@target=solu-3l-mini"))
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_a_way_to_run_code_is_found_and_a_safe_one_is_none(source, count):
     assert len(unsafe(source)) == count
 
 
-def test_no_module_is_shadowed_by_a_function_or_class_of_its_name():
+def test_no_module_is_shadowed_by_a_name_of_its_own():
     shadowed, packages = [], ["thinkalike"]
     for name in packages:
         package = importlib.import_module(name)

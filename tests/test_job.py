@@ -23,11 +23,6 @@ from thinkalike.config import (
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
-    NLIConfig,
-    PairsConfig,
-    PopulationConfig,
-    PretrainConfig,
-    SAEConfig,
     StimuliConfig,
     StitchConfig,
     TrainConfig,
@@ -37,6 +32,9 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config.schema import default_of
+from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
@@ -184,7 +182,7 @@ def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
     ],
 )
 def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, said, tmp_path):
-    with pytest.raises(ResourceError, match=f"{said}.*the same command: it goes on from the last state"):
+    with pytest.raises(ResourceError, match=f"{said}.*rerun the command to resume from the last state"):
         perform(Toy(break_off=error), config(tmp_path))
     assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
 
@@ -336,7 +334,10 @@ def defaults() -> dict[str, dict]:
     plain = (DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, TrainerConfig)
     schemas = {each.__name__: each for each in (*plain, NLIConfig, PretrainConfig, SAEConfig, StitchConfig)}
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
-    return {name: {item.name: default_of(item) for item in dataclasses.fields(each)} for name, each in schemas.items()}
+    return {
+        name: {item.name: item.metadata.get("usual", default_of(item)) for item in dataclasses.fields(each)}
+        for name, each in schemas.items()
+    }
 
 
 def test_no_default_has_changed_without_a_word():

@@ -263,7 +263,7 @@ def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
 
 
 @pytest.mark.slow
-def test_tensorboard_has_the_curves_of_a_training_beside_its_numbers(door, small_stitching):
+def test_tensorboard_has_the_curves_of_a_training(door, small_stitching):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

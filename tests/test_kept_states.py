@@ -4,7 +4,6 @@ import functools
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from unittest import mock
 
 import pytest
 import torch
@@ -89,22 +88,6 @@ def computing(calls, value=1.0):
         return Entry({"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]})
 
     return compute
-
-
-@pytest.mark.parametrize("what", ["a file", "a full disk"])
-def test_where_it_cannot_be_written_work_goes_on(what, caplog, monkeypatch, tmp_path):
-    calls, folder = [], tmp_path / "kept"
-    if what == "a file":
-        folder.write_text("")
-    else:
-        full = mock.Mock(side_effect=OSError(28, "No space left on device"))
-        monkeypatch.setattr("thinkalike.data.cache.save_file", full)
-    for _ in range(2):
-        states, about = kept(folder / "x.safetensors", computing(calls))
-        assert (float(states["0"].sum()), about) == (12, {"layers": [0, 1]})
-    assert len(calls) == 2
-    assert "going on without it" in caplog.text
-    assert not list(tmp_path.glob("kept/*.aside"))
 
 
 def test_two_at_once_compute_it_once(tmp_path):

@@ -145,7 +145,7 @@ def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
 
 
 @pytest.mark.parametrize("given", ["none", "token"])
-def test_predictions_are_those_of_linear_maps_and_go_on_from_a_state(given):
+def test_predictions_are_those_of_linear_maps_and_resume(given):
     sizes, tokens = ((4, 5), (3,)), torch.arange(60) % 10
     read = [[[torch.randn(60, d) for d in side] for side in sizes] for _ in range(6)]
     whole = LayerPredictions(2, 1, fit_batches=3, given=given)
@@ -216,7 +216,7 @@ def test_maps_take_the_memory_that_is_foreseen(pairs, monkeypatch):
 
 
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
-def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models, door, words, minis, monkeypatch):
+def test_a_model_with_itself_runs_once_per_batch(both, models, door, words, minis, monkeypatch):
     passes, layers = [], []
     residuals, hsics = FrozenModel.residuals, kernel_alignment.left_out_statistics
 
@@ -241,7 +241,7 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
         assert (diagonal["value"] - 1).abs().max() < 1e-6
 
 
-def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files, monkeypatch):
+def test_a_job_stops_at_narrow_intervals_or_the_end_of_text(door, words, pair, text_files, monkeypatch):
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 2048)  # of 16 batches
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
@@ -346,7 +346,7 @@ def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
     assert result.scalars["documents"] == n // 2
 
 
-def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
+def test_words_know_their_documents_and_forms():
     assert Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7]).owners.tolist() == [4, 4, 7]
     found = pieces(["a b c", "d e", "f", "g h i"], [], 6)
     assert found.documents == [0, 1, 2]
@@ -355,7 +355,7 @@ def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
     assert batch.forms.tolist() == [0, 1, 0, 1, 2]
 
 
-def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():
+def test_a_new_measure_is_one_declaration():
     names = {kind for kind, place in MEASURES.items() if "declared:" in place}
     assert set(DECLARED) | set(OUTPUTS) == names
     assert all(instrument(MEASURES[kind]).kind == kind for kind in names)
@@ -403,3 +403,9 @@ def test_some_layers_of_both_models_are_compared(door, words, pair):
     np.testing.assert_allclose(joint["value_x"], joint["value_y"], atol=1e-12)
     np.testing.assert_allclose(joint["high_x"], joint["high_y"], atol=1e-12)
     assert len(joint) == 12
+
+
+def test_the_old_word_for_massive_tokens_is_refused_with_the_new():
+    for measure in ("cka", "rsa"):
+        with pytest.raises(ConfigError, match=r"measure\.massive=drop or keep now, and measure\.skip_first=N"):
+            composed(f"measure={measure}", "measure.skip_first_tokens=0", door="analyze")

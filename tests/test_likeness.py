@@ -212,7 +212,7 @@ def next_tokens(tokens):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_sources_that_are_alike_and_those_that_are_not_are_told_apart(minis, source_text):
+def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     own, seed = minis
     turn = torch.linalg.qr(torch.randn(128, 128)).Q
     steep = turn * torch.logspace(0, 3, 128) @ turn.flip(0)

@@ -36,7 +36,7 @@ def agree(one, other):
 @pytest.mark.parametrize(
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
-def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
+def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
     metrics, alones = ([CKA(*depths(side), given=given, permutations=null) for side in SIDES] for _ in range(2))
     for number in range(2):
         states, tokens, mask = drawn(n)
@@ -57,7 +57,7 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["none", "token"])
-def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(given, monkeypatch):
+def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
         return LayerMeans(*depths(side), mutual_measure(5), **({"given": given} if given == "token" else {}))
 

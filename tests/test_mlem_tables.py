@@ -164,7 +164,7 @@ def test_an_array_says_less_of_its_columns_than_a_frame():
     assert Columns.of(np.array([[1, "x"], [2, "nan"]])).kinds == ("numeric", "nominal")
 
 
-def test_kinds_may_be_said_of_some_by_name_or_number_and_as_levels_in_order():
+def test_kinds_are_given_by_name_number_or_ordered_levels():
     table = pd.DataFrame({"size": ["m", "s", "l", None], "x": [1, 2, 3, 4], "word": list("abca")})
     columns = Columns.of(table, {"size": ["s", "m", "l"], 1: "nominal"})
     assert columns.kinds == ("ordinal", "nominal", "nominal")

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import composed, results_in
-from thinkalike.config import as_target
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for
 from thinkalike.store import open_result
@@ -31,6 +30,13 @@ def chosen(minis):
     """The words that choose each of three models alone, by name."""
     names = sorted(path.name for path in minis.iterdir())
     return {name: ["model=gelu-3l-mini", f"model.path={minis}/{name}", f"model.name={name}"] for name in names}
+
+
+def as_target(words):
+    """The words that choose a model as the target, of those that choose it as the source."""
+    return [
+        word.replace("model=", "model@target=") if word.startswith("model=") else f"target{word[5:]}" for word in words
+    ]
 
 
 def list_of(minis, names):

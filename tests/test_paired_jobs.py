@@ -227,7 +227,7 @@ def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
     assert table[["shuffled_penalty", "random_source_penalty"]].abs().min(axis=None) > 1e-3
 
 
-def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
+def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
     settings = [load_setting(composed(*words(source, "plain"))) for source in ("plain", "relabelled")]
     assert [isinstance(setting.corpus.fit, PairedRows) for setting in settings] == [False, True]
     for loss in ("cross_entropy", "kl", "mse"):
@@ -273,7 +273,7 @@ SAME_TEXT = [
 
 
 @pytest.mark.parametrize("normalizer", [*SAME_TEXT, LOWER, STRIP], ids=lambda each: each["type"])
-def test_tokenizers_that_change_letters_differently_are_refused_and_others_are_not(normalizer):
+def test_tokenizers_that_change_letters_differently_are_refused(normalizer):
     cutter = changed(lambda whole: whole.update(normalizer=normalizer))
     first, second = (SimpleNamespace(name=name, tokenizer=t) for name, t in (("a", cutter), ("b", tiny.tokenizer())))
     check_alignable(first, first)

@@ -9,8 +9,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from test_job import Toy, config
-from thinkalike.config import command_line
-from thinkalike.config.entry_points import PROGRAM
 from thinkalike.errors import DataError
 from thinkalike.job import Phases, perform
 
@@ -73,28 +71,3 @@ def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_for
     kept.write_text(json.dumps({"computing": 100.0}))
     assert 100 <= perform(Toy(), config(tmp_path)).provenance["phases"]["computing"] < 110
     assert perform(Toy(), config(tmp_path, force=True)).provenance["phases"]["computing"] < 10
-
-
-@pytest.fixture
-def _no_door(monkeypatch):
-    monkeypatch.delenv(PROGRAM, raising=False)
-    monkeypatch.setattr("thinkalike.config.entry_points._overrides", None)
-
-
-@pytest.mark.parametrize(
-    ("argv", "start"),
-    [
-        (["train.py"], "python train.py"),
-        (["my code/train.py"], "python 'my code/train.py'"),
-        (["/opt/bin/thinkalike"], "thinkalike train"),
-        (["-c"], "thinkalike train"),
-    ],
-)
-@pytest.mark.usefixtures("_no_door")
-def test_the_command_line_can_be_pasted(monkeypatch, argv, start):
-    from thinkalike.config.entry_points import begin, called
-
-    monkeypatch.setattr(sys, "argv", [*argv, "-m", "layers=[[0,0]],[[1,1]]"])
-    called("train")
-    begin(["layers=[[1,1]]", "model.path=my models/a"])  # one of the jobs of the sweep
-    assert command_line() == f"{start} 'layers=[[1,1]]' 'model.path=my models/a'"

@@ -158,7 +158,7 @@ def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, part, precision, 
     assert f"microbatches of {part[0]} of 4 rows and {part[1]} of 9 stitches" in said
 
 
-def test_a_resumed_run_keeps_its_parts_unless_the_user_changes_the_limit(rows, run, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
     limits = limited_to(rows, Microbatch(2, 9))
 
     def train(folder, stop_at=None, limits=limits):
@@ -193,7 +193,7 @@ def report(module, rows, *at_once):
     return document_sums(*module.models, PAIRS, maps, rows, torch.zeros_like(rows), *at_once)
 
 
-def test_the_report_does_not_depend_on_how_many_pairs_run_together(rows):
+def test_the_report_ignores_how_many_pairs_run_together(rows):
     module, rows = training(), rows[:6]
     whole = report(module, rows, 4)
     for pairs in (1, 4):

@@ -85,7 +85,7 @@ def test_procrustes_recovers_the_rotation_and_the_loss(planted):
     assert penalty(source, target, [torch.nn.Identity()] * 3, rows).min() > 1  # what the rotation did
 
 
-def test_least_squares_in_both_directions_recovers_the_rotation_and_the_stitched_model_is_the_target(planted):
+def test_least_squares_recovers_the_rotation_both_ways(planted):
     source, target, q, rows = planted
     moments, held_out = (state_moments(source, target, PAIRS, part, batch=8) for part in (rows[:12], rows[12:]))
     for layer, depth in PAIRS:

@@ -80,7 +80,7 @@ def rows_of(config, model, tokens=20 * 128):
     return TokenRows(text.tokens[chosen], text.documents[chosen])
 
 
-def test_every_token_that_counts_is_in_one_batch_of_many_documents(config, models, told):
+def test_every_counted_token_is_in_one_batch(config, models, told):
     job = config("measure.massive=keep", "measure.skip_first=2")
     found = [batch for pool in read(job, models[:1]) for batch in pool]
     assert told == [4] * 20, "in passes of as many rows as a batch has tokens"
@@ -102,9 +102,7 @@ def test_every_token_that_counts_is_in_one_batch_of_many_documents(config, model
     assert {group % 10 for _, group in pairs} == set(range(10))
 
 
-def test_pools_are_rows_at_random_of_about_one_size_and_fitted_ones_share_none_with_the_rest(
-    config, models, told, monkeypatch
-):
+def test_pools_are_random_rows_and_fit_pools_share_none(config, models, told, monkeypatch):
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 384)  # of three batches
     job = config("measure=r2", "measure.fit_batches=8")
     job.measure.batches = 20  # of which 8 to fit on
@@ -125,7 +123,7 @@ def test_pools_are_rows_at_random_of_about_one_size_and_fitted_ones_share_none_w
     ("share", "times", "found"),
     [(0.03, 8, True), (0.06, 12, True), (0.002, 60, True), (0.002, 6, False), (0.03, 2.5, False), (0.13, 7, False)],
 )
-def test_the_few_rows_that_carry_much_of_a_layer_are_massive_and_others_are_not(share, times, found):
+def test_the_few_rows_that_carry_a_layer_are_massive(share, times, found):
     """Of planted rows, a share of all and as many times as long as others: all or none."""
     plain, long = torch.randn(2000, 16) + 1, torch.zeros(2000, dtype=torch.bool)
     long[torch.randperm(2000)[: round(2000 * share)]] = True
@@ -180,7 +178,7 @@ def planted(models, monkeypatch):
     monkeypatch.setattr(FrozenModel, "residuals", residuals)
 
 
-def test_given_the_position_too_what_it_decides_counts_for_nothing(config, models, planted):
+def test_given_the_position_its_effect_counts_for_nothing(config, models, planted):
     values = {}
     for given in ("token", "token_position"):
         job = config("measure.tokens_per_batch=1024", "measure.batches=8", f"measure.given={given}")
@@ -219,7 +217,7 @@ def cka_of(batches):
 
 
 @pytest.mark.slow
-def test_batch_by_batch_is_as_all_at_once_where_consecutive_text_is_not():
+def test_random_batches_are_as_all_at_once_unlike_running_text():
     job = composed("measure=cka", "model=gelu-3l-mini", "model@target=solu-3l-mini", door="analyze")
     models = [load_model(ModelConfig(**vars(each))) for each in (job.model, job.target)]
     drawn = [batch.states for pool in read(job, models) for batch in pool]

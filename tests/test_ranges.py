@@ -11,15 +11,16 @@ from thinkalike.config import (
     AnalyzeConfig,
     DataConfig,
     ModelConfig,
-    PopulationConfig,
     StimuliConfig,
     TrainConfig,
     compose_job,
     measure_schema,
 )
-from thinkalike.config.compose import GROUPS
+from thinkalike.config.options import GROUPS
 from thinkalike.config.schema import Checked, ranged
-from thinkalike.config.training import NLIConfig, PretrainConfig, SAEConfig
+from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError
 
 SCHEMAS = {
@@ -27,6 +28,8 @@ SCHEMAS = {
     "pretrain": PretrainConfig,
     "nli": NLIConfig,
     "sae": SAEConfig,
+    "pairs": PairsConfig,
+    "population": PopulationConfig,
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},
@@ -59,12 +62,6 @@ FIELDS = [(name, item) for name, schema in SCHEMAS.items() for item in numbers(s
 def test_every_number_of_every_schema_has_a_range():
     assert [f"{name}: {item.name}" for name, item in FIELDS if "range" not in item.metadata] == []
     assert len(FIELDS) > 60, "control"
-
-
-def test_the_parts_are_called_as_on_the_command_line():
-    named = {name.partition("=")[0]: schema.part for name, schema in SCHEMAS.items()}
-    assert {name: part for name, part in named.items() if part not in (name, "")} == {}
-    assert {name for name, part in named.items() if not part} == {"train", "analyze"}
 
 
 def outside(limits) -> list[float]:
@@ -109,7 +106,7 @@ def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value(
 @pytest.mark.parametrize(
     "layers",
     [
-        *(0, None, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
+        *(0, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
         [[0, 0], [1, 1], [0, 0]],
         [[0, number] for number in range(5001)],
     ],
@@ -155,7 +152,7 @@ REFUSED = {  # by the key that the message names
     "scale": ["train scale=small"],
     "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
-    "pretrain.keep": ["train pretrain.keep=log3", "train pretrain.keep=[-1]"],
+    "pretrain.keep": ["train task=pretrain pretrain.keep=log3", "train task=pretrain pretrain.keep=[-1]"],
     "dry_run": ["train dry_run=-1"],
 }
 

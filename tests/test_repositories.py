@@ -11,9 +11,7 @@ from safetensors.torch import load_file, save_file
 import hub
 import tiny
 from conftest import composed
-from thinkalike.config import ModelConfig, TrainConfig, options
-from thinkalike.config.compose import check_overrides
-from thinkalike.config.overrides import folders_named
+from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.load import head_dimensions, load_model
 from thinkalike.models.outline import label, told_apart
@@ -60,55 +58,39 @@ def test_repositories_of_one_name_are_told_apart_by_their_owners():
     assert told_apart(configs[:1]) == ["m"]
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["model=gpt2,a/b"],
-        ["model='a/b','c/d'"],
-        ["model=choice(gpt2,a/b)"],
-        ["model@target=a/b_c.d-e"],
-        ["model=01/6B"],
-    ],
-)
-def test_repositories_pass_the_check_of_the_command_line(words):
-    check_overrides(words, TrainConfig)
+@pytest.mark.parametrize("name", ["a/b_c.d-e", "01/6B"])
+def test_a_repository_may_be_the_target(name):
+    assert composed(f"model@target={name}").target.hub_id == name
 
 
 @pytest.mark.parametrize(
     ("word", "message"),
     [
         ("model=gpt22", "model=gpt22 is not known; did you mean 'gpt2'?"),
-        ("model=gpt2,a--b/c", "model=a--b/c is not known"),
-        ("model@target=a/..b", "model@target=a/..b is not known"),
-        ("model=./run,gpt2", "model=./run is not known"),
-        ("model@target=gpt2,/run", "local with target.path=DIR"),
+        ("model=a--b/c", "model=a--b/c is not known"),
+        ("model@target=a/..b", "or a folder, or ORG/NAME of the hub"),
     ],
 )
-def test_what_is_no_repository_is_refused_with_the_remedy(word, message, monkeypatch, tmp_path):
-    (tmp_path / "runs" / "here").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        check_overrides([word], TrainConfig)
-    assert message in str(caught.value)
+def test_what_is_no_repository_is_refused_with_the_remedy(word, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        composed(word)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("word", "side", "path"),
     [
-        (["model=./run"], ["model=local", "model.path='./run'"]),
-        (["model=runs/here", "seed=1"], ["model=local", "model.path='runs/here'", "seed=1"]),
-        (["model=runs/not-here"], ["model=runs/not-here"]),
-        (["model='/run/my last'"], ["model=local", "model.path='/run/my last'"]),
-        (["model=gpt2", "model@target=../a/b"], ["model=gpt2", "model@target=local", "target.path='../a/b'"]),
-        (["model=./a,./b", "model=gpt2"], ["model=./a,./b", "model=gpt2"]),
-        (["model=https://huggingface.co/a/b"], ["model=https://huggingface.co/a/b"]),
-        (["data=./run"], ["data=./run"]),
+        ("model=./run", "model", "./run"),
+        ("model=runs/here", "model", "runs/here"),
+        ("model='/run/my last'", "model", "/run/my last"),
+        ("model@target=../a/b", "target", "../a/b"),
+        ("model=a.gguf", "model", "a.gguf"),
     ],
 )
-def test_a_model_may_be_given_by_its_folder(words, said, monkeypatch, tmp_path):
+def test_a_model_may_be_given_by_its_folder(word, side, path, monkeypatch, tmp_path):
     (tmp_path / "runs" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert folders_named(words) == said
+    model = getattr(compose_job("train", [word]), side)
+    assert (model.name, model.path, model.bos) == ("local", path, None)
 
 
 def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):

@@ -191,7 +191,7 @@ def tokens(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
-def test_what_is_printed_fits_the_screen_and_no_word_is_broken_or_lost(name, monkeypatch, capsys):
+def test_what_is_printed_fits_and_no_word_is_broken(name, monkeypatch, capsys):
     whole = tokens(at(UNBOUNDED, EVERYTHING[name], monkeypatch, capsys))
     for width in WIDTHS:
         shown = at(width, EVERYTHING[name], monkeypatch, capsys)
@@ -217,9 +217,7 @@ HEADER = re.compile(r"^┃(.+)┃$")
 
 
 @pytest.mark.parametrize("name", [*SCREENS])
-def test_a_screen_is_at_most_a_table_of_eight_columns_and_a_page_of_80_by_30_with_sentences(
-    name, monkeypatch, capsys, caplog
-):
+def test_a_screen_is_at_most_eight_columns_and_80_by_30(name, monkeypatch, capsys, caplog):
     lines = at(80, SCREENS[name], monkeypatch, capsys).splitlines()
     columns = [len(found[1].split("┃")) for line in lines if (found := HEADER.match(line))]
     assert max(columns, default=0) <= 8
@@ -231,7 +229,7 @@ def test_a_screen_is_at_most_a_table_of_eight_columns_and_a_page_of_80_by_30_wit
 
 
 @pytest.mark.parametrize("is_distance", [False, True])
-def test_a_map_is_darkest_at_the_closest_cells_and_marks_one_in_each_row(is_distance, monkeypatch, capsys):
+def test_a_screen_map_is_darkest_at_the_closest_cells(is_distance, monkeypatch, capsys):
     values = pd.DataFrame([[0.0, 0.5, 1.0], [1.0, 0.5, 0.0]])
     shown = at(80, lambda: show_map(values, is_distance), monkeypatch, capsys).splitlines()
     cells = [line[4:] for line in shown[1:3]]
@@ -248,7 +246,7 @@ def test_what_fits_is_one_table_and_each_column_as_wide_as_it_is():
 
 
 @pytest.mark.parametrize(("follows", "names"), [("", ["abc", "ade"]), ("d", ["ab", "acd", "ae"])])
-def test_what_does_not_fit_is_several_tables_with_the_key_in_each(follows, names):
+def test_a_wide_table_is_split_with_the_key_in_each_part(follows, names):
     columns = [number_column(name, ["+0.12345678"], follows=name == follows) for name in "abcde"]
     assert ["".join(column.name for column in block) for block in stacked(columns, 1, 50)] == names
 
@@ -259,7 +257,7 @@ def test_brackets_are_no_markup(monkeypatch, capsys):
     assert all(text in shown for text in ("[b]layers[/b]", "[red]", "layers=[[0,0],[1,1]]"))
 
 
-def test_a_very_long_word_is_broken_where_the_table_would_not_fit(monkeypatch, capsys):
+def test_a_long_word_is_broken_where_the_table_would_not_fit(monkeypatch, capsys):
     word = "layers=[" + ",".join(f"[{layer},{layer}]" for layer in range(40)) + "]"
     table = Table("jobs", [text_column("job", ["a"]), text_column("settings", [word])])
     shown = at(60, lambda: show_table(table), monkeypatch, capsys)

@@ -10,10 +10,11 @@ import time
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 import wandb_runs
 from conftest import results_in
-from thinkalike.config import sweeps
+from thinkalike.config.entry_points import SHARED, Sweep
 
 CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
@@ -104,22 +105,24 @@ def test_a_worker_that_is_killed_fails_its_job_only(door, small_stitching, tmp_p
     assert not list((tmp_path / "results").glob(".sweep*"))
 
 
-def test_what_a_sweep_that_died_left_is_cleared_away(tmp_path):
+def test_what_a_sweep_that_died_left_is_cleared_away(tmp_path, monkeypatch):
+    monkeypatch.setenv(SHARED, "")
+    monkeypatch.delenv(SHARED)
     dead = subprocess.Popen(["true"])
     dead.wait()
     kept = {f".sweep-elsewhere-{dead.pid}", f".sweep-{socket.gethostname()}-{os.getppid()}"}
     for name in (f".sweep-{socket.gethostname()}-{dead.pid}", *kept):
         (tmp_path / name).touch()
-    sweeps.sweep(lambda: None, [f"store={tmp_path}"], print)
-    assert {path.name for path in tmp_path.iterdir()} == kept
+    Sweep().on_multirun_start(OmegaConf.create({"store": str(tmp_path), "dry_run": False}))
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, Path(os.environ[SHARED]).name}
 
 
 def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
-    """Hydra composes a sweep once before its jobs, with another measure."""
-    small = ["measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
-    told = door("analyze.py", "-m", "measure=cka,mutual_knn", "measure.batches=2", *small, "logger=none").stdout
+    """Hydra composes a sweep once before its jobs, with another measure, so a setting of theirs needs ++."""
+    small = ["++measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
+    told = door("analyze.py", "-m", "measure=cka,mutual_knn", "++measure.batches=2", *small, "logger=none").stdout
     assert [line.count("gelu-3l-mini 512") for line in told.splitlines()].count(1) == 2
-    foreign = door("analyze.py", "-m", "measure=cka,mlem", "measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
+    foreign = door("analyze.py", "-m", "measure=cka,mlem", "++measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
     assert foreign.stderr.count("failed: measure=cka") == 1
 
 

@@ -17,7 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed, step_data
-from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config import LoggerConfig, ModelConfig, StitchConfig, TrainerConfig
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.errors import DataError, TrainingError

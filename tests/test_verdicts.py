@@ -85,7 +85,7 @@ def test_a_rule_that_holds_does_so_at_both_ends(name):
         ({"foresight": 0.2, "source": 2.8}, "better model"),
     ],
 )
-def test_states_that_are_the_same_are_not_where_another_number_says_otherwise(changes, found):
+def test_affine_likeness_fails_where_one_number_disagrees(changes, found):
     same = {"least": (1, 1, 1, 1), "output": 1.0, "beyond": 1.0, "penalty": 0.0}
     assert verdict(row(**same)) == "same up to an affine map", "control"
     assert verdict(row(**same | changes)) == found

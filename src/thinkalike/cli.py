@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig, Made, TrainConfig, entry_point, own_process
-from thinkalike.config.overrides import is_override
 from thinkalike.errors import ConfigError, nearest
 from thinkalike.progress import doing
 
@@ -54,14 +53,24 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
 
 
 @entry_point("train", joined, headline)
-def train(config: TrainConfig) -> list[Path]:
+def train(config: TrainConfig, overrides: Sequence[str]) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
-    if config.dry_run:
-        return foretold(config)
-    with at_work():
-        from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
+    return done(config, overrides)
 
-        return [run_job(config).folder]
+
+def done(config: TrainConfig | AnalyzeConfig, overrides: Sequence[str]) -> list[Path]:
+    """Do all jobs that a configuration stands for, or foretell them; returns the folders of their results."""
+    with at_work():
+        from thinkalike.instruments import asked_for, check_read, run_jobs  # torch takes seconds to import
+
+        if isinstance(config, AnalyzeConfig) and config.budget:
+            from thinkalike.instruments.layer_pairs.budget import within_budget
+
+            config = within_budget(config)
+        check_read(overrides, config)
+        if not config.dry_run:
+            return [result.folder for result in run_jobs(asked_for(config))]
+    return foretold(config)
 
 
 def verdict(folders: Sequence[Path]) -> int:
@@ -72,18 +81,9 @@ def verdict(folders: Sequence[Path]) -> int:
 
 
 @entry_point("analyze", joined, headline, verdict)
-def analyze(config: AnalyzeConfig) -> list[Path]:
+def analyze(config: AnalyzeConfig, overrides: Sequence[str]) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
-    if config.dry_run:
-        return foretold(config)
-    with at_work():
-        from thinkalike.instruments import asked_for, run_jobs
-
-        if config.budget:
-            from thinkalike.instruments.layer_pairs.budget import within_budget
-
-            config = within_budget(config)
-        return [result.folder for result in run_jobs(asked_for(config))]
+    return done(config, overrides)
 
 
 @own_process()
@@ -111,7 +111,7 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: there are not two models before the settings.
     """
-    models = list(itertools.takewhile(lambda word: not is_override(word), words))
+    models = list(itertools.takewhile(lambda word: "=" not in word and word[:1] not in "+~-", words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
     base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)

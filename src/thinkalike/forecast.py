@@ -157,7 +157,7 @@ def _is_stored(kind: Instrument, config: Any) -> bool:
         return is_stored(kind, config)
     except ThinkalikeError:
         reads_hub = any(not (model.path or model.mini) for model in kind.models_of(config).values())
-        if reads_hub or config.data.source == "hub" or config.pairs.source == "hub":
+        if reads_hub or config.data.source == "hub" or getattr(getattr(config, "pairs", None), "source", None) == "hub":
             return False
         raise
 

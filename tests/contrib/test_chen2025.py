@@ -114,15 +114,6 @@ def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     assert set(wrong) == {"does not hold"}
 
 
-def test_what_was_not_steered_is_not_testable(tmp_path):
-    made = steered(tmp_path, native=0.9)
-    table = made.result.table
-    finished(tmp_path / "none", table.assign(share=np.nan), **made.result.arrays)
-    without = steering.Steered(made.pair, Result(tmp_path / "none"))
-    claims = [*steering._number(without), *steering._question(without), steering._late(without)]
-    assert {claim.verdict for claim in claims} == {"not testable here"}
-
-
 def test_layers_are_paired_at_equal_depth():
     small, large = map(model, ("pythia-70m-deduped", "pythia-160m-deduped"))
     pair = Pair(small, large)

@@ -158,7 +158,7 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
 
 
 @pytest.mark.slow
-def test_beyond_the_tokens_and_both_ways_real_minis_are_told_from_what_misleads(door):
+def test_real_minis_are_told_from_misleading_sources(door):
     words = ["measure=court", "model=gelu-3l-mini", "measure.siblings={other seed: gelu-3l-mini-s1}"]
     chosen = "measure.sources=[rotated,noisy states,superset,bag of all,next token,other seed]"
     table = door("analyze.py", *words, chosen).result.table
@@ -197,7 +197,7 @@ def test_features_of_tokens_are_those_of_their_text_and_place():
     assert found.tolist() == expected
 
 
-def test_profiles_are_alike_where_the_same_features_matter_and_only_there():
+def test_profiles_are_alike_only_where_the_same_features_matter():
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(4, (120, len(KINDS)), generator=generator)
     columns = torch.nn.functional.one_hot(levels, 4).float()
@@ -273,7 +273,7 @@ def seen_of_kinds(target="x"):
     return rows
 
 
-def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
+def test_thresholds_lie_between_a_rules_kinds_and_the_next():
     table = pd.DataFrame(seen_of_kinds())
     found = fitted_thresholds(table)
     assert (found.leak, found.same, found.related) == pytest.approx((0.16, 0.7, 0.12))
@@ -294,7 +294,7 @@ def concluded(experiment, table, folder):
     return found.conclude(replace(case, results={"all": Result(folder)}))
 
 
-def test_a_source_is_judged_by_thresholds_from_other_targets_and_other_kinds(experiment, tmp_path):
+def test_a_source_is_judged_by_thresholds_of_other_targets(experiment, tmp_path):
     strange = [{**row, "future_low": row["future_low"] / 2 + 0.1} for row in seen_of_kinds("y")]
     strange = [{**row, "future_high": row["future_low"]} for row in strange]
     table = pd.DataFrame([*seen_of_kinds(), *strange])
@@ -311,7 +311,7 @@ def test_a_source_is_judged_by_thresholds_from_other_targets_and_other_kinds(exp
     assert (claim.verdict, claim.numbers) == ("holds", "100% of 100% decided are right: tokens only 2")
 
 
-def test_verdicts_are_right_where_rules_were_followed_and_only_there():
+def test_verdicts_are_right_only_where_rules_were_followed():
     table = pd.DataFrame(seen_of_kinds())
     found = sentenced(table).set_index("source")
     assert found["right"].drop("a real").all()
@@ -325,7 +325,7 @@ def test_verdicts_are_right_where_rules_were_followed_and_only_there():
 
 
 @pytest.mark.slow
-def test_the_experiment_has_a_court_for_each_target_layer_and_seed():
+def test_the_court_experiment_has_a_job_per_target_and_seed():
     words, experiment = (
         ["experiment=validity/court", "scale=mini", "measure.seeds=2"],
         experiment_named("validity/court"),
@@ -347,7 +347,7 @@ def test_the_experiment_has_a_court_for_each_target_layer_and_seed():
 
 
 @pytest.mark.parametrize("name", TARGETS["mini"])
-def test_siblings_of_a_target_have_its_tokenizer_and_its_layers_have_a_block_after_them(name):
+def test_siblings_share_the_tokenizer_and_layers_are_not_last(name):
     layers, siblings = TARGETS["mini"][name]
     target, *others = (
         load_model(compose_job("analyze", [f"model={each}"]).model) for each in (name, *siblings.values())

@@ -9,7 +9,6 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import tiny
-from conftest import composed
 from thinkalike.contrib.populations import finetuning
 from thinkalike.contrib.populations.finetuning import CHECKPOINT
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
@@ -139,8 +138,3 @@ def test_only_the_same_index_gives_the_same_bytes(door, words):
     before = weights_of(first)
     assert weights_of(door("train.py", *words, "force=true", "trainer.checkpoint_every=1").result) == before
     assert weights_of(second) != before
-
-
-def test_the_recipe_is_of_the_models_scale():
-    recipes = [composed("task=nli", *more).nli for more in (["model=bert-mini"], ["model=bert-base-uncased"])]
-    assert [(recipe.lr, recipe.epochs, recipe.context) for recipe in recipes] == [(5e-4, 4, 64), (2e-5, 3, 128)]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from classifiers import of_the_hub
-from thinkalike.config import PairsConfig
+from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, batches, encode, pairs_in
 from thinkalike.contrib.populations.reading import _fitted, read_pairs
 from thinkalike.errors import DataError

@@ -171,7 +171,7 @@ def of_parents(folder, null, strategy, each) -> Population:
     job = Job(str(folder), "population", "parents")
     with job.running():
         job.write({}, {}, {"table": table}, {"correct": predicted == 0, "predicted": predicted})
-        return Population(job.appear(), composed("population=planted", door="analyze").population)
+        return Population(job.appear(), composed("measure=population", "population=planted", door="analyze").population)
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def made(minis, text_files, tmp_path_factory):
 
 
 @pytest.mark.drawn
-def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
+def test_an_sae_job_writes_saelens_files_and_prints_its_table(door, small):
     done = door("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")
     result = done.result
     files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv", "break_even.csv"}
@@ -70,7 +70,7 @@ def test_a_seed_has_the_same_autoencoder_alone_and_among_others(door, small, mad
         assert torch.equal(a, b)
 
 
-def test_one_that_is_carried_into_its_own_model_is_the_native_one(door, small, made):
+def test_an_sae_carried_into_its_own_model_is_the_native_one(door, small, made):
     """The positive control: maps of a model's states to themselves are the identity."""
     again = door(
         "train.py", *small, "sae.seeds=2", "sae.start=transferred", f"sae.source={made.folder}", "sae.tokens=0"
@@ -86,7 +86,7 @@ def test_one_that_is_carried_into_its_own_model_is_the_native_one(door, small, m
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned(door, small, made, minis):
+def test_an_sae_is_carried_by_maps_or_a_stitch_and_tuned(door, small, made, minis):
     words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]
     start = ["sae.start=transferred", f"sae.source={made.folder}", BESIDE, "sae.seeds=2"]
     result = door("train.py", *words, *start).result
@@ -135,7 +135,7 @@ def test_a_source_of_other_weights_is_refused(made, minis):
         check_source(made, load_model(str(minis / "b")))
 
 
-def test_rates_are_chosen_on_every_other_document_and_judged_on_the_others():
+def test_rates_are_chosen_and_judged_on_different_documents():
     errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
     ones = torch.ones(1, 1, 2, 1)
     made = Fitted(errors, torch.arange(4.0), ones, ones, began=[], ended=[])

@@ -7,8 +7,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from conftest import break_off
-from thinkalike.config import SAEConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import spent as formulas
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import (
     SiteStates,
     kept_by_document,

@@ -17,10 +17,10 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 import tiny
 from conftest import composed, kill_and_resume
 from thinkalike import Result
-from thinkalike.config import ModelConfig, PretrainConfig
-from thinkalike.config.overrides import quoted
+from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
 from thinkalike.contrib.trajectory.instrument import training
 from thinkalike.contrib.trajectory.measures import balanced, curve_of, held_out_right, onset, permuted_labels
@@ -356,14 +356,6 @@ def test_a_run_whose_second_half_is_its_first_half_again_is_seen_to_be_so(door, 
 )
 def test_what_cannot_be_followed_is_one_line(door, text, run_of_a_trainer, words, said):
     assert re.search(said, door("analyze.py", *ASKED, f"model={run_of_a_trainer}", *words, *text).error)
-
-
-def test_one_command_trains_a_mini_and_follows_it(door, text):
-    trained = [*SMALL, *text[:-1], "pretrain.tokens=2048", "pretrain.keep=every=4"]
-    words = [f"measure.train=[{','.join(map(quoted, trained))}]", "model=gelu-3l-mini"]
-    result = door("analyze.py", *ASKED, *words, *text).result
-    assert result.tables["losses"]["step"].tolist() == [0, 4, 8]
-    assert result.tables["losses"]["loss"].is_monotonic_decreasing
 
 
 # ---- the experiment

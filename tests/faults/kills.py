@@ -200,7 +200,7 @@ def import_everything() -> None:
         "analyze",
         "transformer_lens",
     ):
-        importlib.import_module(module)
+        importlib.import_module(module.partition(":")[0])
 
 
 def main() -> None:

@@ -9,32 +9,39 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from thinkalike.config.overrides import REPOSITORY
-from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, TOKENS_AT_ONCE, Checked, FilePath, not_in_key, ranged
+from thinkalike.config.schema import (
+    CONTEXT,
+    COUNTS,
+    SEEDS,
+    TOKENS_AT_ONCE,
+    Checked,
+    FilePath,
+    Recipe,
+    left_open,
+    not_in_key,
+    ranged,
+)
 from thinkalike.errors import ConfigError
 
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # all of them
-MISSING = "???"  # a value that a file of conf/ gives
+PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories
+REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
-Share = Annotated[float, Field(ge=0, le=1)]
-Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
-Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
-Group = Annotated[list[Number | Folder], Field(min_length=2)]
 
 
 @dataclass
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
 
-    name: str = MISSING  # what tables and figures call it
+    name: str = left_open(None)  # what tables and figures call it; null: no model is named
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
     hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
     path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
     base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
-    processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"  # of weights and states
+    processing: Literal["raw", "compat"] = left_open("raw")  # compat: LayerNorms folded, weights centred
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = left_open("float32")  # of weights and states
     device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
     device_map: DeviceMap | dict[str, Any] | None = not_in_key(None)  # weights over several devices, by accelerate
     quantization: Literal["8bit", "4bit"] | None = None  # weights in fewer bits, by bitsandbytes
@@ -56,6 +63,8 @@ class ModelConfig(Checked, part="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.name is not None:
+            self.processing, self.dtype = self.processing or "raw", self.dtype or "float32"
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
         if self.name == "hub" and not (self.hub_id or self.path):
@@ -79,7 +88,7 @@ class ModelConfig(Checked, part="model"):
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
-    name: str = MISSING  # what results call it
+    name: str = left_open(None)  # what results call it; null: the corpus of the model
     source: Literal["stdlib", "pydoc", "grammar", "text", "hub"] | None = None
     files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
@@ -93,9 +102,9 @@ class DataConfig(Checked, part="data"):
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
     fit_tokens: int | None = ranged(None, least=1, most=COUNTS)  # null: as many as training sees
-    report_tokens: int | None = ranged(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
+    report_tokens: int | None = left_open(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
     report_share: float | None = ranged(None, above=0, below=1)  # share of the documents that only the report sees
-    same_split: bool | None = None  # fit on the report's documents, too, as brown2023 did
+    same_split: bool | None = left_open(None)  # fit on the report's documents, too, as brown2023 did
     cache: FilePath | None = not_in_key(None)  # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
@@ -104,6 +113,11 @@ class DataConfig(Checked, part="data"):
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        if self.source in (None, "grammar"):
+            return {}
+        return {"report_tokens": 2**18 if recipe.is_mini else 2**20, "same_split": recipe.is_papers}
 
     @property
     def unused(self) -> Collection[str]:
@@ -137,78 +151,3 @@ class StimuliConfig(Checked, part="stimuli"):
         read = {"controlled": {"sentences", "grammar"}, "table": {"path", "columns"}, "conllu": {"path"}}
         unused = {"sentences", "grammar", "path", "columns"} - read.get(self.kind, set())
         return unused if self.sample else {*unused, "balance"}
-
-
-@dataclass
-class PairsConfig(Checked, part="pairs"):
-    """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
-
-    source: Literal["templates", "hub", "files"] = "templates"  # templates: made offline | hub: MNLI and HANS
-    fit: FilePath | None = not_in_key(None)  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
-    report: FilePath | None = not_in_key(None)  # source=files: MNLI that is reported on
-    challenge: FilePath | None = not_in_key(None)  # source=files: HANS
-    fit_pairs: int | None = ranged(4000, least=1, most=COUNTS)  # how many of each; null: all that there are
-    report_pairs: int | None = ranged(1000, least=1, most=COUNTS)  # held out, in distribution
-    challenge_pairs: int | None = ranged(6000, least=1, most=COUNTS)  # of HANS, or of its kind
-    heuristic: str | None = "lexical_overlap"  # which part of the challenge is reported on; null: all
-    label: str | None = "non-entailment"  # the class of these pairs; null: both
-    counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
-    lexical: float = ranged(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
-    truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
-    seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.source == "templates" and None in (self.fit_pairs, self.report_pairs, self.challenge_pairs):
-            raise ConfigError("pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: templates are made")
-
-    @property
-    def unused(self) -> Collection[str]:
-        of_files = {"fit", "report", "challenge"} if self.source != "files" else set()
-        return of_files | ({"counterexamples", "lexical"} if self.source != "templates" else set())
-
-
-@dataclass
-class PopulationConfig(Checked, part="population"):
-    """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
-
-    name: str = "bert-mini"  # what results call it
-    base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
-    members: str | None = None  # or the model of which they are numbers; local: they are folders
-    size: int | None = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
-    per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
-    generalizing: Group | None = None  # numbers of members, or folders: one group
-    heuristic: Group | None = None  # the other group
-    parents: dict[str, list[str]] | None = None  # {group: [words of task=nli]} of base; members are forks
-    parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
-    options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
-    null: list[str] | None = None  # two of the groups, whose parents differ in nothing but the seed
-    published: dict[str, list[Share]] | None = None  # accuracies by number: {heldout: [...], challenge: [...]}
-    cluster: list[Any] | None = None  # a published grouping: these against all others
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.published and not (self.generalizing or self.heuristic):
-            accuracies = self.published.get("challenge", [])
-            if len(accuracies) < 2 * self.per_group:
-                raise ConfigError(f"population.per_group={self.per_group} needs more population.published accuracies")
-            ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
-            self.generalizing, self.heuristic = [*ranked[: self.per_group]], [*ranked[: -self.per_group - 1 : -1]]
-        if self.members and not (self.generalizing and self.heuristic):
-            raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
-        if self.parents is not None:
-            self._check_parents(self.parents)
-        elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
-            raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
-
-    @property
-    def unused(self) -> Collection[str]:
-        if self.members:
-            return {"size", "parents", "parent_options", "options", "null"}
-        return {"size"} if self.parents else {"parent_options", "null"}
-
-    def _check_parents(self, parents: Collection[str]) -> None:
-        if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
-            raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
-        if len(parents) < 2 or not self.base or self.per_group < 2:
-            raise ConfigError(f"population.parents={parents} needs two groups or more, .base, and .per_group from 2")

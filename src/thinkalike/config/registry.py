@@ -17,6 +17,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
 
@@ -62,12 +63,45 @@ def measure_module(kind: str) -> str:
     """
     if is_plugin(kind):
         return f"{PLUGGED}:{kind}"
-    refuse_gone(kind)
+    if kind in GONE:
+        raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")
     one_of("measure", kind, MEASURES)
     return MEASURES[kind]
 
 
-def refuse_gone(kind: str) -> None:
-    """Raise a ConfigError with what to run instead, if a measure was removed."""
-    if kind in GONE:
-        raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")
+def measure_schema(kind: str) -> type[MeasureConfig]:
+    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
+    module, _, name = (value := measure_module(kind)).partition(":")
+    if module == PLUGGED:
+        return import_module(module).schema_of(name)  # type: ignore[no-any-return]
+    loaded(value)
+    return MeasureConfig.schemas[kind]
+
+
+def instrument(value: str) -> Any:
+    """Return the instrument module:name, or that of a user's measure."""
+    module, _, name = value.partition(":")
+    return import_module(module).instrument_of(name) if module == PLUGGED else loaded(value)()
+
+
+def instrument_of(config: JobConfig) -> Any:
+    """Return the instrument of a job.
+
+    Raises:
+        ConfigError: there is no such measure, or it takes no several subjects.
+        TypeError: this is no configuration.
+    """
+    if isinstance(config, TrainConfig):
+        return instrument(TASKS[config.task])
+    if not isinstance(config, AnalyzeConfig):
+        raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
+    if config.experiment and config.models is None and EXPERIMENTS:
+        return loaded(EXPERIMENTS)(config.experiment)
+    if not config.subjects:
+        return instrument(measure_module(config.measure.kind))
+    if (kind := config.measure.kind) not in SUBJECTS:
+        raise ConfigError(
+            f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
+            f"measure={' or '.join(SUBJECTS)}"
+        )
+    return instrument(SUBJECTS[kind])

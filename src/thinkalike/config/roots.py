@@ -9,10 +9,20 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.overrides import key_of
-from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, Layers, not_in_key, ranged
-from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
+from thinkalike.config.inputs import DataConfig, ModelConfig, StimuliConfig
+from thinkalike.config.schema import (
+    NOT_IN_KEY,
+    SEEDS,
+    THREADS,
+    Checked,
+    FilePath,
+    Layers,
+    Recipe,
+    left_open,
+    not_in_key,
+    ranged,
+)
+from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
@@ -41,7 +51,8 @@ class JobConfig(Checked):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
-    layers: Layers = "same"  # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
+    # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
+    layers: Layers = left_open("same")
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
@@ -54,46 +65,35 @@ class JobConfig(Checked):
     screen: Literal["short", "full"] = not_in_key("short")  # full: also print all tables with all their columns
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s
-    chosen: list[str] = field(default_factory=list, metadata=NOT_IN_KEY, compare=False)  # words of the command line
+
+    stands_for_jobs: ClassVar[bool] = False  # whether its jobs are still to be made
 
     @property
-    def chosen_keys(self) -> list[str]:
-        """The keys that the command line gives; those of the second model begin with `target`."""
-        return [key for key in map(key_of, self.chosen) if not key.startswith("hydra")]
+    def recipe_of_job(self) -> Recipe:
+        """What decides the settings that are left open."""
+        named = [model for model in (self.model, self.target) if model.name is not None]
+        is_mini = chosen_scale(self.scale, named)[0] == "mini"
+        return Recipe(self.scale, is_mini, self.recipe == "paper", self.model)
 
 
 @dataclass
 class TrainConfig(JobConfig):
-    """All that `train.py` needs to know."""
+    """All that `train.py` needs to know of a stitch; the schemas of other tasks add their own parts."""
 
-    task: Literal["stitch", "pretrain", "nli", "sae"] = "stitch"  # what is fitted
+    task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
     stitch: StitchConfig = field(default_factory=StitchConfig)
-    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
-    nli: NLIConfig = field(default_factory=NLIConfig)
-    sae: SAEConfig = field(default_factory=SAEConfig)
-    pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.task == "pretrain" and not (self.model.architecture and self.pretrain.tokens):
-            raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
-        if self.task == "sae" and self.trainer.strategy == "ddp":
-            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
 
 
 @dataclass
 class AnalyzeConfig(JobConfig):
-    """All that `analyze.py` needs to know."""
+    """All that `analyze.py` needs to know; the schemas of some measures add parts of their own."""
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
-    pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
-    population: PopulationConfig = field(default_factory=PopulationConfig)
     activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
-    budget: Budget | None = not_in_key(
-        None
-    )  # of time, 1min, of a measure of layer pairs: it chooses layers and batches
+    # of time, 1min, of a measure of layer pairs: it chooses layers and batches
+    budget: Budget | None = not_in_key(None)
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
 
@@ -104,6 +104,10 @@ class AnalyzeConfig(JobConfig):
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
+
+    @property
+    def stands_for_jobs(self) -> bool:  # type: ignore[override]
+        return bool(self.models is not None or self.experiment or self.budget)
 
     @property
     def recordings(self) -> list[str]:
@@ -118,10 +122,9 @@ class AnalyzeConfig(JobConfig):
 
     @property
     def beside_recordings(self) -> dict[str, ModelConfig]:
-        """The different models beside recordings, by part: those that the command line names."""
-        named = {"model": self.model} if "model" in self.chosen_keys else {}
-        is_other = self.target != self.model or ("target" in self.chosen_keys and not named)
-        return {**named, "target": self.target} if is_other else named
+        """The different models beside recordings, by part: those that are named."""
+        named = {name: model for name in ("model", "target") if (model := getattr(self, name)).name is not None}
+        return named if named.get("target") != self.model else {"model": self.model}
 
     @property
     def sides(self) -> list[str | ModelConfig]:

@@ -5,9 +5,10 @@
         norm: Literal["none", "pre", "post"] = "none"
         steps: int = ranged(2000, least=1, most=10**7)
 
-pydantic does the checking when an instance is made. The range of a list of numbers is that of each of them. The key of
-a job has only the settings that differ from their defaults, so that a schema can grow without any finished result being
-lost; a setting that cannot change numbers is declared `not_in_key`.
+pydantic checks the values when an instance is made. The range of a list of numbers applies to each of them. The key of
+a job contains only settings that differ from their defaults, so a schema can grow without losing any finished result;
+a setting that cannot change numbers is declared `not_in_key`. A setting that is `left_open` is None in a configuration
+that Hydra composed until `completed` asks the schema for its value.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
@@ -39,7 +40,7 @@ RENAMED = {  # settings of earlier versions, and what to say of them
 }
 
 Number = int | float
-Schema = TypeVar("Schema")
+Schema = TypeVar("Schema", bound="Checked")
 
 
 def pool_tokens(batch: int, floats: int, parameters: int) -> int:
@@ -101,6 +102,24 @@ def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
 NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
 
 
+def left_open(default: Any, *, usual: Any = MISSING, in_key: bool = True, **ends: Number) -> Any:
+    """Return a dataclass field that a command line leaves at None, for the recipe to decide, see `Checked.by_recipe`.
+
+    Args:
+        default: the value in Python.
+        usual: the value that is left out of the key, as None is; the default if nothing is said.
+        in_key: whether it can change the numbers of a job.
+        ends: the range of a number; see `Range`.
+    """
+    metadata = {"usual": default if usual is MISSING else usual, "not_in_key": not in_key}
+    return dataclasses.field(default=default, metadata=metadata | ({"range": Range(**ends)} if ends else {}))
+
+
+def is_open(item: dataclasses.Field) -> bool:
+    """Return whether a field is `left_open`."""
+    return "usual" in item.metadata
+
+
 def not_in_key(default: Any) -> Any:
     """Return a dataclass field with this default that cannot change the numbers of any job."""
     return dataclasses.field(default=default, metadata=NOT_IN_KEY)
@@ -115,6 +134,22 @@ def bytes_of(size: str) -> float:
     return float(TypeAdapter(pydantic.ByteSize).validate_python(size))
 
 
+class Recipe(NamedTuple):
+    """What decides the settings that a command line leaves open.
+
+    Attributes:
+        scale: auto, mini or paper, as it was asked for.
+        is_mini: whether the job is of the size that suits a laptop, and not that of the papers.
+        is_papers: whether models are fitted, split and reported as the papers state it.
+        model: the model of the job, the source if there are two.
+    """
+
+    scale: str
+    is_mini: bool
+    is_papers: bool
+    model: Any
+
+
 class Checked:
     """A schema whose values are checked when it is made.
 
@@ -127,6 +162,7 @@ class Checked:
     """
 
     part: ClassVar[str] = ""
+    usual_option: ClassVar[str] = ""  # the option of its group that it is where it has no name
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -145,6 +181,17 @@ class Checked:
         """The settings that change nothing beside the values of the others; a command line may not give them."""
         return ()
 
+    def by_recipe(self, recipe: Recipe) -> Mapping[str, Any]:
+        """Return the values that settings have where they are left open, and not their defaults."""
+        return {}
+
+    def completed(self: Schema, recipe: Recipe) -> Schema:
+        """Return the settings, in which those that are left open have the values of the recipe, or their defaults."""
+        fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
+        values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(recipe)}
+        values = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
+
 
 @cache
 def _model(schema: Any) -> type[pydantic.BaseModel]:
@@ -153,7 +200,8 @@ def _model(schema: Any) -> type[pydantic.BaseModel]:
     fields: dict[str, Any] = {}
     for item in dataclasses.fields(schema):
         hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
-        fields[item.name] = (_strict(hint, item.metadata.get("range"), item.default), ...)
+        hint = _strict(hint, item.metadata.get("range"), item.default)
+        fields[item.name] = (hint | None if is_open(item) else hint, ...)
     options = ConfigDict(coerce_numbers_to_str=True, protected_namespaces=(), arbitrary_types_allowed=True)
     return pydantic.create_model(schema.__name__, __config__=options, **fields)
 
@@ -217,7 +265,8 @@ def relevant(config: Any) -> dict[str, Any]:
     kept = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if item.metadata.get("not_in_key") or value == default_of(item):
+        usual = item.metadata["usual"] if is_open(item) else default_of(item)
+        if item.metadata.get("not_in_key") or value == usual or (is_open(item) and value is None):
             continue
         inner = relevant(value) if dataclasses.is_dataclass(value) else value
         if inner != {}:
@@ -227,7 +276,7 @@ def relevant(config: Any) -> dict[str, Any]:
 
 def default_of(item: dataclasses.Field) -> Any:
     """Return the default of a dataclass field, made anew where a factory makes it."""
-    if item.default_factory is not dataclasses.MISSING:
+    if item.default_factory is not MISSING:
         return item.default_factory()
     return item.default
 

@@ -8,32 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import MISSING, is_dataclass
-from importlib import import_module
 from typing import Any
 
 from thinkalike.config import (
-    EXPERIMENTS,
     MEASURES,
-    PLUGGED,
     PROCESSES,
     SUBJECTS,
     TASKS,
     AnalyzeConfig,
     TrainConfig,
+    completed,
+    instrument,
+    instrument_of,
     jobs_of,
-    loaded,
+    keys_of,
     measure_module,
 )
 from thinkalike.errors import ConfigError, ResultError, nearest
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
-
-
-def instrument(value: str) -> Instrument:
-    """Return the instrument module:name, or that of a user's measure."""
-    module, _, name = value.partition(":")
-    return import_module(module).instrument_of(name) if module == PLUGGED else loaded(value)()  # type: ignore[no-any-return]
 
 
 def drawn_by(result: Result) -> Instrument:
@@ -94,36 +88,11 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     Raises:
         ConfigError: see `jobs_of`.
     """
-    if isinstance(config, TrainConfig) or config.models is None:
-        return [config]
-    stands_for = instrument(measure_module(config.measure.kind)).of_models
-    return [config] if stands_for == "all" else jobs_of(config, stands_for)
-
-
-def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
-    """Return the instrument of a job, after a check of what the command line gives it.
-
-    Raises:
-        ConfigError: there is no such measure, it takes no several subjects, or does not read a setting.
-        TypeError: this is no configuration.
-    """
-    if not isinstance(config, TrainConfig | AnalyzeConfig):
-        raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
-    if isinstance(config, TrainConfig):
-        chosen = instrument(TASKS[config.task])
-    elif config.experiment and config.models is None and EXPERIMENTS:
-        return loaded(EXPERIMENTS)(config.experiment)  # type: ignore[no-any-return]  # whose jobs check what they read
-    elif config.subjects:
-        if (kind := config.measure.kind) not in SUBJECTS:
-            raise ConfigError(
-                f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
-                f"measure={' or '.join(SUBJECTS)}"
-            )
-        chosen = instrument(SUBJECTS[kind])
-    else:
-        chosen = instrument(measure_module(config.measure.kind))
-    check_read(config, [(chosen, config)])
-    return chosen
+    if isinstance(config, AnalyzeConfig) and config.models is not None:
+        stands_for = instrument(measure_module(config.measure.kind)).of_models
+        if stands_for != "all":
+            return jobs_of(config, stands_for)
+    return [completed(config)]
 
 
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
@@ -132,19 +101,31 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 }  # fmt: skip
 
 
-def check_read(config: TrainConfig | AnalyzeConfig, jobs: Sequence[tuple[Instrument, Any]]) -> None:
-    """Check that at least one of the jobs that a configuration stands for reads each setting of the command line.
+def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Check that a job of those that a configuration stands for reads each setting of the overrides.
+
+    Models that a command line names for an experiment are checked by it.
 
     Raises:
         ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
     """
+    keys = [key for key in keys_of(overrides) if key not in EVERY_JOB]
+    if isinstance(config, TrainConfig) or config.experiment is None or config.models is not None:
+        jobs = [(instrument_of(job), job) for job in asked_for(config)]
+    else:
+        own = instrument_of(config)
+        jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]] or [(own, config)]
+        keys = [key for key in keys if key.partition(".")[0] not in ("model", "target")]
     read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
-    for key in config.chosen_keys:
-        if key not in EVERY_JOB and not any(_reads(*each, config, key) for each in read):
-            names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
-            parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
-            key = key if key != "target" else "model@target"
-            raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
+    for key in keys:
+        if any(_reads(*each, config, key) for each in read):
+            continue
+        names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
+        parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+        if part in parts and part != key:
+            raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
+        key = key if key != "target" else "model@target"
+        raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
 
 
 def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
@@ -190,4 +171,4 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     return drawn[chosen]  # type: ignore[no-any-return]
 
 
-__all__ = ["asked_for", "instrument", "instrument_of", "passes", "plot", "run_job", "run_jobs"]
+__all__ = ["asked_for", "check_read", "instrument", "instrument_of", "passes", "plot", "run_job", "run_jobs"]

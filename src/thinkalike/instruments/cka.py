@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, Recipe
 from thinkalike.errors import ConfigError, DataError, listed
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -33,6 +33,9 @@ class CKAConfig(WithNull):
     aggregate: Literal["ratio_of_means", "mean_of_ratios"] = "ratio_of_means"  # brown2023: the second
     kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
     flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        return {"batches": BATCHES if recipe.is_mini else 1000}
 
     def __post_init__(self) -> None:
         super().__post_init__()

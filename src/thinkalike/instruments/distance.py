@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, left_open
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
@@ -30,7 +30,7 @@ class DistanceConfig(LayerPairsConfig):
     """The settings of distances of states."""
 
     kind: str = "distance"
-    batches: int = ranged(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
+    batches: int = left_open(BATCHES // 32, least=1, most=10**9)  # over which the mean is taken
 
 
 class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target", "layers", "data", "measure")):

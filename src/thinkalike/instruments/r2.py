@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, left_open, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
 from thinkalike.measures.closed_forms import RIDGE
@@ -22,7 +22,7 @@ class R2Config(LayerPairsConfig):
     """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
 
     kind: str = "r2"
-    fit_batches: int = ranged(64, least=1, most=10**9)  # of other text, before those that judge
+    fit_batches: int = left_open(64, least=1, most=10**9)  # of other text, before those that judge
     ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
 
 

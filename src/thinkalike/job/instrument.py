@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.config import AnalyzeConfig, ModelConfig, completed
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
 from thinkalike.job.record import Phases
@@ -158,6 +158,7 @@ class Instrument(ABC):
     kind: str
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
+    config: ClassVar[type]
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
@@ -174,7 +175,7 @@ class Instrument(ABC):
         parts = {item.name for item in fields(config)}
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
-        cls.kind, cls.reads, cls.version = kind, tuple(reads), version
+        cls.kind, cls.reads, cls.version, cls.config = kind, tuple(reads), version, config
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.
@@ -192,6 +193,10 @@ class Instrument(ABC):
     def prepared(self, config: Any) -> Sequence[Any]:
         """Return the configurations of the jobs that `prepare` would do, so that a forecast counts them."""
         return ()
+
+    def completed(self, config: Any) -> Any:
+        """Return the configuration with everything decided that this job reads and that was left open."""
+        return completed(config, self.reads)
 
     def with_unread_reset(self, config: Any) -> Any:
         """Return the configuration with every setting that this job ignores reset to its default, or to None."""

@@ -180,6 +180,7 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     """
     if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+    config = instrument.completed(config)
     inputs = {**instrument.inputs(config), **instrument.prepare(config)}
     read = instrument.with_unread_reset(config)
     entered = {name: part for name, part in relevant(read).items() if name in instrument.reads and part is not None}

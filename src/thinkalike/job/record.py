@@ -140,7 +140,7 @@ def explained(folder: Path) -> Iterator[None]:
         yield
     except Exception as error:
         if not isinstance(error, ResourceError) and (reason := _reason(error, folder)):
-            raise ResourceError(f"{reason}, and then give the same command: it goes on from the last state") from error
+            raise ResourceError(f"{reason}, and rerun the command to resume from the last state") from error
         raise
 
 

@@ -24,7 +24,7 @@ PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
 STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
 FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe")
+SHARED = ("model", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe", "threads")
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
@@ -177,15 +177,12 @@ def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
 
 def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
     """Return a job of one measure for each pair of models."""
-    words = [word for word in config.chosen if not word.startswith("measure")]
-    return jobs_of(replace(config, models=models, chosen=[*words, "measure=cka"]), "pairs")
+    return jobs_of(replace(config, models=models, measure=measure_schema("cka")()), "pairs")
 
 
 def _stitch(pair: AnalyzeConfig) -> Any:
     """Return the job that stitches the source of a pair into its target at all layer pairs, by a short recipe."""
-    words = [word for word in pair.chosen if word.lstrip("+~").partition("=")[0].partition(".")[0] in SHARED]
-    threads = [f"threads={pair.threads}"] if pair.threads else []
-    return compose_job("train", [*words, *STITCH, "logger=none", *threads])
+    return compose_job("train", [*STITCH, "logger=none"], **{name: getattr(pair, name) for name in SHARED})
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:

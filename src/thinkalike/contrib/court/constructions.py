@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.config import PretrainConfig
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.tokens import BigramMeans, Codes, TokenMeans, bigrams

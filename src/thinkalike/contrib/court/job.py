@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Optional
 
 import pandas as pd
@@ -17,8 +17,9 @@ from thinkalike.config import (
     MeasureConfig,
     ModelConfig,
     TrainerConfig,
-    check_option,
-    compose_job,
+    left_open,
+    model_named,
+    options,
     ranged,
 )
 from thinkalike.config.schema import COUNTS
@@ -50,7 +51,7 @@ class CourtConfig(MeasureConfig):
     """The settings of a court."""
 
     kind: str = "court"
-    layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
+    layer: int = left_open(1, least=0, most=10**4)  # of the target; there must be a block after it
     siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
     fit_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that maps are fitted on
@@ -109,10 +110,9 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
     given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
     for other, name in given.items():
-        check_option("model", f"measure.siblings.{other}", [name])
-    made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
+        one_of(f"measure.siblings.{other}", name, options("model"))
     own = {"device": config.model.device, "context": config.model.context}
-    return {name: replace(each, **own) for name, each in made.items()}
+    return {name: model_named(model, own) for name, model in given.items()}
 
 
 def _bench(

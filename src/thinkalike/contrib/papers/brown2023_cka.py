@@ -82,7 +82,7 @@ def _parts(case: Case, pairs: str) -> list[Part]:
         "between": list(itertools.combinations(models, 2)),
         "within": [(model, model) for model in models],
     }[pairs]
-    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in chosen]
+    return [Part(f"{a.name}, {b.name}", (a, b)) for a, b in chosen]
 
 
 def _result(case: Case, names: Names) -> Result:

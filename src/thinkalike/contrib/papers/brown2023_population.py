@@ -22,11 +22,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import PopulationConfig, compose_job
+from thinkalike.config import compose_job
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, over_models, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.populations import measures as populations
+from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.measures.kernel_alignment import arc_length
 from thinkalike.store import Result
@@ -125,13 +126,13 @@ def changes_of(case: Case, side: str) -> dict[str, Any]:
 
     At mini scale CKA is of [CLS] unless a word says otherwise: of the last block nobody reads the other tokens.
     """
-    config = case.config
+    config: Any = case.config
     measure: Any = replace(config.measure, side=side)  # type: ignore[call-arg]
-    if config.scale == "mini" and not any(word.startswith("measure.tokens=") for word in config.chosen):
+    if config.scale == "mini" and measure.tokens is None:
         measure = replace(measure, tokens="cls")
     changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":
-        paper = compose_job("analyze", ["pairs=mnli", "population=feather-berts"])
+        paper = compose_job("analyze", ["measure=population", "pairs=mnli", "population=feather-berts"])
         changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
         changes["population"] = paper.population if config.population.name == "planted" else config.population
     return changes
@@ -148,7 +149,8 @@ class Population:
     @classmethod
     def of(cls, case: Case, side: str) -> Population:
         """Return the population of a case, without the second group of a null."""
-        config = changes_of(case, side).get("population", case.config.population)
+        job: Any = case.config
+        config = changes_of(case, side).get("population") or job.population
         whole = cls(case.results[side], config)
         left_out = config.null[1:] if config.null else []
         return replace(whole, wanted=tuple(name for name in whole.names if name not in left_out))

@@ -65,10 +65,7 @@ def _parts(case: Case) -> list[Part]:
     recipe: tuple[str, ...] = ("stitch.floor=false",)  # the directions of a model into itself say it
     recipe += ("stitch=affine",) if case.config.recipe == "paper" else ()
     recipe += MINI_RECIPE if case.scale == "mini" else ()
-    return [
-        Part(each.label, (f"model={each.source}", f"model@target={each.target}", *recipe), "train")
-        for each in DIRECTIONS[case.scale]
-    ]
+    return [Part(each.label, (each.source, each.target), recipe, "train") for each in DIRECTIONS[case.scale]]
 
 
 def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:

@@ -41,11 +41,6 @@ class Pair(NamedTuple):
     def label(self) -> str:
         return f"{self.source.name} into {self.target.name}"
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words of a command line that choose both."""
-        return (*self.source.words, *self.target.as_target())
-
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:
         """Return the pairs of layers after these shares of the blocks of both; of each layer of the shallower one.
 
@@ -67,7 +62,7 @@ def pairs_of(case: Case) -> list[Pair]:
 def layers_word(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
     """Return the word that says at which layers a pair is compared: those that were asked for, or at equal depth."""
     asked = case.config.layers
-    return f"layers={asked if asked != 'same' else pair.layers(depths) or 'same'}".replace(" ", "")
+    return f"layers={asked if asked not in (None, 'same') else pair.layers(depths) or 'same'}".replace(" ", "")
 
 
 HALF = Fraction(1, 2)  # of the blocks, after which states are probed
@@ -111,7 +106,7 @@ class Probed:
 
 
 def _parts(case: Case) -> list[Part]:
-    return [Part(pair.label, (*pair.words, layers_word(case, pair, [HALF]))) for pair in pairs_of(case)]
+    return [Part(pair.label, pair, (layers_word(case, pair, [HALF]),)) for pair in pairs_of(case)]
 
 
 def _probes(case: Case) -> Conclusion:

@@ -71,9 +71,8 @@ def _parts(case: Case) -> list[Part]:
     shared += [LITTLE_TEXT] if case.scale == "mini" else []
     parts = []
     for each in TRANSFERS[case.scale]:
-        words = [f"model={each.target}", f"sae.layer={each.layer}"]
-        words += [f"sae.source={each.source}", f"sae.source_layer={each.source_layer}", *each.settings, *shared]
-        parts.append(Part(each.label, tuple(words), "train"))
+        words = [f"sae.layer={each.layer}", f"sae.source={each.source}", f"sae.source_layer={each.source_layer}"]
+        parts.append(Part(each.label, (each.target,), (*words, *each.settings, *shared), "train"))
     return parts
 
 

@@ -66,7 +66,7 @@ def _parts(case: Case) -> list[Part]:
     measure: Any = case.config.measure
     question = replace(measure, contrast="question", positions=[LATER], strengths=[*measure.strengths, STRONG])
     return [
-        Part(f"{name}, {pair.label}", (*pair.words, layers_word(case, pair)), changes={"measure": each})
+        Part(f"{name}, {pair.label}", pair, (layers_word(case, pair),), changes={"measure": each})
         for pair in pairs_of(case)
         for name, each in (("number", measure), ("question", question))
     ]

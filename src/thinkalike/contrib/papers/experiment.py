@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compose_job
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, completed, compose_job, model_named, settings_of
 from thinkalike.contrib.papers.claims import Claim, claims_table, counts_of
+from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.errors import ConfigError, ResourceError, listed
-from thinkalike.instruments import check_read, instrument_of, passes, run_jobs
+from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.outline import label
 from thinkalike.progress import doing
@@ -26,34 +27,32 @@ from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-OF_MODELS = ("model=", "model.", "model@target=", "target.")
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
 class Model(NamedTuple):
-    """A model of an experiment, and the overrides that choose it."""
+    """A model of an experiment."""
 
-    words: tuple[str, ...]
     config: ModelConfig
 
     @property
     def name(self) -> str:
         return label(self.config)
 
-    @classmethod
-    def of(cls, *words: str) -> Model:
-        return cls(words, compose_job("analyze", words).model)
-
-    def as_target(self) -> tuple[str, ...]:
-        """Return the overrides that choose it as the target."""
-        return as_target(self.words)
-
 
 @dataclass(frozen=True)
 class Part:
-    """A job that an experiment rests on: the name of its result, its overrides, and further changes."""
+    """A job that an experiment rests on.
+
+    Attributes:
+        label: the name of its result.
+        models: its source and its target, by name or as they are; only one: it is both; none: the job reads no models.
+        words: its further overrides.
+        changes: parts of its configuration, in place of what the overrides say.
+    """
 
     label: str
+    models: Sequence[Model | str] = ()
     words: tuple[str, ...] = ()
     entry_point: str = "analyze"
     changes: Mapping[str, Any] = field(default_factory=dict)
@@ -96,6 +95,7 @@ class Experiment(
     Instrument,
     kind="experiment",
     version=4,
+    config=PopulationJob,  # if it is about a population
     reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.
@@ -128,16 +128,13 @@ class Experiment(
         """Return the case without results, and the jobs that it rests on with their labels.
 
         Raises:
-            ConfigError: the command line names another measure, or gives a setting that none of the jobs reads.
+            ConfigError: the command line names another measure.
         """
-        if config.measure.kind != self.measure if self.measure else "measure" in config.chosen_keys:
+        if config.measure.kind != (self.measure or "loss"):
             only = f"is about measure={self.measure}" if self.measure else "has no measure"
             raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
-        case = self.case(config)
-        jobs = [(part.label, job_of(config, part)) for part in self.parts(case)]
-        given = replace(config, chosen=[word for word in config.chosen if not word.startswith(OF_MODELS)])
-        check_read(given, [(instrument_of(job), job) for _, job in jobs] or [(self, config)])
-        return case, jobs
+        case = self.case(config := self.completed(config))
+        return case, [(part.label, job_of(config, part)) for part in self.parts(case)]
 
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration and the models: those of the command line if given, else its own.
@@ -146,21 +143,26 @@ class Experiment(
             ConfigError: the experiment does not take this number of models, or one is given twice.
         """
         own = self.models["mini" if config.scale == "mini" else "paper"]
-        given = _given(config.chosen)
-        if not given or settings_of_all(config.chosen):
-            return Case(config, [Model.of(f"model={name}") for name in own])
+        given = [each for each in (config.model, config.target) if each.name is not None]
+        given = given[:1] if given[0:1] == given[1:] else given
+        if not given and not {*settings_of(config.model), *settings_of(config.target)} - {*RUNS}:
+            return Case(config, [Model(model_named(name, {})) for name in own])
         if len(given) not in self.takes:
             counts = " or ".join(str(count) for count in self.takes)
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
             about = ", ".join(own) or "the models of population="
             raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
-        models = [Model.of(*words) for words in given]
-        if len({model.name for model in models}) < len(models):
-            raise ConfigError(f"{models[0].name} was given twice; name two models, by model.name= and target.name=")
-        return Case(config, models)
+        return Case(config, [Model(each) for each in given])
+
+    def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        return completed(
+            config, ("stimuli", "population")
+        )  # what is left open of a measure may be a matter of its jobs
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read = copy(config)  # not `replace`, as a configuration that a user gives must have a population
+        read = copy(
+            completed(config, self.reads)
+        )  # not `replace`, as a configuration that a user gives must have a population
         read.population = None  # type: ignore[assignment]
         if not self.measures:
             read.measure = None  # type: ignore[assignment]
@@ -228,29 +230,17 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
-    settings = settings_of_all(config.chosen)
-    if any(word.startswith(("model@target=", "target.")) for word in part.words):
-        settings += [f"target{word[len('model') :]}" for word in settings]
-    chosen = [*part.words, *settings, f"scale={Case(config, ()).scale}"]
+    words = [*part.words, f"scale={Case(config, ()).scale}"]
+    runs = (
+        {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
+    )
+    models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
+    chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":
-        words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
-        words += [f"recipe={config.recipe}"] + ([f"threads={config.threads}"] if config.threads else [])
-        job = compose_job("train", [*chosen, *words])
+        own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}
+        job = compose_job("train", [*words, "logger=none", f"recipe={config.recipe}"], **chosen, **own)
     else:
-        job = compose_job("analyze", chosen)
-        job = replace(job, **({name: getattr(config, name) for name in FORWARDED} | dict(part.changes)))
-    return job if config.data.name == "auto" else replace(job, data=config.data)
-
-
-def settings_of_all(chosen: Sequence[str]) -> list[str]:
-    """Return the words that say how models run, which hold for all models of an experiment unless a word names one."""
-    words = [word for word in chosen if word.startswith(OF_MODELS)]
-    return words if all(word.startswith(tuple(f"model.{key}=" for key in RUNS)) for word in words) else []
-
-
-def _given(chosen: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the models that a command line names, as the words that choose each as `model`."""
-    first = tuple(word for word in chosen if word.startswith(OF_MODELS[:2]))
-    second = [word for word in chosen if word.startswith(OF_MODELS[2:])]
-    renamed = tuple(f"model{word.removeprefix('model@').removeprefix('target')}" for word in second)
-    return [words for words in (first, renamed) if words]
+        own = {name: getattr(config, name) for name in FORWARDED if hasattr(config, name)}
+        kind = part.changes.get("measure", config.measure).kind
+        job = compose_job("analyze", [f"measure={kind}", *words], **chosen, **own | dict(part.changes))
+    return job if config.data.name is None else completed(replace(job, data=config.data))

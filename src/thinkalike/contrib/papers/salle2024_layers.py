@@ -64,7 +64,7 @@ def _with_distances(case: Case) -> list[Part]:
     own: Any = case.config.measure
     measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
     compared = [
-        Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
+        Part(f"{a.name}, {b.name}", (a, b), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)
     ]
     return base.parts(case) + compared

@@ -106,7 +106,7 @@ def parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
     own: Any = case.config.measure
     changes = {"measure": replace(own, massive="keep")}
-    return [Part(model.name, (*model.words, *model.as_target()), changes=changes) for model in case.models]
+    return [Part(model.name, (model,), changes=changes) for model in case.models]
 
 
 def all_profiles(case: Case) -> list[Profiles]:

@@ -56,13 +56,12 @@ def _parts(case: Case) -> list[Part]:
     measure: Any = case.config.measure
     parts, known = [], TARGETS["paper"] | TARGETS["mini"]
     for model in case.models:
-        layers, siblings = known.get(model.config.name, ([measure.layer], {}))
-        if "measure.layer" in case.config.chosen_keys:
-            layers = [measure.layer]
+        layers, siblings = known.get(model.config.name, ([1], {}))
+        layers = layers if measure.layer is None else [measure.layer]
         for layer, seed in product(layers, range(case.config.seed, case.config.seed + measure.seeds)):
             own = replace(measure, layer=layer, siblings=measure.siblings or siblings)
             changes = {"seed": seed, "measure": own}
-            parts.append(Part(f"{model.name}, layer {layer}, seed {seed}", model.words, changes=changes))
+            parts.append(Part(f"{model.name}, layer {layer}, seed {seed}", (model,), changes=changes))
     return parts
 
 

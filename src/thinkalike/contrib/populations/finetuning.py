@@ -10,8 +10,9 @@ from typing import Any
 import pandas as pd
 import torch
 
-from thinkalike.config import ModelConfig, TrainConfig, relevant
+from thinkalike.config import ModelConfig, relevant
 from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
+from thinkalike.contrib.populations.config import NLIJob
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.contrib.populations.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
@@ -35,7 +36,7 @@ REPORT = "held-out"  # the name of its row
 
 
 class ClassifierFinetuning(
-    Instrument, kind="nli", version=3, config=TrainConfig, reads=("model", "nli", "pairs", "trainer")
+    Instrument, kind="nli", version=3, config=NLIJob, reads=("model", "nli", "pairs", "trainer")
 ):
     """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
 
@@ -43,23 +44,23 @@ class ClassifierFinetuning(
     pairs.
     """
 
-    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+    def inputs(self, config: NLIJob) -> Mapping[str, Any]:
         pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
         return pairs | fingerprints(config, ("model",))
 
-    def with_unread_reset(self, config: TrainConfig) -> TrainConfig:
+    def with_unread_reset(self, config: NLIJob) -> NLIJob:
         return replace(config, pairs=replace(config.pairs, heuristic=None, label=None))  # all parts are reported
 
-    def seed(self, config: TrainConfig) -> int:
+    def seed(self, config: NLIJob) -> int:
         return config.nli.index
 
-    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+    def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         seen = config.nli.epochs * tokens_of(config.pairs, "fit")
         report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
         training = Passes("training", shapes["model"], seen, PAIR, times=3, full=False)
         return [training, Passes("report", shapes["model"], report, PAIR, full=False)]
 
-    def run(self, config: TrainConfig, work: Work) -> Outcome:
+    def run(self, config: NLIJob, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
@@ -104,7 +105,7 @@ class ClassifierFinetuning(
         )
 
 
-def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
+def _ship(config: NLIJob, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
     """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
     name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
     parts = {"pairs": pairs, "nli": nli}

@@ -14,12 +14,13 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
+from thinkalike.config import ModelConfig, compose_job, model_named, options
 from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
+from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
 from thinkalike.contrib.populations.reading import read_pairs
-from thinkalike.errors import ConfigError, DataError
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
@@ -52,7 +53,7 @@ class Member(NamedTuple):
         return checkpoint_fingerprint(self.config)
 
 
-def members_of(config: AnalyzeConfig) -> list[Member]:
+def members_of(config: PopulationJob) -> list[Member]:
     """Return the members group by group, fine-tuned where they are not there yet."""
     chosen = config.population
     if chosen.parents:
@@ -67,13 +68,13 @@ def members_of(config: AnalyzeConfig) -> list[Member]:
     ]
 
 
-def a_member(config: AnalyzeConfig) -> ModelConfig:
+def a_member(config: PopulationJob) -> ModelConfig:
     """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
     chosen = config.population
     return _base(config) if chosen.base else _published(str(chosen.members), (chosen.generalizing or [0])[0])
 
 
-def members_in(config: AnalyzeConfig) -> int:
+def members_in(config: PopulationJob) -> int:
     """Return how many members a population has, none of them made."""
     chosen = config.population
     if chosen.base:
@@ -84,21 +85,20 @@ def members_in(config: AnalyzeConfig) -> int:
 def _published(name: str, number: Any) -> ModelConfig:
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
-    return _composed("population.members", name, f"model.index={number}")
+    return _composed("population.members", name, index=number)
 
 
-def _base(config: AnalyzeConfig) -> ModelConfig:
+def _base(config: PopulationJob) -> ModelConfig:
     """Return the configuration of the model that members are fine-tunings of."""
     return _composed("population.base", str(config.population.base))
 
 
-def _composed(setting: str, name: str, *words: str) -> ModelConfig:
-    check_option("model", setting, [name])
-    config: ModelConfig = compose_job("train", [f"model={name}", *words]).model
-    return config
+def _composed(setting: str, name: str, **settings: Any) -> ModelConfig:
+    one_of(setting, name, options("model"))
+    return model_named(name, settings)
 
 
-def _forked(config: AnalyzeConfig) -> list[Member]:
+def _forked(config: PopulationJob) -> list[Member]:
     """Fine-tune `per_group` children of each parent on a smaller sample of its pairs; they are its group."""
     chosen = config.population
     challenge = read_pairs(config.pairs, "challenge")
@@ -116,7 +116,7 @@ def _forked(config: AnalyzeConfig) -> list[Member]:
     return members
 
 
-def _finetuned(config: AnalyzeConfig) -> list[Member]:
+def _finetuned(config: PopulationJob) -> list[Member]:
     """Return the most and the least accurate on the challenge of as many fine-tunings as the population has.
 
     Accuracy is that on the half of the challenge by which groups are chosen, see `halves`.
@@ -134,7 +134,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
     return [member._replace(group=group) for group, best in groups for member in best]
 
 
-def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> Result:
+def _made(config: PopulationJob, body: Sequence[str], words: Sequence[str]) -> Result:
     """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
     scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
     job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
@@ -150,7 +150,7 @@ def _member(name: str, group: str, made: Result) -> Member:
 
 
 def published_accuracies(
-    config: AnalyzeConfig, members: Sequence[Member], accuracies: Sequence[float], count: int
+    config: PopulationJob, members: Sequence[Member], accuracies: Sequence[float], count: int
 ) -> dict[str, pd.DataFrame]:
     """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
 
@@ -180,7 +180,7 @@ def published_accuracies(
     return {"published": table}
 
 
-def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
+def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
     """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
     part = challenge.select(config.pairs.label, config.pairs.heuristic)
     if config.population.base is None or config.population.parents:

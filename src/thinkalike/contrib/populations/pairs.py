@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from thinkalike.config import PairsConfig
+from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.data.documents import canonical
 from thinkalike.data.sources import Record, json_lines, parquet_rows, read_with, stream_records
 from thinkalike.data.stimuli import chosen

@@ -14,9 +14,10 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
+from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
 from thinkalike.contrib.populations.members import (
     Member,
@@ -53,7 +54,9 @@ class PopulationMeasureConfig(MeasureConfig):
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
     site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
-    tokens: Literal["all", "cls"] = "all"  # that CKA compares; cls: of each pair the first, which the classifier reads
+    tokens: Literal["all", "cls"] = left_open(
+        "all"
+    )  # that CKA compares; cls: of each pair the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
     padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
     # brown2023 512; null: those of the longest pair of `batch`
@@ -71,7 +74,9 @@ class PopulationMeasureConfig(MeasureConfig):
         return () if self.include_padding else {"padding"}
 
 
-class Population(Instrument, kind="population", version=3, reads=("measure", "pairs", "population", "seed")):
+class Population(
+    Instrument, kind="population", version=3, config=PopulationJob, reads=("measure", "pairs", "population", "seed")
+):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
     Leaves accuracies, penalties and flips of all stitches in table.csv, CKA in cka.csv, and in arrays.npz both by
@@ -83,13 +88,13 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
     makes_inputs: ClassVar[bool] = True
     inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
 
-    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def inputs(self, config: PopulationJob) -> Mapping[str, Any]:
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
         return {"pairs": halves(config, pairs)[1] if side == "challenge" else pairs}
 
-    def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+    def prepare(self, config: PopulationJob) -> Mapping[str, Any]:
         """Return the members, which are fine-tuned first where the store lacks them."""
         stated = members_of(config)
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
@@ -97,11 +102,11 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
         return {**_changes(stated, members)} | {each.name: each for each in members}
 
-    def models_of(self, config: AnalyzeConfig) -> dict[str, ModelConfig]:
+    def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""
         return {"member": as_chosen(a_member(config), config)}
 
-    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
+    def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all stitches and those of CKA, without fine-tunings that are missing.
 
         From each cut on, each of m · m pairs of members runs the target's blocks: m² (L + 1) / 2 passes, and m of the
@@ -116,11 +121,11 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
             Passes("CKA", shape, alike, PAIR, members, full=False),
         ]
 
-    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+    def holds(self, config: PopulationJob, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which is counted as the model."""
         return (members_in(config) - 1) * shapes["member"].bytes
 
-    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+    def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure: Any = config.measure
         pairs: Pairs = work.inputs["pairs"]
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
@@ -183,13 +188,13 @@ class Population(Instrument, kind="population", version=3, reads=("measure", "pa
         show_text(f"Stitches flip most labels at cut {cut - 1}: {ends[0]} between groups, {ends[1]} within.")
 
 
-def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
+def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
 
     Only settings that the command line names count, and not those that model=NAME brings along.
     """
-    named = {word.lstrip("+").split("=")[0] for word in config.chosen}
-    return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})
+    given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
+    return replace(member, **given)
 
 
 def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
@@ -203,7 +208,7 @@ def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, s
     return {"members run with": ", ".join(sorted(changed))} if changed else {}
 
 
-def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> list[FrozenModel]:
+def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> list[FrozenModel]:
     """Return the models, whose labels are checked on pairs that they should get right."""
     models = [load_model(each.config) for each in members]
     for model in models:
@@ -223,7 +228,7 @@ def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> lis
     return models
 
 
-def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: AnalyzeConfig) -> EncodedPairs:
+def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: PopulationJob) -> EncodedPairs:
     return encode(pairs, models[0].tokenizer, min(model.context for model in models), config.pairs.truncate)
 
 

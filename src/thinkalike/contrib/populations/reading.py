@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from thinkalike.config import PairsConfig
+from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.pairs import Pairs, hub_pairs, pairs_in
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
 from thinkalike.data.from_config import changed_at

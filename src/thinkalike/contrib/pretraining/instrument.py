@@ -10,7 +10,8 @@ from typing import Any
 import pandas as pd
 import torch
 
-from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.config import ModelConfig
+from thinkalike.contrib.pretraining.config import PretrainJob
 from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
@@ -43,23 +44,23 @@ class MiniPretraining(
     Instrument,
     kind="pretraining",
     version=2,
-    config=TrainConfig,
+    config=PretrainJob,
     reads=("model", "data", "pretrain", "trainer", "seed"),
 ):
     """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
 
-    def inputs(self, config: TrainConfig) -> dict[str, str]:
+    def inputs(self, config: PretrainJob) -> dict[str, str]:
         return fingerprints(config, ("data",))
 
-    def shapes_of(self, config: TrainConfig) -> dict[str, Shape | None]:
+    def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
         return {"model": new_shape(config.model, config.pretrain.vocabulary)}
 
-    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+    def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape, row = shapes["model"], config.data.context or shapes["model"].context
         training = Passes("training", shape, float(config.pretrain.tokens), row, times=3)
         return [training, Passes("report", shape, float(config.data.report_tokens or 0), row)]
 
-    def run(self, config: TrainConfig, work: Work) -> Outcome:
+    def run(self, config: PretrainJob, work: Work) -> Outcome:
         model = config.model
         context = int(model.context or 256)
         _try_out(model, config.pretrain.vocabulary, context)
@@ -119,7 +120,7 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
         raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
 
 
-def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
+def _card(config: PretrainJob, facts: dict[str, Any], mini: FrozenModel) -> str:
     """Return the model card."""
     training, heldout = facts["training"], facts["heldout"]
     parameters, blocks = mini.parameters()

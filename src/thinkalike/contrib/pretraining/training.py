@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import NLIConfig, PretrainConfig
+from thinkalike.contrib.populations.config import NLIConfig
 from thinkalike.contrib.populations.pairs import EncodedPairs
+from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import masked_losses
 from thinkalike.training.optimizers import cosine, scheduled

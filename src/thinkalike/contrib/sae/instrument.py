@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
-from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
+from thinkalike.contrib.sae.config import SAEJob
 from thinkalike.contrib.sae.fitting import (
     BLANK,
     break_even_table,
@@ -52,7 +53,7 @@ NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_laten
 
 
 class SparseAutoencoders(
-    Instrument, kind="sae", version=2, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument, kind="sae", version=2, config=SAEJob, reads=("model", "data", "sae", "trainer", "seed")
 ):
     """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
 
@@ -62,7 +63,7 @@ class SparseAutoencoders(
 
     makes_inputs: ClassVar[bool] = True
 
-    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+    def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(
                 f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
@@ -74,17 +75,17 @@ class SparseAutoencoders(
             read["stitch"] = open_result(config.sae.stitch)
         return read
 
-    def prepare(self, config: TrainConfig) -> Mapping[str, Any]:
+    def prepare(self, config: SAEJob) -> Mapping[str, Any]:
         """Return the result that has the autoencoders of the source, which are trained first if the store lacks it."""
         return {"source": source_result(config)} if config.sae.source else {}
 
-    def prepared(self, config: TrainConfig) -> list[TrainConfig]:
+    def prepared(self, config: SAEJob) -> list[SAEJob]:
         return source_jobs(config)
 
-    def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
+    def models_of(self, config: SAEJob) -> dict[str, ModelConfig]:
         return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
 
-    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+    def passes(self, config: SAEJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of the model and the source; the products of the autoencoders are left out."""
         sae, model = config.sae, shapes["model"]
         row = config.data.context or min(shape.context for shape in shapes.values())
@@ -96,7 +97,7 @@ class SparseAutoencoders(
             Passes("report", model, report, row, times=2 + 2 * len(sae.starts) * sae.seeds),
         ]
 
-    def run(self, config: TrainConfig, work: Work) -> Outcome:
+    def run(self, config: SAEJob, work: Work) -> Outcome:
         with work.phase("loading"):
             setting = Setting.of(config, work.inputs)
         run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)

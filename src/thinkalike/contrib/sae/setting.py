@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thinkalike.config import LoggerConfig, ModelConfig, SAEConfig, TrainConfig, model_named, options
+from thinkalike.config import LoggerConfig, ModelConfig, model_named, options
+from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.evaluation import SiteStates, site_states, states_after
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
@@ -27,7 +28,7 @@ from thinkalike.store import Result, open_result
 from thinkalike.training.steps import StepBatches
 
 
-def source_model(config: TrainConfig) -> ModelConfig:
+def source_model(config: SAEJob) -> ModelConfig:
     """Return the model whose autoencoders are carried over; nothing is trained."""
     name = str(config.sae.source)
     if name in options("model"):
@@ -35,7 +36,7 @@ def source_model(config: TrainConfig) -> ModelConfig:
     return replace(ModelConfig(**_result(name).config["model"]), device=config.model.device)
 
 
-def source_layer(config: TrainConfig) -> int:
+def source_layer(config: SAEJob) -> int:
     """Return the layer that autoencoders are carried over from."""
     own, name = config.sae, str(config.sae.source)
     if own.source_layer is not None or own.source is None or name in options("model"):
@@ -43,16 +44,16 @@ def source_layer(config: TrainConfig) -> int:
     return int(_result(name).config["sae"]["layer"])
 
 
-def source_jobs(config: TrainConfig) -> list[TrainConfig]:
+def source_jobs(config: SAEJob) -> list[SAEJob]:
     """Return the job that makes the autoencoders of a source that is a model, alone in a list."""
     if config.sae.source not in options("model"):
         return []
     none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
     plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], lr_multiples=[], **none)
-    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"), chosen=[])]
+    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))]
 
 
-def source_result(config: TrainConfig) -> Result:
+def source_result(config: SAEJob) -> Result:
     """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
 
     Raises:
@@ -135,7 +136,7 @@ class Setting:
     made: Result | None = None
 
     @classmethod
-    def of(cls, config: TrainConfig, inputs: Mapping[str, Any]) -> Setting:
+    def of(cls, config: SAEJob, inputs: Mapping[str, Any]) -> Setting:
         """Load models and text, and check that they go together.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thinkalike.config import SAEConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.models.shapes import Operations
 
 EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)

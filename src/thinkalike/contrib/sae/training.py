@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from thinkalike.config import SAEConfig
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import SiteStates, kept_by_document, states_after
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.models.frozen import FrozenModel

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, completed
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, layers_compared
@@ -49,8 +49,9 @@ def within_budget(config: AnalyzeConfig) -> AnalyzeConfig:
     kind = instrument_of(config)
     if not isinstance(kind, LayerPairs) or config.activations or config.models:
         raise ConfigError("budget= is for a measure of all layers of two models, such as measure=cka")
-    shapes = kind.shapes_of(config)
-    if unknown := [label(model) for part, model in kind.models_of(config).items() if shapes[part] is None]:
+    whole = completed(config)
+    shapes = kind.shapes_of(whole)
+    if unknown := [label(model) for part, model in kind.models_of(whole).items() if shapes[part] is None]:
         raise ConfigError(f"budget={config.budget}: the sizes of {', '.join(unknown)} are not known; leave budget= out")
     allowed, rate = _seconds(config.budget), REACHED * speed()
     for chosen in _choices(config, kind):
@@ -79,15 +80,15 @@ def _seconds(budget: str) -> float:
 def _choices(config: AnalyzeConfig, kind: LayerPairs) -> Iterator[Any]:
     """Yield configurations of less and less work."""
     measure: Any = config.measure
-    depths = [shape.layers for shape in kind.shapes_of(config).values() if shape is not None]
-    own = config.chosen_keys
+    whole = completed(config)
+    depths = [shape.layers for shape in kind.shapes_of(whole).values() if shape is not None]
     for layers, batches in STEPS:
         fewer: dict[str, int] = {}
         for name in ("batches", "fit_batches"):
-            if hasattr(measure, name) and f"measure.{name}" not in own:
-                fewer[name] = min(getattr(measure, name), batches)
-        changed = replace(config, measure=replace(measure, **fewer))
-        if layers and "layers" not in own and max(depths) > layers:
+            if getattr(measure, name, 0) is None:
+                fewer[name] = min(getattr(whole.measure, name), batches)
+        changed = replace(whole, measure=replace(whole.measure, **fewer))
+        if layers and config.layers is None and max(depths) > layers:
             changed = replace(changed, layers=evenly(depths[0], depths[-1], layers))
         yield changed
 

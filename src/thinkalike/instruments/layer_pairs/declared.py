@@ -17,7 +17,7 @@ from dataclasses import dataclass, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from thinkalike import measures
-from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config import AnalyzeConfig, left_open, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class ComparedAgain(WithNull):
     """The same, of a measure that compares each batch eleven times for its intervals."""
 
-    batches: int = ranged(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
+    batches: int = left_open(BATCHES // 4, least=1, most=10**9)  # whose mean is the value
 
 
 @dataclass

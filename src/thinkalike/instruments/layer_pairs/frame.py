@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
@@ -46,7 +46,7 @@ SMALLER = "lower measure.tokens_per_batch or model.context"  # what takes less m
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(BATCHES, least=1, most=10**9)  # whose mean is the value
+    batches: int = left_open(BATCHES, least=1, most=10**9)  # whose mean is the value
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: Literal["auto", "token", "word"] = "auto"  # of rows; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0

@@ -1,0 +1,135 @@
+"""The settings of classifiers of pairs of sentences: what they read, how they are fine-tuned, populations of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from thinkalike.config import AnalyzeConfig, Recipe, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, Checked, FilePath
+from thinkalike.errors import ConfigError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
+Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
+Group = Annotated[list[Number | Folder], Field(min_length=2)]
+
+
+@dataclass
+class PairsConfig(Checked, part="pairs"):
+    """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
+
+    source: Literal["templates", "hub", "files"] = "templates"  # templates: made offline | hub: MNLI and HANS
+    fit: FilePath | None = not_in_key(None)  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
+    report: FilePath | None = not_in_key(None)  # source=files: MNLI that is reported on
+    challenge: FilePath | None = not_in_key(None)  # source=files: HANS
+    fit_pairs: int | None = ranged(4000, least=1, most=COUNTS)  # how many of each; null: all that there are
+    report_pairs: int | None = ranged(1000, least=1, most=COUNTS)  # held out, in distribution
+    challenge_pairs: int | None = ranged(6000, least=1, most=COUNTS)  # of HANS, or of its kind
+    heuristic: str | None = "lexical_overlap"  # which part of the challenge is reported on; null: all
+    label: str | None = "non-entailment"  # the class of these pairs; null: both
+    counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
+    lexical: float = ranged(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
+    truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
+    seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.source == "templates" and None in (self.fit_pairs, self.report_pairs, self.challenge_pairs):
+            raise ConfigError("pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: templates are made")
+
+    @property
+    def unused(self) -> Collection[str]:
+        of_files = {"fit", "report", "challenge"} if self.source != "files" else set()
+        return of_files | ({"counterexamples", "lexical"} if self.source != "templates" else set())
+
+
+@dataclass
+class PopulationConfig(Checked, part="population"):
+    """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
+
+    usual_option: ClassVar[str] = "planted"
+
+    name: str = left_open(None, usual="bert-mini")  # what results call it; null: planted
+    base: str | None = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
+    members: str | None = None  # or the model of which they are numbers; local: they are folders
+    size: int | None = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
+    per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
+    generalizing: Group | None = None  # numbers of members, or folders: one group
+    heuristic: Group | None = None  # the other group
+    parents: dict[str, list[str]] | None = None  # {group: [words of task=nli]} of base; members are forks
+    parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
+    options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
+    null: list[str] | None = None  # two of the groups, whose parents differ in nothing but the seed
+    published: dict[str, list[Share]] | None = None  # accuracies by number: {heldout: [...], challenge: [...]}
+    cluster: list[Any] | None = None  # a published grouping: these against all others
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.published and not (self.generalizing or self.heuristic):
+            accuracies = self.published.get("challenge", [])
+            if len(accuracies) < 2 * self.per_group:
+                raise ConfigError(f"population.per_group={self.per_group} needs more population.published accuracies")
+            ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
+            self.generalizing, self.heuristic = [*ranked[: self.per_group]], [*ranked[: -self.per_group - 1 : -1]]
+        if self.members and not (self.generalizing and self.heuristic):
+            raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
+        if self.parents is not None:
+            self._check_parents(self.parents)
+        elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
+            raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
+
+    @property
+    def unused(self) -> Collection[str]:
+        if self.members:
+            return {"size", "parents", "parent_options", "options", "null"}
+        return {"size"} if self.parents else {"parent_options", "null"}
+
+    def _check_parents(self, parents: Collection[str]) -> None:
+        if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
+            raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
+        if len(parents) < 2 or not self.base or self.per_group < 2:
+            raise ConfigError(f"population.parents={parents} needs two groups or more, .base, and .per_group from 2")
+
+
+@dataclass
+class NLIConfig(Checked, part="nli"):
+    """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
+
+    index: int = ranged(0, least=0, most=SEEDS)  # of a population; it decides head and order
+    epochs: int = left_open(3, least=1, most=10**4)  # how often it sees each pair
+    pairs_per_step: int = ranged(32, least=1, most=10**6)  # pairs that a step reads
+    lr: float = left_open(2e-5, above=0)  # peak
+    weight_decay: float = ranged(0.01, least=0)  # decoupled, of all weights
+    warmup: float = ranged(0.1, least=0, below=1)  # share of the steps
+    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
+    context: int = left_open(128, least=5, most=CONTEXT)  # tokens of a pair: one of each text, and three marks
+    head_lr: float | None = ranged(None, above=0)  # of the new classes; null: lr
+    head_std: float | None = ranged(None, above=0)  # of their weights; null: the model's initializer_range
+    freeze: int = ranged(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
+    redraw: int | None = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
+    ship: str | None = not_in_key(None)  # also put the body, without its classes, among the minis, by this name
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
+        is_small = recipe.model.mini if recipe.scale == "auto" else recipe.is_mini
+        return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}
+
+
+@dataclass
+class NLIJob(TrainConfig):
+    """All that `task=nli` needs to know."""
+
+    nli: NLIConfig = field(default_factory=NLIConfig)
+    pairs: PairsConfig = field(default_factory=PairsConfig)
+
+
+@dataclass
+class PopulationJob(AnalyzeConfig):
+    """All that `measure=population` needs to know."""
+
+    pairs: PairsConfig = field(default_factory=PairsConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)

@@ -1,0 +1,110 @@
+"""The settings of task=sae."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from thinkalike.config import Recipe, TrainConfig, left_open, ranged
+from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
+from thinkalike.errors import ConfigError
+
+Start = Literal["random", "least_squares", "transferred"]
+WIDEST = 10**7
+LOOKS = 13  # at the report, after the one at the start
+
+
+@dataclass
+class SAEConfig(Checked, part="sae"):
+    """A sparse autoencoder of one site, and its training: Adam at a constant rate."""
+
+    layer: int = ranged(0, least=0, most=10**4)  # the site: the residual stream after this block
+    width: int = left_open(256, least=1, most=WIDEST)  # latents
+    activation: Literal["topk", "relu"] = "topk"
+    k: int = left_open(8, least=1, most=WIDEST)  # of topk: latents that are active at once
+    sparsity: float = ranged(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
+    start: Start = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
+    source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
+    source_layer: int | None = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer
+    stitch: str | None = None  # transferred: a result of task=stitch in both directions; null: maps are fitted
+    map_tokens: int = left_open(
+        4096, least=2, most=COUNTS
+    )  # that maps and a decoder are fitted on, and states scaled by
+    beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
+    tokens: int = left_open(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
+    tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
+    steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
+    lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
+    seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
+    dead_after: int = left_open(
+        4096, least=0, most=COUNTS
+    )  # states; topk gives such latents a gradient; 0: it does not
+    skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
+    curve_tokens: int = left_open(8192, least=2, most=COUNTS)  # of the report that is looked at during training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens and self.tokens_per_step and self.tokens < self.buffer:
+            raise ConfigError(f"sae.tokens={self.tokens} must be at least sae.tokens_per_step × sae.steps_per_buffer")
+        if "transferred" in self.starts and self.source is None:
+            raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
+
+    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+        if recipe.is_mini:
+            return {}
+        sizes = {"width": 8192, "k": 32, "tokens": 20 * 2**20, "tokens_per_step": 2048, "lr": 4e-4}
+        return sizes | {"map_tokens": 2**16, "dead_after": 2**18, "curve_tokens": 2**16}
+
+    @property
+    def unused(self) -> Collection[str]:
+        unused = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
+        return unused if "transferred" in self.starts else {*unused, "source", "source_layer", "stitch"}
+
+    @property
+    def starts(self) -> list[str]:
+        """All starts, that of the result first."""
+        return list(dict.fromkeys([self.start, *self.beside]))
+
+    @property
+    def factors(self) -> list[float]:
+        """All multiples of the rate, 1 first."""
+        return list(dict.fromkeys([1.0, *self.lr_multiples]))
+
+    @property
+    def active(self) -> int | None:
+        """How many latents are active at once; None: a ReLU."""
+        return self.k if self.activation == "topk" else None
+
+    @property
+    def revived(self) -> int:
+        """How many dead latents get a gradient at once, at most."""
+        return min(32, self.width)
+
+    @property
+    def buffer(self) -> int:
+        """The tokens whose states are shuffled among each other."""
+        return self.tokens_per_step * self.steps_per_buffer
+
+    @property
+    def steps(self) -> int:
+        """The steps of training, of whole buffers."""
+        return self.tokens // self.buffer * self.steps_per_buffer
+
+    @property
+    def looks(self) -> list[int]:
+        """The steps before which the report is looked at: 0, the end, and between them half an octave apart."""
+        return sorted({0, *(round(self.steps * 2 ** (-place / 2)) for place in range(LOOKS))})
+
+
+@dataclass
+class SAEJob(TrainConfig):
+    """All that `task=sae` needs to know."""
+
+    sae: SAEConfig = field(default_factory=SAEConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.trainer.strategy == "ddp":
+            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
