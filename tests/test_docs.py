@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 import pages
 from conftest import ROOT, composed
 from thinkalike.cli import as_analysis
-from thinkalike.config import MEASURES, TrainConfig, measure_schema, options
+from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.compose import _keys
-from thinkalike.config.options import GROUPS, _folder, _node
+from thinkalike.config.sources import GROUPS, _folder, _node, _unset
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 
@@ -47,16 +47,17 @@ def parsed(overrides):
 @cache
 def keys(door):
     """All settings and parts of a door, of any measure."""
-    root = OmegaConf.create(_node(f"{door}_schema"))
+    roots = {instrument(value).config for value in (TASKS if door == "train" else MEASURES).values()}
     of_measures = (f"measure.{item.name}" for kind in MEASURES for item in fields(measure_schema(kind)))
-    return {*_keys(root), *(of_measures if door == "analyze" else ())}
+    known = {key for root in roots for key in _keys(OmegaConf.create(_unset(root)))}
+    return {*known, *(of_measures if door == "analyze" else ())}
 
 
 def check_names(door, overrides):
     """Check that the options and settings of a command line are there."""
     for override in parsed(overrides):
         key = override.package or override.key_or_group
-        if override.key_or_group in GROUPS or key == "experiment":
+        if override.key_or_group in GROUPS or (CONF / override.key_or_group).is_dir():
             names = [getattr(each, "text", each) for each in getattr(override.value(), "list", [override.value()])]
             there = options(override.key_or_group)
             unknown = [each for each in names if isinstance(each, str) and each not in there]

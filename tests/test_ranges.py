@@ -16,8 +16,8 @@ from thinkalike.config import (
     compose_job,
     measure_schema,
 )
-from thinkalike.config.options import GROUPS
 from thinkalike.config.schema import Checked, ranged
+from thinkalike.config.sources import GROUPS
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig

@@ -104,7 +104,7 @@ def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_s
 
 def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, models, tmp_path):
     model = models[0]
-    config = replace(CONFIG, loss="kl", schedule="average", lr=1e3)
+    config = replace(CONFIG, loss="kl", floor=None, schedule="average", lr=1e3)
     module = StitchTraining(model, model, [(1, 1)], config, 0, beside=[Fit(model, 1, 1, 1e-4)])
     start = AffineMap(torch.eye(32) + 0.05 * torch.randn(32, 32), torch.zeros(32))
     module.start_from([(0, start), (1, start)])
@@ -193,7 +193,7 @@ def test_states_onwards_are_those_after_each_block(models):
 
 @pytest.mark.parametrize("loss", ["penultimate", "alignment"])
 def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
-    module = StitchTraining(*models, [(0, 1)], replace(CONFIG, loss=loss))
+    module = StitchTraining(*models, [(0, 1)], replace(CONFIG, loss=loss, floor=None))
     (source, target), tokens = models, rows[:3].long()
     state, errors = source.head(tokens, 0), []
     for layer in range(1, 4):

@@ -17,7 +17,6 @@ from thinkalike.config.inputs import (
     ModelConfig,
     StimuliConfig,
 )
-from thinkalike.config.options import CONF, options
 from thinkalike.config.registry import (
     MEASURES,
     SUBJECTS,
@@ -30,6 +29,7 @@ from thinkalike.config.registry import (
 )
 from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import Recipe, layers_of_sides, left_open, not_in_key, pairs_of_layers, ranged, relevant
+from thinkalike.config.sources import CONF, options
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 
 __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig",

@@ -25,10 +25,10 @@ from thinkalike.config.inputs import (
     HOW_IT_RUNS,
     ModelConfig,
 )
-from thinkalike.config.options import GROUPS, hydra_ready, options
 from thinkalike.config.registry import TASKS, instrument, instrument_of, measure_module, measure_schema
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.schema import RENAMED, Checked, default_of, is_open, made, short
+from thinkalike.config.sources import GROUPS, hydra_ready, options
 from thinkalike.errors import ConfigError, nearest, one_of
 from thinkalike.plugins import named_in
 
@@ -233,12 +233,14 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
             measure takes no list.
     """
     runs = settings_of(config.model)
-    if config.experiment or config.activations or config.model.name or config.target.name or settings_of(config.target):
-        raise ConfigError("models= takes the place of model=, model@target=, activations= and experiment=")
-    if unknown := runs.keys() - {*HOW_IT_RUNS}:
-        raise ConfigError(
-            f"model.{min(unknown)} does not go with models=, whose settings are in {{model: NAME, key: value}}"
-        )
+    apart = {"experiment": config.experiment, "activations": config.activations, "model": config.model.name}
+    apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
+    apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
+    for key, value in apart.items():
+        if value:
+            raise ConfigError(
+                f"{key}={value} does not go with models=, whose settings are in {{model: NAME, key: value}}"
+            )
     models = [_of_list(entry, runs) for entry in config.models or []]
     if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
         raise ConfigError(
@@ -266,6 +268,8 @@ def explained(error: BaseException) -> str:
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
+        if cause.full_key in RENAMED:
+            return f"'{cause.full_key}' is not a setting; {RENAMED[cause.full_key]}"
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
         near = [key for key in known if key.endswith(f".{name}")]
         known = [key for key in known if key.count(".") == cause.full_key.count(".")]

@@ -26,7 +26,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from thinkalike.config.compose import COMPOSING_ERRORS, checked, explained
-from thinkalike.config.options import CONF, register
+from thinkalike.config.sources import CONF, register
 from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError, first_line
 from thinkalike.interrupts import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing

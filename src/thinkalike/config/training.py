@@ -69,11 +69,11 @@ class StitchConfig(Checked, part="stitch"):
             one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
         if self.optimizer is not None and not is_plugin(self.optimizer):
             one_of("stitch.optimizer", self.optimizer, RATES)
-        if self.norm is not None and self.steps is not None:  # nothing is left open
+        if None not in (self.norm, self.init, self.loss, self.optimizer, self.whiten, self.steps, self.warmup):
             self._decide()
 
     def _decide(self) -> None:
-        """Decide what depends on the other settings, and refuse what contradicts them."""
+        """Decide, when nothing is left open, what depends on the other settings; refuse what contradicts them."""
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
         has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
