@@ -73,7 +73,8 @@ def workplace(tmp_path_factory):
             doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, name, None, 0))
     (folder / "mine" / "stitch").mkdir(parents=True)
     commands = (DOCS / "reference" / "commands.md").read_text()
-    (folder / "mine/stitch/brief.yaml").write_text(pages.blocks(commands, 'yaml title="mine/stitch/brief.yaml"')[0])
+    for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
+        (folder / name).write_text(pages.blocks(commands, f'yaml title="{name}"')[0])
     for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
