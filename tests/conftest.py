@@ -32,21 +32,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import matplotlib.figure  # noqa: E402
-import omegaconf.base  # noqa: E402
 import torch  # noqa: E402
-from hydra._internal.hydra import Hydra  # noqa: E402
-from hydra.core.config_store import ConfigStore  # noqa: E402
 
 import checked  # noqa: E402, F401 (before anything imports thinkalike)
 import hub  # noqa: E402
 import tiny  # noqa: E402
 
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
-
-
-ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
-Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
-omegaconf.base.parse = cache(omegaconf.base.parse)  # of interpolations, whose trees nobody changes
 
 
 def composed(*overrides: str, door: str = "train"):

@@ -236,7 +236,7 @@ READ = [
 
 
 @pytest.mark.parametrize(("door", "words"), UNREAD)
-def test_a_setting_that_the_job_does_not_read_is_refused_by_its_key(door, words):
+def test_a_setting_the_job_does_not_read_is_refused_by_key(door, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
         check_read(words, composed(*words, door=door))
@@ -348,7 +348,7 @@ def test_what_cannot_be_composed_is_refused_in_one_line(said, door, words):
     assert str(caught.value).isprintable()
 
 
-def test_a_user_error_is_one_line_and_exit_status_1_and_keeps_its_traceback_on_request(capsys, monkeypatch):
+def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     with pytest.raises(SystemExit) as caught, one_line_errors():
         raise ThinkalikeError("first\nsecond")
     assert caught.value.code == 1
@@ -378,7 +378,7 @@ def test_the_target_is_the_source_in_all_that_is_not_named():
     assert (main.revision, main.dtype, main.context) == ("main", "bfloat16", 64)
 
 
-def test_a_target_of_its_own_runs_as_the_source_does_and_is_otherwise_itself():
+def test_a_target_runs_as_the_source_but_is_itself():
     words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.seed=3"]
     target = composed(*words, "model@target=pythia-160m-deduped").target
     assert (target.revision, target.dtype, target.seed) == (None, "bfloat16", 0)

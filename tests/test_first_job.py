@@ -31,7 +31,7 @@ def test_where_no_model_is_named_there_are_two(words):
         (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
     ],
 )
-def test_once_a_model_is_named_the_target_is_the_source_unless_it_is_named_too(words, both):
+def test_a_named_model_is_its_own_target_by_default(words, both):
     assert models(*words) == both
 
 

@@ -69,7 +69,7 @@ MEASURES = {
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", MEASURES)
-def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
+def test_pairs_have_the_bits_of_each_alone_in_one_pass(
     name, door, words, chosen, minis, forwards, tmp_path
 ):
     words = [*words, *MEASURES[name]]
@@ -97,7 +97,7 @@ def massive(folder):
     save_file(weights, folder / "model.safetensors")
 
 
-def test_values_with_massive_tokens_are_there_for_those_pairs_that_have_one(door, words, minis, tmp_path):
+def test_only_pairs_with_massive_tokens_have_values_with_them(door, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name in "ab":
         (tmp_path / "all" / name).symlink_to(minis / name)
@@ -116,7 +116,7 @@ def test_values_with_massive_tokens_are_there_for_those_pairs_that_have_one(door
 
 
 @pytest.mark.slow
-def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, forwards, tmp_path):
+def test_a_finished_pair_is_kept_and_the_rest_computed(door, words, chosen, minis, forwards, tmp_path):
     words = [*words, "measure=cka", f"store={tmp_path}/results"]
     first, _, third = chosen.values()
     before = door("analyze.py", *words, *first, *as_target(third)).result
@@ -152,7 +152,7 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
 
 
 @pytest.mark.slow
-def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
+def test_pairs_at_different_batches_resume_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):
     from thinkalike.instruments.layer_pairs import rounds
@@ -186,7 +186,7 @@ def interrupted_at(pools):
         yield
 
 
-def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, words, minis, tmp_path):
+def test_a_pair_that_fails_leaves_the_others_and_is_reported(door, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name, place in {"a": minis / "a", "b": minis / "b", "flat": tiny.flat(tmp_path / "flat")}.items():
         (tmp_path / "all" / name).symlink_to(place)
@@ -235,7 +235,7 @@ def test_a_list_that_cannot_be_is_refused_by_its_name(words, named):
         asked_for(composed(*words, door="analyze"))
 
 
-def test_measures_of_one_model_take_each_and_those_of_pairs_all_pairs():
+def test_models_are_taken_singly_or_in_all_pairs():
     both = {}
     for measure in ("loss", "mlem", "rsa"):
         jobs = asked_for(composed(f"measure={measure}", TWO, door="analyze"))
@@ -259,7 +259,7 @@ def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     assert jobs[0].data.name == "c4-code", "what suits the source"
 
 
-def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, chosen, minis, monkeypatch, tmp_path):
+def test_models_that_do_not_fit_together_are_one_line(door, words, chosen, minis, monkeypatch, tmp_path):
     from thinkalike import memory as devices
 
     monkeypatch.setattr(devices, "in_use", lambda device: 0)

@@ -72,7 +72,7 @@ def outside(limits) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_number_out_of_its_range_is_refused_by_its_key_also_in_a_list(name):
+def test_a_number_out_of_range_is_refused_by_its_key(name):
     schema = SCHEMAS[name]
     for item in numbers(schema):
         key = f"{schema.part}.{item.name}".lstrip(".")
@@ -96,7 +96,7 @@ def test_a_new_schema_is_checked_by_what_it_declares():
             Schema(**wrong)
 
 
-def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value():
+def test_a_message_is_one_short_printable_line():
     with pytest.raises(ConfigError) as caught:
         PretrainConfig(tokens="\x1b[31m\n" * 500)
     assert len(str(caught.value)) < 200

@@ -54,7 +54,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert stamps(tmp_path / "results") == made
 
 
-def test_a_sweeper_that_searches_gets_the_headline_number_of_each_job_and_none_of_one_that_failed(
+def test_a_searching_sweeper_gets_the_headline_of_each_job(
     door, small_stitching, monkeypatch
 ):
     from hydra.core.plugins import Plugins
@@ -117,7 +117,7 @@ def test_what_a_sweep_that_died_left_is_cleared_away(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, Path(os.environ[SHARED]).name}
 
 
-def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
+def test_measures_of_a_sweep_take_settings_they_share(door):
     """Hydra composes a sweep once before its jobs, with another measure, so a setting of theirs needs ++."""
     small = ["++measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
     told = door("analyze.py", "-m", "measure=cka,mutual_knn", "++measure.batches=2", *small, "logger=none").stdout
@@ -136,7 +136,7 @@ def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(door, small_stitching, tmp_path):
+def test_a_sweep_finishes_a_wandb_run_for_each_job(door, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e37,0.5", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"]
     overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]
     sweep = door.process("train.py", *overrides, env=wandb_runs.without_key(tmp_path))

@@ -83,7 +83,7 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(door, text):
     )
 
 
-def test_checkpoints_of_a_trainer_sort_as_numbers_and_take_the_tokenizer_beside_them(tmp_path):
+def test_trainer_checkpoints_sort_as_numbers(tmp_path):
     config = ModelConfig(name="local", path=str(tmp_path))
     for step in (1000, 500, 64):
         tiny.write_checkpoint("gpt2", tmp_path / f"checkpoint-{step}", seed=step)
@@ -148,7 +148,7 @@ def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
 # ---- bands, probes and onsets
 
 
-def test_the_joint_t_of_one_value_is_students_and_of_independent_ones_the_integral_over_their_common_spread():
+def test_the_joint_t_is_students_of_one_and_exact_of_several():
     replicates = torch.linalg.qr(torch.cat([torch.ones(10, 1), torch.randn(10, 5)], 1).double())[0][:, 1:]  # centred
     assert float(simultaneous_t(replicates[:, :1])) == pytest.approx(student_t(0.95, 9), rel=0.03)
     found = simultaneous_t(torch.stack([replicates, replicates[:, :1].expand(-1, 5)], 2))
@@ -162,7 +162,7 @@ def test_the_joint_t_of_one_value_is_students_and_of_independent_ones_the_integr
     assert float(found[1]) == pytest.approx(student_t(0.95, 9), rel=0.03), "five times the same value is one"
 
 
-def test_probes_of_two_levels_answer_as_fishers_discriminant_of_the_other_folds():
+def test_two_level_probes_answer_as_fishers_discriminant():
     labels, fold_of = torch.arange(90) // 3 % 2, torch.arange(90) % 3
     states = torch.randn(90, 6).double() + 2 * labels[:, None]
     (right,) = held_out_right(states, labels[None], 2, fold_of, 0.0)
@@ -172,7 +172,7 @@ def test_probes_of_two_levels_answer_as_fishers_discriminant_of_the_other_folds(
     assert right.double().mean() > 0.8, "control"
 
 
-def test_probes_answer_with_the_nearest_mean_under_a_shrunken_covariance():
+def test_probes_answer_the_nearest_mean_under_shrinkage():
     labels, fold_of = torch.randint(3, (90,)), torch.arange(90) % 3
     states = torch.randn(90, 6).double() + 2 * torch.nn.functional.one_hot(labels, 6)
     both = torch.stack([labels, labels[torch.randperm(90)]])
@@ -227,7 +227,7 @@ def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, s
     return curve_of(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
 
 
-def test_onsets_are_found_within_a_checkpoint_and_features_that_are_not_there_have_none():
+def test_onsets_are_found_within_a_checkpoint():
     """Of 200 features each: planted at a quarter, half or three quarters, and never."""
     near = held = 0
     for seed in range(200):
@@ -323,7 +323,7 @@ def test_the_importance_of_features_is_that_of_mlem(door, text, run_of_a_trainer
     assert np.allclose(found["importance_x"], found["importance_y"])
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_bits(door, text, run_of_a_trainer, loads):
+def test_a_killed_trajectory_resumes_to_the_same_bits(door, text, run_of_a_trainer, loads):
     words = [*ASKED, f"model={run_of_a_trainer}", *text[:-1]]
     resumed, whole = kill_and_resume(door, "analyze.py", *words, state="step0")
     assert "checkpoint-0" not in loads[:-3], "the whole run is the second one"
@@ -332,7 +332,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_with_the_same_bits(door, 
         assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_run_whose_second_half_is_its_first_half_again_is_seen_to_be_so(door, text, run_of_a_trainer, tmp_path):
+def test_a_run_that_repeats_its_first_half_is_seen_to(door, text, run_of_a_trainer, tmp_path):
     for step, copied in {0: 0, 10: 10, 20: 0, 30: 10}.items():
         (tmp_path / f"checkpoint-{step}").symlink_to(run_of_a_trainer / f"checkpoint-{copied}")
     result = door("analyze.py", *ASKED, f"model={tmp_path}", *text).result
@@ -393,7 +393,7 @@ def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, on
     assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
 
 
-def test_runs_that_differ_in_speed_alone_are_alike_at_the_same_loss(tmp_path):
+def test_runs_of_different_speed_are_alike_at_equal_loss(tmp_path):
     """The loss of each run is a function of its likeness to the end."""
     results = {}
     for seed, delay in enumerate([0, 0.5, 1, 1.5, 2]):
