@@ -24,11 +24,11 @@ FILES = {
 
 
 @pytest.fixture
-def own(door):
+def own(cli):
     for name, text in FILES.items():
-        (door.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (door.folder / name).write_text(text)
-    return door
+        (cli.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (cli.folder / name).write_text(text)
+    return cli
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
     assert again.result.provenance["command"].endswith(f"--config-dir={own.folder}/own --config-name=mine seed=1")
 
 
-def shown(door, *words):
-    return yaml.safe_load(door("train.py", *words, "--cfg", "job").stdout)
+def shown(cli, *words):
+    return yaml.safe_load(cli("train.py", *words, "--cfg", "job").stdout)
 
 
 def test_cfg_shows_the_composed_configuration(own):

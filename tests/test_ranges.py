@@ -159,9 +159,9 @@ REFUSED = {  # by the key that the message names
 
 @pytest.mark.parametrize(("key", "line"), [(key, line) for key, lines in REFUSED.items() for line in lines])
 def test_a_value_that_is_not_possible_is_refused_by_its_key(key, line):
-    door, *words = line.split()
+    entry, *words = line.split()
     with pytest.raises(ConfigError, match=key) as caught:
-        compose_job(door, words)
+        compose_job(entry, words)
     assert str(caught.value).isprintable()
 
 
@@ -188,12 +188,12 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("said", NOT_HERE)
-def test_what_cannot_be_is_refused_before_anything_is_loaded(said, door, tmp_path, monkeypatch):
+def test_what_cannot_be_is_refused_before_anything_is_loaded(said, cli, tmp_path, monkeypatch):
     from thinkalike.models import load
 
     monkeypatch.setattr(load, "explained", None)  # loading a model would call it
     script, *words = NOT_HERE[said].split(" ")
     (tmp_path / "file").touch()
-    refused = door(script, *(word.replace("{file}", str(tmp_path / "file")) for word in words))
+    refused = cli(script, *(word.replace("{file}", str(tmp_path / "file")) for word in words))
     assert said in refused.error
     assert not list((tmp_path / "results").rglob("*"))

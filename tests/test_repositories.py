@@ -18,10 +18,10 @@ from thinkalike.models.outline import label, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 
 
-@pytest.mark.parametrize("door", ["train", "analyze"])
-def test_a_repository_is_a_model_on_both_doors(door):
+@pytest.mark.parametrize("entry", ["train", "analyze"])
+def test_a_repository_is_a_model_of_both_commands(entry):
     name = "Some-Org/A.b_c-1.2B"
-    config = composed(f"model={name}", door=door)
+    config = composed(f"model={name}", entry=entry)
     assert config.model == config.target == composed("model=hub", f"model.hub_id={name}").model
     model = config.model
     assert (model.hub_id, model.family, model.corpus, model.context) == (name, "auto", "pile-val", None)
