@@ -193,8 +193,7 @@ def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
 
 
 @pytest.mark.parametrize(
-    ("changed", "margin", "status"),
-    [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)],
+    ("changed", "margin", "status"), [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)]
 )
 def test_the_exit_status_says_whether_the_models_are_equivalent(cli, words, changed, margin, status):
     run = cli("analyze.py", "measure=diff", *words(changed, f"measure.margin.kl={margin}"))

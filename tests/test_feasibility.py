@@ -28,10 +28,7 @@ def test_only_the_first_batch_is_watched(monkeypatch):
     ("words", "said"),
     [
         (["train.py", "stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 needs at least 1.2 GB"),
-        (
-            ["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"],
-            "closed forms of 4 layer pairs need",
-        ),
+        (["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"], "closed forms of 4 layer pairs need"),
         (["train.py", "trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use"),
         (["analyze.py", "measure=cka", "measure.tokens_per_batch=4096"], "lower measure.tokens_per_batch"),
     ],

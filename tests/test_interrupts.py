@@ -66,7 +66,7 @@ def test_a_process_ends_with_the_one_that_started_it():
 
 
 def interrupted(cli, number, *command, until):
-    """Send a signal to a cli when a line of stderr has these words; returns its status and what it said."""
+    """Send a signal to a command when a line of stderr has these words; returns its status and what it said."""
     said = ""
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     with cli.start(*command, env={"THINKALIKE_PROGRESS": "0.02"}, **pipes) as process:

@@ -99,10 +99,7 @@ FILES = {
     "own/dates.yaml": "seed: 2026-01-01\n",
     "taken/train.yaml": "seed: 3\n",
 }
-BYTES = {
-    "nul.txt": b"\x00" * 64,
-    "latin.txt": b"\xff\xfe\xe4",
-}
+BYTES = {"nul.txt": b"\x00" * 64, "latin.txt": b"\xff\xfe\xe4"}
 
 
 def write_files(folder: Path) -> None:
