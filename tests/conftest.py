@@ -1,7 +1,7 @@
-"""Shared by all tests: checked shapes, float64 and a seed, tiny random checkpoints, and the doors.
+"""Shared by all tests: checked shapes, float64 and a seed, tiny random checkpoints, and the commands.
 
-`door` runs train.py or analyze.py inside the test's process, which saves seconds of imports for each call;
-`door.process` runs a process of its own, for what only a process shows: signals, several ranks, launchers.
+`cli` runs train.py or analyze.py inside the test's process, which saves seconds of imports for each call;
+`cli.process` runs a process of its own, for what only a process shows: signals, several ranks, launchers.
 """
 
 import contextlib
@@ -30,12 +30,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
+import huggingface_hub.constants  # noqa: E402, F401 (before a command sets HF_ENDPOINT, which it reads at import)
 import matplotlib.figure  # noqa: E402
-import omegaconf.base  # noqa: E402
 import torch  # noqa: E402
-from hydra._internal.hydra import Hydra  # noqa: E402
-from hydra.core.config_store import ConfigStore  # noqa: E402
 
 import checked  # noqa: E402, F401 (before anything imports thinkalike)
 import hub  # noqa: E402
@@ -44,21 +41,16 @@ import tiny  # noqa: E402
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 
-ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
-Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
-omegaconf.base.parse = cache(omegaconf.base.parse)  # of interpolations, whose trees nobody changes
-
-
-def composed(*overrides: str, door: str = "train"):
+def composed(*overrides: str, entry: str = "train"):
     """The configuration dataclass of a command line, which many tests share."""
-    return deepcopy(_composed(door, overrides))
+    return deepcopy(_composed(entry, overrides))
 
 
 @cache
-def _composed(door: str, overrides: tuple[str, ...]):
+def _composed(entry: str, overrides: tuple[str, ...]):
     from thinkalike.config import compose_job
 
-    return compose_job(door, list(overrides))
+    return compose_job(entry, list(overrides))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -212,11 +204,11 @@ def results_in(store: Path, kind: str = "*") -> list:
 
 @dataclass(frozen=True)
 class Finished:
-    """A door that came to its end: what the user sees, and what is in the store.
+    """A command that came to its end: what the user sees, and what is in the store.
 
     Attributes:
         status: the exit status.
-        folder: where the door was called from.
+        folder: where the command was called from.
     """
 
     status: int
@@ -226,7 +218,7 @@ class Finished:
 
     @cached_property
     def result(self):
-        """The result that the only line `results: PATH` of stdout names; an error of the test if the door failed."""
+        """The result that the only line `results: PATH` of stdout names; an error of the test if the command failed."""
         assert self.status == 0, self.stderr
         (line,) = (line for line in self.stdout.splitlines() if line.startswith("results: "))
         from thinkalike import open_result
@@ -235,7 +227,7 @@ class Finished:
 
     @property
     def error(self) -> str:
-        """The one line that a refusal consists of; an error of the test if the door did anything else."""
+        """The one line that a refusal consists of; an error of the test if the command did anything else."""
         assert self.status == 1, self.stdout + self.stderr
         assert "Traceback" not in self.stderr, self.stderr
         assert self.stderr.count("error: ") == 1, self.stderr
@@ -244,8 +236,8 @@ class Finished:
         return line
 
 
-class Door:
-    """Runs a door from a folder of its own, with caches in there."""
+class CLI:
+    """Runs commands from a folder of its own, with caches in there."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -308,7 +300,7 @@ class Door:
 
 @contextlib.contextmanager
 def _same_handlers() -> Iterator[None]:
-    """Put the root logger's handlers back, which a door replaces by one that writes to its stderr."""
+    """Put the root logger's handlers back, which a command replaces by one that writes to its stderr."""
     before = logging.root.handlers[:]
     try:
         yield
@@ -324,9 +316,9 @@ def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def door(tmp_path) -> Door:
+def cli(tmp_path) -> CLI:
     """Runs train.py and analyze.py from this test's folder."""
-    return Door(tmp_path)
+    return CLI(tmp_path)
 
 
 def wait_for_state(process: subprocess.Popen, store: Path, state: str) -> None:
@@ -338,22 +330,22 @@ def wait_for_state(process: subprocess.Popen, store: Path, state: str) -> None:
         time.sleep(0.01)
 
 
-def kill_and_resume(door: Door, script: str, *words: str, state: str, endpoint: str | None = None) -> tuple:
+def kill_and_resume(cli: CLI, script: str, *words: str, state: str, endpoint: str | None = None) -> tuple:
     """Kill a job when its state is there, run it again, and run another whole: the results of the last two.
 
     Args:
         words: the command line; stores are added.
         state: the name of the state that it goes on from.
-        endpoint: as a door takes it.
+        endpoint: as `cli` takes it.
     """
-    stores = [door.folder / name for name in ("killed", "whole")]
+    stores = [cli.folder / name for name in ("killed", "whole")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with door.start(script, *words, f"store={stores[0]}", env=door._settings(endpoint, None), **quiet) as process:
+    with cli.start(script, *words, f"store={stores[0]}", env=cli._settings(endpoint, None), **quiet) as process:
         wait_for_state(process, stores[0], state)
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not results_in(stores[0])
-    resumed, whole = (door(script, *words, f"store={store}", endpoint=endpoint) for store in stores)
+    resumed, whole = (cli(script, *words, f"store={store}", endpoint=endpoint) for store in stores)
     assert "resuming from" in resumed.stderr, resumed.stderr
     assert "resuming from" not in whole.stderr
     return resumed.result, whole.result

@@ -17,10 +17,10 @@ LINK = re.compile(r"\]\(([^)\s]+)\)|<img src=\"([^\"]+)\"")
 
 
 class Command(NamedTuple):
-    """A command line of a page, without the program: its door, or what else it calls, and its words."""
+    """A command line of a page, without the program: its entry, or what else it calls, and its words."""
 
     page: str
-    door: str
+    entry: str
     words: tuple[str, ...]
 
     @property
@@ -50,8 +50,8 @@ def commands() -> list[Command]:
     found: dict[tuple[str, tuple[str, ...]], Command] = {}
     for page in (each for each in pages() if each.name != "CHANGELOG.md"):
         for line in _lines(page.read_text()):
-            for door, words in _called(line):
-                found.setdefault((door, words), Command(name_of(page), door, words))
+            for entry, words in _called(line):
+                found.setdefault((entry, words), Command(name_of(page), entry, words))
     return list(found.values())
 
 
@@ -79,8 +79,8 @@ def _called(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     elif words[0] == "thinkalike" and len(words) > 1:
         yield words[1], tuple(words[2:])
     elif words[0] == "python" and len(words) > 1 and words[1].endswith(".py"):
-        door = words[1].removesuffix(".py")
-        yield (door if door in ("train", "analyze") else words[1]), tuple(words[2:])
+        entry = words[1].removesuffix(".py")
+        yield (entry if entry in ("train", "analyze") else words[1]), tuple(words[2:])
 
 
 def jobs_of(overrides: list[Override]) -> list[list[str]]:

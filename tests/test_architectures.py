@@ -172,14 +172,14 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
 @pytest.mark.parametrize(
     "name", ["llama", "t5 (encoder)", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma3_text", "roberta"))]
 )
-def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_path, text_files):
+def test_jobs_run_on_architectures_without_a_line_in_the_table(name, cli, tmp_path, text_files):
     make_models.write(KNOWN[name], tmp_path / "m")
     side = [f"model.side={KNOWN[name].side}"] if KNOWN[name].side else []
     words = [
         "measure=cka", "model=local", f"model.path={tmp_path}/m", *side, "measure.batches=2", "data=text",
         f"data.files=[{text_files}/*.txt]", "measure.tokens_per_batch=2048", "data.context=32", "data.report_share=0.4",
     ]  # fmt: skip
-    result = door("analyze.py", *words).result
+    result = cli("analyze.py", *words).result
     assert len(result.table) == 16
     assert result.table["value"].between(0, 1.001).all()
 
@@ -208,7 +208,7 @@ def test_alternating_head_widths_are_counted_and_compared(tmp_path):
         "logger=none",
     ]
     words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.5", "measure.tokens_per_batch=64"]
-    result = run_job(composed("measure=cka", "measure.batches=4", *words, door="analyze"))
+    result = run_job(composed("measure=cka", "measure.batches=4", *words, entry="analyze"))
     assert result.provenance["models"][0]["family"] == "gemma4_text"
     assert (result.table["value"] > 0.999).sum() >= 4
 

@@ -27,12 +27,12 @@ def table(tmp_path_factory):
 
 
 @pytest.fixture
-def measured(door, table, tmp_path):
+def measured(cli, table, tmp_path):
     """Run a measure of the words of the table."""
 
     def run(*words, measure="cka", store="results"):
         own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/{store}"]
-        return door("analyze.py", *own, *words)
+        return cli("analyze.py", *own, *words)
 
     return run
 

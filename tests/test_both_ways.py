@@ -29,8 +29,8 @@ def left(states, reached, mean):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_what_is_left_unexplained_is_what_the_kept_maps_leave(door, small):
-    result = door("train.py", *small).result
+def test_what_is_left_unexplained_is_what_the_kept_maps_leave(cli, small):
+    result = cli("train.py", *small).result
     table, stitches, setting = result.table, load_stitch(result), load_setting(composed(*small))
     fit, report = (rows.tokens.long() for rows in (setting.corpus.fit, setting.corpus.report))
     for place, (layer, depth) in enumerate(PAIRS):

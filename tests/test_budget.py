@@ -12,7 +12,7 @@ PAIR = ["model=gpt2", "model@target=neox-6l-mini"]
 
 def fitted(monkeypatch, *words, rate=1e11):
     monkeypatch.setattr(module, "speed", lambda: rate)
-    return within_budget(composed(*PAIR, *words, door="analyze"))
+    return within_budget(composed(*PAIR, *words, entry="analyze"))
 
 
 def test_less_time_gives_fewer_batches_and_then_fewer_layers(monkeypatch):
@@ -32,7 +32,7 @@ def test_less_time_gives_fewer_batches_and_then_fewer_layers(monkeypatch):
 def test_what_the_command_line_chooses_stays(monkeypatch):
     found = fitted(monkeypatch, "measure=cka", "measure.batches=7", "layers=[[1,2]]", "budget=1s")
     assert (found.measure.batches, found.layers) == (7, [[1, 2]])
-    plain = composed(*PAIR, "measure=cka", door="analyze")
+    plain = composed(*PAIR, "measure=cka", entry="analyze")
     assert within_budget(plain) is plain
 
 
@@ -48,6 +48,6 @@ def test_a_machine_has_a_speed():
 @pytest.mark.parametrize("measure", ["mlem", "loss"])
 def test_other_measures_have_no_budget(measure):
     with pytest.raises(ConfigError, match="measure of all layers of two models"):
-        within_budget(composed("model=gpt2-mini", f"measure={measure}", "budget=1min", door="analyze"))
+        within_budget(composed("model=gpt2-mini", f"measure={measure}", "budget=1min", entry="analyze"))
     with pytest.raises(ConfigError, match="budget"):
-        composed(*PAIR, "measure=cka", "budget=soon", door="analyze")
+        composed(*PAIR, "measure=cka", "budget=soon", entry="analyze")

@@ -358,11 +358,7 @@ def test_cka_is_a_torchmetrics_metric_also_in_a_collection(device):
     groups = torch.arange(12) // 6
     for number, (sources, targets) in enumerate(data):
         moved = [x.to(device) for x in sources], [y.to(device) for y in targets]
-        agree(
-            metric(*moved, groups=groups),
-            gathered([(sources, targets)], [number], groups=groups),
-            1e-10,
-        )
+        agree(metric(*moved, groups=groups), gathered([(sources, targets)], [number], groups=groups), 1e-10)
         both.update(*moved)
     agree(metric.compute(), gathered(data, groups=groups), 1e-10)
     found = both.compute()

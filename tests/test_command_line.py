@@ -24,11 +24,11 @@ FILES = {
 
 
 @pytest.fixture
-def own(door):
+def own(cli):
     for name, text in FILES.items():
-        (door.folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (door.folder / name).write_text(text)
-    return door
+        (cli.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (cli.folder / name).write_text(text)
+    return cli
 
 
 @pytest.mark.slow
@@ -46,11 +46,11 @@ def test_a_sweep_of_own_files_by_an_own_launcher(own):
     assert again.result.provenance["command"].endswith(f"--config-dir={own.folder}/own --config-name=mine seed=1")
 
 
-def shown(door, *words):
-    return yaml.safe_load(door("train.py", *words, "--cfg", "job").stdout)
+def shown(cli, *words):
+    return yaml.safe_load(cli("train.py", *words, "--cfg", "job").stdout)
 
 
-def test_the_composed_configuration_is_shown_with_what_is_left_open(own):
+def test_cfg_shows_the_composed_configuration(own):
     config = shown(own, "-cd", "own", "-cn", "mine", "model=ours", "+model.architecture.new=1", "~logger")
     assert (config["model"]["context"], config["model"]["architecture"]["new"]) == (64, 1)
     assert (config["stitch"]["steps"], config["stitch"]["loss"], config["target"]["name"]) == (6, None, None)
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_one_line(own, line):
     assert REFUSED[line] in own("train.py", *line.split()).error
 
 
-def test_a_configuration_can_be_composed_inside_another_application(tmp_path, monkeypatch):
+def test_composing_works_inside_another_hydra_application(tmp_path, monkeypatch):
     """Hydra has one global state, which another application, or a notebook, may be using."""
     (tmp_path / "other.yaml").write_text("a: 1\n")
     monkeypatch.chdir(ROOT / "tests")

@@ -57,15 +57,15 @@ ANALYZE += [((word, "measure=population"), "analyze") for (word,) in several_at_
 
 
 @pytest.mark.parametrize(
-    ("words", "door"),
+    ("words", "entry"),
     [
-        pytest.param(words, door, marks=[pytest.mark.slow, pytest.mark.ci_slow] if of_the_hub(words[0]) else [])
-        for words, door in TRAIN
+        pytest.param(words, entry, marks=[pytest.mark.slow, pytest.mark.ci_slow] if of_the_hub(words[0]) else [])
+        for words, entry in TRAIN
     ]
     + ANALYZE,
 )
-def test_every_option_of_every_group_composes(words, door):
-    config = composed(*words, *(more for word in words for more in NEEDED.get(word, [])), door=door)
+def test_every_option_of_every_group_composes(words, entry):
+    config = composed(*words, *(more for word in words for more in NEEDED.get(word, [])), entry=entry)
     for word in words:
         group, name = word.split("=")
         chosen = getattr(config, group)
@@ -79,24 +79,24 @@ def test_every_option_of_every_group_composes(words, door):
 @pytest.mark.parametrize("kind", ["controlled", "crossed"])
 def test_an_experiments_stimuli_can_be_exchanged(kind):
     experiment = "experiment=salle2024/figure3"
-    own = composed(experiment, door="analyze").stimuli
+    own = composed(experiment, entry="analyze").stimuli
     assert (own.sentences, own.sample) == (450, 1500)
-    other = composed(experiment, f"stimuli={kind}", door="analyze").stimuli
+    other = composed(experiment, f"stimuli={kind}", entry="analyze").stimuli
     assert (other.kind, other.sentences, other.sample) == (kind, None, None)
 
 
 @pytest.mark.parametrize(
-    ("model", "corpus", "door"),
+    ("model", "corpus", "entry"),
     [
         ("gelu-3l-mini", "stdlib", "train"),
         ("solu-3l", "c4-code", "train"),
         ("pythia-70m-deduped", "pile-val", "analyze"),
     ],
 )
-def test_auto_data_is_the_same_as_naming_it(model, corpus, door):
-    auto = composed(f"model={model}", door=door)
+def test_auto_data_is_the_same_as_naming_it(model, corpus, entry):
+    auto = composed(f"model={model}", entry=entry)
     assert auto.data.name == corpus
-    assert auto == composed(f"model={model}", f"data={corpus}", door=door)
+    assert auto == composed(f"model={model}", f"data={corpus}", entry=entry)
 
 
 @pytest.mark.parametrize(
@@ -235,16 +235,16 @@ READ = [
 ]
 
 
-@pytest.mark.parametrize(("door", "words"), UNREAD)
-def test_a_setting_that_the_job_does_not_read_is_refused_by_its_key(door, words):
+@pytest.mark.parametrize(("entry", "words"), UNREAD)
+def test_a_setting_the_job_does_not_read_is_refused_by_key(entry, words):
     key = words[0].partition("=")[0]
     with pytest.raises(ConfigError, match=f"{key}=|is about"):
-        check_read(words, composed(*words, door=door))
+        check_read(words, composed(*words, entry=entry))
 
 
-@pytest.mark.parametrize(("door", "words"), READ)
-def test_a_setting_that_the_job_reads_passes(door, words):
-    check_read(words, composed(*words, door=door))
+@pytest.mark.parametrize(("entry", "words"), READ)
+def test_a_setting_that_the_job_reads_passes(entry, words):
+    check_read(words, composed(*words, entry=entry))
 
 
 @dataclasses.dataclass
@@ -329,7 +329,7 @@ def test_a_job_of_a_notebook_takes_words_of_any_sort():
 
 
 @pytest.mark.parametrize(
-    ("said", "door", "words"),
+    ("said", "entry", "words"),
     [
         ("stitch.steps", "train", ["stitch.steps=abc"]),
         ("sede", "train", ["stitch.lr=${sede}"]),
@@ -341,14 +341,14 @@ def test_a_job_of_a_notebook_takes_words_of_any_sort():
         ("'stitch' is not a setting", "analyze", ["measure=cka", "stitch.steps=4"]),
     ],
 )
-def test_what_cannot_be_composed_is_refused_in_one_line(said, door, words):
+def test_what_cannot_be_composed_is_refused_in_one_line(said, entry, words):
     with pytest.raises(ConfigError) as caught:
-        compose_job(door, words)
+        compose_job(entry, words)
     assert said in str(caught.value)
     assert str(caught.value).isprintable()
 
 
-def test_a_user_error_is_one_line_and_exit_status_1_and_keeps_its_traceback_on_request(capsys, monkeypatch):
+def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     with pytest.raises(SystemExit) as caught, one_line_errors():
         raise ThinkalikeError("first\nsecond")
     assert caught.value.code == 1
@@ -378,7 +378,7 @@ def test_the_target_is_the_source_in_all_that_is_not_named():
     assert (main.revision, main.dtype, main.context) == ("main", "bfloat16", 64)
 
 
-def test_a_target_of_its_own_runs_as_the_source_does_and_is_otherwise_itself():
+def test_a_target_runs_as_the_source_but_is_itself():
     words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.seed=3"]
     target = composed(*words, "model@target=pythia-160m-deduped").target
     assert (target.revision, target.dtype, target.seed) == (None, "bfloat16", 0)

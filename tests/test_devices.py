@@ -38,23 +38,23 @@ SLOW = [pytest.param("cpu", name, marks=pytest.mark.slow) for name in JOBS if na
 GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in JOBS]
 
 
-def numbers_of(name, door, minis, text_files, *more):
+def numbers_of(name, cli, minis, text_files, *more):
     """The numbers of a job, and the models that it says it ran."""
     (script, *words), column, _ = JOBS[name]
     if "model=gpt2-mini" not in words:
         words += [f"model.path={minis}/a", "model.context=32", "data=text", f"data.files=[{text_files}/*.txt]"]
         words += ["data.report_tokens=4096", "data.report_share=0.4"]
         words += [f"target.path={minis}/b"] if name != "loss" else []
-    result = door(script, *words, *more).result
+    result = cli(script, *words, *more).result
     return result.table[column].to_numpy(), result.provenance["models"]
 
 
 @pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
-def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, door, minis, text_files, tmp_path):
+def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, cli, minis, text_files, tmp_path):
     tolerance, found = JOBS[name][2], []
     for store, device in (("first", "cpu"), ("second", place), ("third", place)):
         chosen = f"model.device={device}", f"store={tmp_path}/{store}"
-        numbers, models = numbers_of(name, door, minis, text_files, *chosen)
+        numbers, models = numbers_of(name, cli, minis, text_files, *chosen)
         assert {torch.device(model["device"]).type for model in models} == {device}
         found.append(numbers)
     np.testing.assert_allclose(found[1], found[0], atol=0 if place == "cpu" else tolerance, rtol=0)
@@ -66,11 +66,11 @@ HALVED = [name for name in JOBS if name not in ("stitching", "autocast", "tf32",
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["stitching", *(pytest.param(name, marks=pytest.mark.slow) for name in HALVED)])
-def test_half_precision_jobs_are_near_single_precision(name, dtype, door, minis, text_files, tmp_path):
+def test_half_precision_jobs_are_near_single_precision(name, dtype, cli, minis, text_files, tmp_path):
     found = []
     for each in ("float32", dtype):
         chosen = f"model.dtype={each}", f"store={tmp_path}/results"
-        numbers, models = numbers_of(name, door, minis, text_files, *chosen)
+        numbers, models = numbers_of(name, cli, minis, text_files, *chosen)
         assert {model["dtype"] for model in models} == {each}
         found.append(numbers)
     assert np.abs(found[0] - found[1]).max() < 0.1

@@ -174,8 +174,8 @@ def words(forks, text_files, tmp_path):
 
 
 @pytest.mark.drawn
-def test_a_job_names_the_part_that_changed_on_one_screen(door, words):
-    run = door("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
+def test_a_job_names_the_part_that_changed_on_one_screen(cli, words):
+    run = cli("analyze.py", "measure=diff", *words("changed"), env={"COLUMNS": "80"})
     result = run.result
     table = result.table.set_index(["component", "layer"])
     assert table["share"].idxmax() == ("MLP", 2)
@@ -193,49 +193,51 @@ def test_a_job_names_the_part_that_changed_on_one_screen(door, words):
 
 
 @pytest.mark.parametrize(
-    ("changed", "margin", "status"),
-    [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)],
+    ("changed", "margin", "status"), [("changed", 100.0, 0), ("changed", 1e-6, 1), ("base", 1e-6, 0)]
 )
-def test_the_exit_status_says_whether_the_models_are_equivalent(door, words, changed, margin, status):
-    run = door("analyze.py", "measure=diff", *words(changed, f"measure.margin.kl={margin}"))
+def test_the_exit_status_says_whether_the_models_are_equivalent(cli, words, changed, margin, status):
+    run = cli("analyze.py", "measure=diff", *words(changed, f"measure.margin.kl={margin}"))
     assert run.status == status, run.stderr
-    (result,) = results_in(door.folder / "results", "diff")
+    (result,) = results_in(cli.folder / "results", "diff")
     assert result.scalars["exit_status"] == status
     assert ("Equivalent by two" in run.stdout.replace("\n", " ")) == (status == 0)
 
 
-def test_a_margin_within_the_interval_is_undecided(door, words):
-    (low, high) = (door("analyze.py", "measure=diff", *words("changed")).result.scalars[f"kl_{end}"]
+def test_a_margin_within_the_interval_is_undecided(cli, words):
+    (low, high) = (cli("analyze.py", "measure=diff", *words("changed")).result.scalars[f"kl_{end}"]
                    for end in ("low", "high"))  # fmt: skip
-    run = door("analyze.py", "measure=diff", *words("changed", f"measure.margin.kl={(low + high) / 2}"))
+    run = cli("analyze.py", "measure=diff", *words("changed", f"measure.margin.kl={(low + high) / 2}"))
     assert run.status == 3, run.stderr
 
 
-def test_few_documents_have_no_interval_and_decide_nothing(door, words):
+def test_few_documents_have_no_interval_and_decide_nothing(cli, words):
     few = ["measure.tokens=64", "measure.tokens_per_part=64", "measure.margin.flips=0.5"]
-    run = door("analyze.py", "measure=diff", *words("changed", *few))
+    run = cli("analyze.py", "measure=diff", *words("changed", *few))
     assert run.status == 3, run.stderr
-    (result,) = results_in(door.folder / "results", "diff")
+    (result,) = results_in(cli.folder / "results", "diff")
     assert "kl_low" not in result.scalars
     assert result.table["share"].max() == pytest.approx(1, abs=1e-3)
     assert result.table["share_low"].isna().all()
 
 
-def test_the_command_is_the_same_job(door, words, forks):
-    from thinkalike import cli
+def test_the_command_is_the_same_job(cli, words, forks):
+    from thinkalike import cli as commands
 
-    own = door("analyze.py", "measure=diff", *words("changed", "measure.margin.kl=1e-6"))
+    own = cli("analyze.py", "measure=diff", *words("changed", "measure.margin.kl=1e-6"))
     rest = [word.replace("measure.", "") for word in words("changed", "margin.kl=1e-6")[2:]]
-    with mock.patch.object(cli, "COMMANDS", dict(cli.COMMANDS)), mock.patch.dict(sys.modules, door_main=cli):
-        again = door("door_main", "diff", f"{forks}/base", f"{forks}/changed", *rest)
+    with (
+        mock.patch.object(commands, "COMMANDS", dict(commands.COMMANDS)),
+        mock.patch.dict(sys.modules, cli_main=commands),
+    ):
+        again = cli("cli_main", "diff", f"{forks}/base", f"{forks}/changed", *rest)
     assert (own.status, again.status) == (1, 1), again.stderr
     assert own.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
-    with mock.patch.dict(sys.modules, door_main=cli):
-        assert "takes two models" in door("door_main", "diff", f"{forks}/base", "margin.kl=1").error
+    with mock.patch.dict(sys.modules, cli_main=commands):
+        assert "takes two models" in cli("cli_main", "diff", f"{forks}/base", "margin.kl=1").error
 
 
-def test_another_tokenizer_is_refused(door, words):
-    assert "different tokenizers" in door("analyze.py", "measure=diff", *words("other")).error
+def test_another_tokenizer_is_refused(cli, words):
+    assert "different tokenizers" in cli("analyze.py", "measure=diff", *words("other")).error
 
 
 def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():
@@ -301,14 +303,14 @@ def test_moves_are_those_of_the_weights():
     assert found["MLP 1"].weights.abs().max() == 0
 
 
-def test_the_null_of_drift_has_the_shares_of_its_forks(door, words):
-    run = door("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
+def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
+    run = cli("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])
     assert run.result.scalars["part_p"] == 0.05
     assert table.loc[("MLP", 2), "beyond"] > 3
     assert table["beyond"].notna().sum() == 1, "of parts that differ"
     assert "drift on its own text" in run.stdout.replace("\n ", "")
-    error = door("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
+    error = cli("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
     assert "measure.rate= is not read" in error
 
 
@@ -350,11 +352,11 @@ def contrasted(tmp_path_factory):
     return root, words[9][1:]
 
 
-def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
+def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
     root, word = contrasted
     job = [f"model={root}/base", f"model@target={root}/changed", *words("base")[2:], "measure.contrast=table"]
     job = ["analyze.py", "measure=diff", *job, f"measure.path={root}/pairs.csv"]
-    run = door(*job)
+    run = cli(*job)
     table, numbers = run.result.tables["words"], run.result.scalars
     assert table["word"][0] == word
     assert (table["q"] <= 0.05).sum() == 1
@@ -363,8 +365,8 @@ def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
     assert table["change_low"][0] < table["change"][0] < table["change_high"][0]
     assert table["change"][1:].abs().max() < 1e-5, "control: other words"
     assert {"word", "rest of a word"} >= set(run.result.tables["classes"]["class"])
-    assert door(*job, "measure.margin.word=100", "measure.margin.class=100").status == 0
-    assert door(*job, "measure.margin.word=0.2", "measure.margin.class=100").status == 3
+    assert cli(*job, "measure.margin.word=100", "measure.margin.class=100").status == 0
+    assert cli(*job, "measure.margin.word=0.2", "measure.margin.class=100").status == 3
     assert worst(["equivalent", "undecided"]) == "undecided"
     assert worst(["equivalent", "not equivalent", "undecided"]) == "not equivalent"
 
@@ -374,14 +376,14 @@ def test_the_word_whose_contrast_changed_is_named(door, words, contrasted):
     [("measure.contrast=table", "measure.path=FILE"), ("measure.path=pairs.csv", "measure.contrast=table"),
      ("measure.margin.word=1", "add measure.contrast"), ("measure.pairs=9", "measure.pairs= is not read")],
 )  # fmt: skip
-def test_settings_of_a_contrast_go_together(door, words, word, message):
-    assert message in door("analyze.py", "measure=diff", *words("changed", word)).error
+def test_settings_of_a_contrast_go_together(cli, words, word, message):
+    assert message in cli("analyze.py", "measure=diff", *words("changed", word)).error
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["parts", "null"])
-def test_a_job_that_was_killed_goes_on_to_the_same_bits(door, words, state):
+def test_a_job_that_was_killed_goes_on_to_the_same_bits(cli, words, state):
     job = [word for word in words("changed", "measure.null=drift", "measure.steps=4") if not word.startswith("store=")]
-    resumed, whole = kill_and_resume(door, "analyze.py", "measure=diff", *job, state=state)
+    resumed, whole = kill_and_resume(cli, "analyze.py", "measure=diff", *job, state=state)
     assert resumed.fingerprint() == whole.fingerprint()
     assert resumed.scalars == whole.scalars

@@ -24,8 +24,8 @@ def penalty_of():
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, penalty_of):
-    result = door("train.py", *small_stitching, *MORE).result
+def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching, penalty_of):
+    result = cli("train.py", *small_stitching, *MORE).result
     table, arrays = result.table, result.arrays
     a, b = table["source"].iloc[0], table["target"].iloc[0]
     assert list(zip(table["source"], table["source_layer"], table["target_layer"], strict=True)) == [
@@ -53,39 +53,39 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
             assert [phi.source, phi.target] == (sites[::-1] if way else sites)
     assert [path.stem for path in result.figures if path.suffix == ".png"] == ["penalty", "penalty_back"]
 
-    alone = door("train.py", *small_stitching, "layers=[[0,1],[2,2]]", BY_LABELS, "seed=1").result
+    alone = cli("train.py", *small_stitching, "layers=[[0,1],[2,2]]", BY_LABELS, "seed=1").result
     assert np.allclose(penalty_of(alone.arrays, "stitch"), penalty_of(arrays, "seed_1"), atol=1e-6)
 
 
-def test_a_self_stitch_has_one_direction_and_is_its_own_floor(door, small_stitching, minis):
+def test_a_self_stitch_has_one_direction_and_is_its_own_floor(cli, small_stitching, minis):
     itself = [word for word in small_stitching if not word.startswith("target.")]
-    failed = door("train.py", *itself, "stitch.both=true")
+    failed = cli("train.py", *itself, "stitch.both=true")
     assert failed.status == 1
     assert "stitch.both=true needs two models, and" in failed.stderr
-    table = door("train.py", *itself, BY_LABELS, "layers=[[0,0],[1,2]]").result.table
+    table = cli("train.py", *itself, BY_LABELS, "layers=[[0,0],[1,2]]").result.table
     assert table["floor_penalty"].iloc[0] == table["penalty"].iloc[0]
     assert table["floor_penalty"].iloc[1] != table["penalty"].iloc[1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["training", "training-seed-1", "training-back", "training-back-seed-1"])
-def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, state):
+def test_a_job_of_several_fits_goes_on_from_each_of_them(cli, small_stitching, state):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1", *MORE[1:3]]
-    killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state=state)
+    killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state=state)
     assert killed.fingerprint() == whole.fingerprint()
 
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching, monkeypatch):
+def test_every_table_says_what_the_states_share_and_a_verdict(cli, small_stitching, monkeypatch):
     small_stitching += ["layers=[[0,0],[2,2]]"]
-    little = door("train.py", *small_stitching, "seed=1")
+    little = cli("train.py", *small_stitching, "seed=1")
     assert set(little.result.table["verdict"]) == {"undecided"}
     assert "their rules were not tried on" in little.stderr
     monkeypatch.setattr("thinkalike.instruments.stitching.table.TRIED", {})
     monkeypatch.setattr("thinkalike.measures.canonical.FEWEST_GROUPS", 2)  # the text has 7 documents
     monkeypatch.setattr("thinkalike.evaluation.likeness.FEWEST_GROUPS", 2)
-    done = door("train.py", *small_stitching)
+    done = cli("train.py", *small_stitching)
     table = done.result.table
     for name in ("cca", "cca_back", "cca_beyond", "cca_back_beyond", "r2_output_beyond", "foresight", "future"):
         assert (table[f"{name}_low"] <= table[name]).all()
@@ -96,6 +96,6 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     assert "R² beyond the tokens" in " ".join(done.stdout.split())
     assert 0 < done.result.scalars["rows_used"] <= 1
     itself = [word for word in small_stitching if not word.startswith("target.")]
-    table = door("train.py", *itself).result.table
+    table = cli("train.py", *itself).result.table
     assert table[["cca_least", "cca_least_back", "cca_least_beyond", "r2_output"]].min(axis=None) > 0.999
     assert set(table["verdict"]) <= {"same up to an affine map", "undecided"}, "of little text"

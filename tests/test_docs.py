@@ -45,15 +45,15 @@ def parsed(overrides):
 
 
 @cache
-def keys(door):
-    """All settings and parts of a door, of any measure."""
-    roots = {instrument(value).config for value in (TASKS if door == "train" else MEASURES).values()}
+def keys(entry):
+    """All settings and parts of a configuration, of any measure."""
+    roots = {instrument(value).config for value in (TASKS if entry == "train" else MEASURES).values()}
     of_measures = (f"measure.{item.name}" for kind in MEASURES for item in fields(measure_schema(kind)))
     known = {key for root in roots for key in _keys(OmegaConf.create(_unset(root)))}
-    return {*known, *(of_measures if door == "analyze" else ())}
+    return {*known, *(of_measures if entry == "analyze" else ())}
 
 
-def check_names(door, overrides):
+def check_names(entry, overrides):
     """Check that the options and settings of a command line are there."""
     for override in parsed(overrides):
         key = override.package or override.key_or_group
@@ -65,31 +65,31 @@ def check_names(door, overrides):
             assert not [each for each in paths if _folder(each) is None and _node(each) is None], unknown
         else:
             parts = key.split(".")
-            assert {key, ".".join(parts[:2]), parts[0]} & keys(door) - {*GROUPS, "target"}, key
+            assert {key, ".".join(parts[:2]), parts[0]} & keys(entry) - {*GROUPS, "target"}, key
 
 
 def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
     if "--config-dir" in command.words:
         return  # its options are in a folder of its own; tests/test_docs_run.py runs it
-    if command.door == "diff":
+    if command.entry == "diff":
         check_names("analyze", as_analysis(command.words))
-    elif command.door in DOORS:
-        check_names(command.door, command.overrides)
-    elif command.door in ("results", "report"):
+    elif command.entry in DOORS:
+        check_names(command.entry, command.overrides)
+    elif command.entry in ("results", "report"):
         line = re.sub(r"--(out|title) \S+", "", " ".join(command.words))
         words = line.split()
         for place in [word for word in words if "=" not in word] or [None]:
             Query.parsed([word for word in words if "=" in word] + [place] * (place is not None))
-    elif command.door == "make":
+    elif command.entry == "make":
         assert {word for word in command.words if "=" not in word} <= TARGETS
     else:
-        assert (ROOT / command.door).is_file()
+        assert (ROOT / command.entry).is_file()
 
 
 def compose(command):
     for words in pages.jobs_of(parsed(command.overrides)) or [[]]:
-        composed(*words, door=command.door)
+        composed(*words, entry=command.entry)
 
 
 def wrong(commands, *checks):
@@ -99,26 +99,26 @@ def wrong(commands, *checks):
             for each in checks:
                 each(command)
         except (ConfigError, HydraException, AssertionError) as error:
-            found.append(f"{command.page}: {command.door} {' '.join(command.words)}: {error}")
+            found.append(f"{command.page}: {command.entry} {' '.join(command.words)}: {error}")
     return found
 
 
 def test_every_command_of_every_page_names_what_is_there():
     assert len(COMMANDS) > 140
-    assert {each.door for each in COMMANDS} > {*DOORS, "results", "report", "make", "docs/make_models.py"}
+    assert {each.entry for each in COMMANDS} > {*DOORS, "results", "report", "make", "docs/make_models.py"}
     assert wrong(COMMANDS, check) == []
 
 
 def test_every_command_of_the_readme_composes():
-    own = [each for each in COMMANDS if each.page == "README.md" and each.door in DOORS]
+    own = [each for each in COMMANDS if each.page == "README.md" and each.entry in DOORS]
     assert len(own) > 6
     assert wrong(own, compose) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", DOORS)
-def test_every_command_of_every_page_composes(door):
-    own = [each for each in COMMANDS if each.door == door and "--config-dir" not in each.words]
+@pytest.mark.parametrize("entry", DOORS)
+def test_every_command_of_every_page_composes(entry):
+    own = [each for each in COMMANDS if each.entry == entry and "--config-dir" not in each.words]
     assert wrong(own, compose) == []
 
 
@@ -135,9 +135,9 @@ def test_every_command_of_every_page_composes(door):
     ],
 )
 def test_a_wrong_command_is_found(line):
-    ((door, words),) = pages._called(line)
+    ((entry, words),) = pages._called(line)
     checks = [check, *([compose] if "steps=20,0" in line else [])]
-    assert len(wrong([pages.Command("", door, words)], *checks)) == 1
+    assert len(wrong([pages.Command("", entry, words)], *checks)) == 1
 
 
 def test_every_link_leads_to_a_file_and_a_heading():

@@ -37,7 +37,7 @@ def settings(command):
 
 def kind_of(command):
     given = settings(command)
-    return next((given[key] for key in ("experiment", "measure", "task") if key in given), command.door)
+    return next((given[key] for key in ("experiment", "measure", "task") if key in given), command.entry)
 
 
 def alone(command):
@@ -47,7 +47,7 @@ def alone(command):
     known = all(name.endswith(("-mini", "-s1", "-v2k")) or name == "my-checkpoint" for name in models if name != ".")
     here = given.get("data") is None and given.get("population") in (None, "natural") and "trainer" not in given
     mini = "experiment" not in given or given.get("scale") == "mini"
-    return command.door in DOORS and known and here and mini and given.get("stimuli") != "conllu"
+    return command.entry in DOORS and known and here and mini and given.get("stimuli") != "conllu"
 
 
 def runs(command):
@@ -73,7 +73,8 @@ def workplace(tmp_path_factory):
             doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(text, {}, name, None, 0))
     (folder / "mine" / "stitch").mkdir(parents=True)
     commands = (DOCS / "reference" / "commands.md").read_text()
-    (folder / "mine/stitch/brief.yaml").write_text(pages.blocks(commands, 'yaml title="mine/stitch/brief.yaml"')[0])
+    for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
+        (folder / name).write_text(pages.blocks(commands, f'yaml title="{name}"')[0])
     for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
@@ -82,14 +83,14 @@ def workplace(tmp_path_factory):
 
 
 def test_the_commands_that_run_are_many_and_of_every_kind():
-    kinds = {settings(command).get("measure", command.door) for command in RUN}
+    kinds = {settings(command).get("measure", command.entry) for command in RUN}
     assert kinds >= {"train", "cka", "mutual_knn", "mlem", "rsa", "r2", "procrustes", "loss"}
     assert len(RUN) > 30
 
 
 def called(command):
     """Return the name of a test."""
-    return f"{command.door} {' '.join(command.words)}"[:80]
+    return f"{command.entry} {' '.join(command.words)}"[:80]
 
 
 def smaller(command):
@@ -103,12 +104,12 @@ def smaller(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", RUN, ids=called)
-def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
+def test_a_command_of_a_page_runs(command, cli, workplace, tmp_path):
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
     words = smaller(command)
     if "given" in " ".join(command.words):
         words = [word.replace("per_batch=256", "per_batch=2048") for word in words]
-    done = door(f"{command.door}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
+    done = cli(f"{command.entry}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
 

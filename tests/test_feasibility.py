@@ -28,18 +28,15 @@ def test_only_the_first_batch_is_watched(monkeypatch):
     ("words", "said"),
     [
         (["train.py", "stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 needs at least 1.2 GB"),
-        (
-            ["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"],
-            "closed forms of 4 layer pairs need",
-        ),
+        (["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"], "closed forms of 4 layer pairs need"),
         (["train.py", "trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use"),
         (["analyze.py", "measure=cka", "measure.tokens_per_batch=4096"], "lower measure.tokens_per_batch"),
     ],
 )
-def test_a_job_that_does_not_fit_is_refused_by_the_setting(words, said, door, minis, text_files, tmp_path, monkeypatch):
+def test_a_job_that_does_not_fit_is_refused_by_the_setting(words, said, cli, minis, text_files, tmp_path, monkeypatch):
     monkeypatch.setattr(places, "in_use", lambda device: 500_000_000)
     monkeypatch.setattr(places, "at_hand", lambda device: 30_000_000 if "measure=cka" in words else 1_000_000_000)
     script, *rest = words
     rest += [f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     rest += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
-    assert said in door(script, *rest, f"store={tmp_path}/store").error
+    assert said in cli(script, *rest, f"store={tmp_path}/store").error

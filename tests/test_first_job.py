@@ -31,7 +31,7 @@ def test_where_no_model_is_named_there_are_two(words):
         (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
     ],
 )
-def test_once_a_model_is_named_the_target_is_the_source_unless_it_is_named_too(words, both):
+def test_a_named_model_is_its_own_target_by_default(words, both):
     assert models(*words) == both
 
 
@@ -72,7 +72,7 @@ def test_one_sentence_says_what_was_found(what):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_job_prints_its_sentence_for_each_direction(door, small_stitching):
-    done = door("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
+def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
+    done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     ways = [sentence(rows) for _, rows in done.result.table.groupby(["source", "target"], sort=False)]
     assert all(way in " ".join(done.stdout.split()) for way in ways)

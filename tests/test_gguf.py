@@ -74,7 +74,7 @@ def test_a_job_runs_on_it_and_knows_its_shape(file, tmp_path):
     for seed in range(8):
         (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
     words += ["data.report_tokens=8192", "data.report_share=0.5", f"store={tmp_path}/store"]
-    result = run_job(composed("measure=loss", *words, door="analyze"))
+    result = run_job(composed("measure=loss", *words, entry="analyze"))
     assert result.provenance["models"][0]["quantization"] == "Q8_0 x 16, F32 x 5"
     shape = shape_of(local(file))
     assert (shape.layers, shape.width, shape.vocabulary, shape.name) == (2, 256, len(tiny.tokenizer()), "tiny.Q8_0")

@@ -25,11 +25,11 @@ def repositories(tmp_path_factory):
 
 
 @pytest.fixture
-def stitch(door, text_files):
+def stitch(cli, text_files):
     """Run the main job against a hub."""
 
     def run(endpoint, *words):
-        return door("train.py", "model=solu-3l", *SMALL, f"data.files=[{text_files}/*.txt]", *words, endpoint=endpoint)
+        return cli("train.py", "model=solu-3l", *SMALL, f"data.files=[{text_files}/*.txt]", *words, endpoint=endpoint)
 
     return run
 
@@ -78,7 +78,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_sets_of_the_hub_are_streamed(door, tmp_path):
+def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]
     for name in ("NeelNanda/pile-10k/data", "EleutherAI/pile_val_test", "old/tales"):
@@ -91,8 +91,8 @@ def test_sets_of_the_hub_are_streamed(door, tmp_path):
     words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
     lacking = {"field": "data.field=story", "subset": "data.subset=fr", "split": "data.split=test"}
     with hub.serve(tmp_path / "hub") as (endpoint, _):
-        results = [door.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
-        wrong = {key: door.process("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
+        results = [cli.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
+        wrong = {key: cli.process("analyze.py", *words, f"data={SETS[0]}", word, endpoint=endpoint).error
                  for key, word in lacking.items()}  # fmt: skip
     losses = [result.table["loss"][0] for result in results]
     assert len(set(losses)) == 1  # the same documents, wherever they come from

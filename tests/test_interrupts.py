@@ -65,11 +65,11 @@ def test_a_process_ends_with_the_one_that_started_it():
     assert time.monotonic() - began < 20
 
 
-def interrupted(door, number, *command, until):
-    """Send a signal to a door when a line of stderr has these words; returns its status and what it said."""
+def interrupted(cli, number, *command, until):
+    """Send a signal to a command when a line of stderr has these words; returns its status and what it said."""
     said = ""
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with door.start(*command, env={"THINKALIKE_PROGRESS": "0.02"}, **pipes) as process:
+    with cli.start(*command, env={"THINKALIKE_PROGRESS": "0.02"}, **pipes) as process:
         for line in process.stderr:
             said += line
             if until in line:
@@ -82,10 +82,10 @@ def interrupted(door, number, *command, until):
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("number", STATUS)
-def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_stitching, tmp_path, number):
+def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stitching, tmp_path, number):
     words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
     command = ["train.py", *words, "stitch.steps=400", "trainer.checkpoint_every=1000000"]
-    status, said = interrupted(door, number, *command, f"store={tmp_path}/s", until="training step 1")
+    status, said = interrupted(cli, number, *command, f"store={tmp_path}/s", until="training step 1")
     assert status == STATUS[number], said
     (line,) = (line for line in said.splitlines() if line.startswith("interrupted"))
     step = int(line.removeprefix("interrupted at step ").split()[0])
@@ -97,13 +97,13 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_an_interrupted_analysis_resumes_to_the_same_bytes(door, minis, text_files, tmp_path):
+def test_an_interrupted_analysis_resumes_to_the_same_bytes(cli, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
     words += ["measure.batches=260", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
-    status, said = interrupted(door, signal.SIGTERM, *words, f"store={tmp_path}/s", until="pool 1")
+    status, said = interrupted(cli, signal.SIGTERM, *words, f"store={tmp_path}/s", until="pool 1")
     assert status == 143, said
     assert "interrupted at pool" in said
-    again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
+    again, whole = cli(*words, f"store={tmp_path}/s"), cli(*words, f"store={tmp_path}/whole")
     assert "resuming from" in again.stderr
     assert again.result.fingerprint() == whole.result.fingerprint()

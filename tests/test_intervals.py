@@ -6,12 +6,7 @@ import scipy.stats
 import torch
 from sklearn.metrics import roc_auc_score
 
-from thinkalike.measures import (
-    auc,
-    bootstrap_interval,
-    documents_and_seeds_interval,
-    effective_number,
-)
+from thinkalike.measures import auc, bootstrap_interval, documents_and_seeds_interval, effective_number
 
 pytestmark = pytest.mark.usefixtures("float64")
 

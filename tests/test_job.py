@@ -123,7 +123,7 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, 
     assert toy.calls.count("run") == 2
 
 
-def test_force_begins_anew_and_not_at_the_state_of_an_interrupted_run(tmp_path):
+def test_force_ignores_the_state_of_an_interrupted_run(tmp_path):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     assert set(perform(Toy(), config(tmp_path, force=True)).table["start"]) == {0}
@@ -181,13 +181,13 @@ def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "too little memory"),
     ],
 )
-def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, said, tmp_path):
+def test_an_exhausted_machine_is_one_line_and_keeps_the_state(error, said, tmp_path):
     with pytest.raises(ResourceError, match=f"{said}.*rerun the command to resume from the last state"):
         perform(Toy(break_off=error), config(tmp_path))
     assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
 
 
-def test_a_second_process_waits_and_takes_the_result_of_the_first(tmp_path, caplog, monkeypatch):
+def test_a_second_process_waits_for_the_firsts_result(tmp_path, caplog, monkeypatch):
     first, began = Toy(), threading.Event()
     slow = first.run
 
@@ -242,7 +242,7 @@ def test_a_schema_that_grows_finds_its_old_results(tmp_path):
     assert perform(toy, config(tmp_path, measure=Grown(size=5, extra="used"))).key != before.key
 
 
-def test_an_interrupted_job_resumes_and_a_damaged_state_is_put_aside(tmp_path, caplog):
+def test_an_interrupted_job_resumes_past_a_damaged_state(tmp_path, caplog):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     (state,) = tmp_path.glob("toy/*.partial/checkpoints/half-1-*.pt")
@@ -301,7 +301,7 @@ def leaves(value, prefix=""):
 
 
 @pytest.mark.parametrize("root", [TrainConfig, AnalyzeConfig])
-def test_every_setting_is_relevant_but_those_that_are_declared_neutral(root):
+def test_every_setting_is_in_the_key_unless_declared_neutral(root):
     models = {name: ModelConfig(name=name, architecture={"d_model": 8}) for name in ("model", "target")}
     whole, ignored = root(**models, data=DataConfig(name="stdlib")), set()
     names = [name for _, _, name in leaves(whole)]
@@ -316,7 +316,7 @@ def test_every_setting_is_relevant_but_those_that_are_declared_neutral(root):
     assert ignored == (NEUTRAL & {*names}) | shared
 
 
-def test_the_instruments_of_both_doors_are_there_and_each_has_a_kind_of_its_own():
+def test_every_instrument_has_a_kind_of_its_own():
     made = [instrument(module) for module in (*TASKS.values(), *MEASURES.values())]
     assert len({each.kind for each in made}) == len(TASKS) + len(MEASURES)
     for kind, module in MEASURES.items():

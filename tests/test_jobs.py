@@ -1,4 +1,4 @@
-"""The doors: what a user sees, what is left in the store, and what bad input says."""
+"""The commands: what a user sees, what is left in the store, and what bad input says."""
 
 import contextlib
 import json
@@ -19,9 +19,9 @@ from thinkalike.store import Job, newest_state
 
 
 @pytest.mark.drawn
-def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
+def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, tmp_path):
     small_stitching += ["layers=[[0,0],[3,3]]"]
-    done = door("train.py", *small_stitching)
+    done = cli("train.py", *small_stitching)
     result, folder = done.result, done.result.folder
     assert folder.parent == tmp_path / "results" / "stitching"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no .partial
@@ -36,19 +36,19 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
 
-    again = door("train.py", *small_stitching)
+    again = cli("train.py", *small_stitching)
     assert (again.status, again.stdout) == (0, done.stdout), "it is printed again"
     assert "already done" in again.stderr
     stamp = (folder / "result.json").stat().st_mtime_ns
-    forced = door("train.py", *small_stitching, "force=true").result
+    forced = cli("train.py", *small_stitching, "force=true").result
     assert (folder / "result.json").stat().st_mtime_ns > stamp
     assert table.equals(forced.table)  # the same numbers, to the bit
 
 
 @pytest.mark.slow
-def test_identity_and_other_layers(door, small_stitching):
+def test_identity_and_other_layers(cli, small_stitching):
     more = ["stitch=identity", "stitch.tokens_per_step=16384", "layers=[[0,1],[2,2]]"]
-    result = door("train.py", *small_stitching, *more).result
+    result = cli("train.py", *small_stitching, *more).result
     table = result.table
     assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (2, 2)]
     assert table["penalty"].equals(table["identity_penalty"])
@@ -58,9 +58,9 @@ def test_identity_and_other_layers(door, small_stitching):
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
-def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitching, kind):
+def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitching, kind):
     more = ["stitch.controls=true", "stitch.rank=4", "layers=[[0,0],[2,3]]"]
-    done = door("train.py", *small_stitching, f"stitch={kind}", *more)
+    done = cli("train.py", *small_stitching, f"stitch={kind}", *more)
     result = done.result
     table = result.table
     for control in ("identity", "least_squares", "procrustes", "bias", "shuffled", "random_source"):
@@ -71,7 +71,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitch
     assert (table["shuffled_penalty"] != table["penalty"]).all()
     assert table["top1_agreement"].between(0, 1).all()
     assert "extra loss, nats per token" in done.stdout
-    again = door("train.py", *small_stitching, f"stitch={kind}", *more, "screen=full")
+    again = cli("train.py", *small_stitching, f"stitch={kind}", *more, "screen=full")
     assert "already done" in again.stderr
     controls = [name for name in done.result.table if name.endswith("_penalty")]
     assert len(controls) >= 6
@@ -83,11 +83,11 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitch
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_start_from_a_closed_form_is_where_training_begins(door, small_stitching):
+def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
     tables = []
     for more in (["stitch=affine", "stitch.init=least_squares", *still], ["stitch=least_squares"]):
-        tables.append(door("train.py", *small_stitching, *more).result.table)
+        tables.append(cli("train.py", *small_stitching, *more).result.table)
     assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
 
 
@@ -112,9 +112,9 @@ def test_bytes_are_those_of_the_text_of_each_document():
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_killed_run_goes_on_to_the_same_table(door, small_stitching):
+def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
-    killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state="training")
+    killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state="training")
     for name in ("table.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
@@ -156,11 +156,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_leaves_nothing(door, small_stitching, minis, checkpoints, tmp_path, case):
+def test_bad_input_is_one_line_and_leaves_nothing(cli, small_stitching, minis, checkpoints, tmp_path, case):
     (tmp_path / "one.txt").write_text(tiny.document(1))
     extra, message = BAD[case]
     places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_in_lower_case(checkpoints, tmp_path, case)}
-    refused = door("train.py", *small_stitching, *(word.format(**places) for word in extra))
+    refused = cli("train.py", *small_stitching, *(word.format(**places) for word in extra))
     assert message in refused.error
     assert refused.stdout == ""
     assert not (tmp_path / "results").exists()
@@ -181,20 +181,20 @@ def test_pairs_of_layers():
     assert pairs_of_layers([[1, 0]], 2, 2) == [(1, 0)]
 
 
-def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
+def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
     architecture = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
     shape = [f"model.architecture.{key}={value}" for key, value in architecture.items()]
     small = ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.vocabulary=280", "pretrain.warmup=2"]
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
     data += ["data.context=64", "data.report_share=0.3"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    result = door("train.py", "task=pretrain", *shape, *small, *data, *store).result
+    result = cli("train.py", "task=pretrain", *shape, *small, *data, *store).result
     folder = result.folder / "gelu-3l-mini"
     files = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
     card = json.loads((folder / "config.json").read_text())
     assert f"{card['heldout']['loss']:.4f}" in (folder / "README.md").read_text()
-    measured = door("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
+    measured = cli("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
     assert f"{card['heldout']['loss']:.4f} [" in measured.stdout
     assert measured.result.table["loss"][0] == pytest.approx(card["heldout"]["loss"], abs=1e-3)
 
@@ -202,25 +202,25 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
-def test_doors_work_from_another_folder(door, script):
-    shown = door.process(script, "--help")
+def test_commands_work_from_another_folder(cli, script):
+    shown = cli.process(script, "--help")
     assert shown.status == 0
     assert "model=NAME" in shown.stdout
-    config = door.process(script, "--cfg", "job", "--resolve")
+    config = cli.process(script, "--cfg", "job", "--resolve")
     assert config.status == 0
     assert "name: gelu-3l-mini" in config.stdout
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitching):
+def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
     placed = [
         *small_stitching,
         "model.device=cpu",
         "target.device=cpu",
         "stitch.loss=cross_entropy",
     ]  # which has a floor
-    alone = door("train.py", *placed).result
-    shared = door.process("train.py", *placed, "trainer=ddp", "trainer.devices=2").result
+    alone = cli("train.py", *placed).result
+    shared = cli.process("train.py", *placed, "trainer=ddp", "trainer.devices=2").result
     assert shared.folder != alone.folder
     tables = [result.table.select_dtypes(float) for result in (alone, shared)]
     apart = (tables[0] - tables[1]).abs().max()
@@ -236,8 +236,8 @@ def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitc
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
-    result = door("train.py", *small_stitching, "layers=all", "data.report_tokens=2048").result
+def test_all_pairs_are_drawn_as_a_map(cli, small_stitching):
+    result = cli("train.py", *small_stitching, "layers=all", "data.report_tokens=2048").result
     picture = (result.folder / "figures" / "penalty.svg").read_text()
     assert "layer of the source" in picture
     assert len(result.table) == 16
@@ -246,12 +246,12 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
+def test_an_analysis_is_a_run_of_wandb(cli, minis, text_files, tmp_path):
     """Two jobs of one sweep: a run each, of one group."""
     text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]
     words = ["measure=loss", f"model.path={minis}/a,{minis}/b", "model.context=32", *text, "logger=wandb"]
     env = wandb_runs.without_key(tmp_path) | {"WANDB_SILENT": "true"}
-    done = door.process("analyze.py", "-m", *words, env=env)
+    done = cli.process("analyze.py", "-m", *words, env=env)
     assert done.status == 0, done.stderr
     runs = [wandb_runs.Offline.of(log) for log in tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")]
     assert len({run.run.run_group for run in runs}) == 1
@@ -263,26 +263,26 @@ def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
 
 
 @pytest.mark.slow
-def test_tensorboard_has_the_curves_of_a_training(door, small_stitching):
+def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    result = door("train.py", *small_stitching, "layers=[[0,0]]", "logger=tensorboard").result
+    result = cli("train.py", *small_stitching, "layers=[[0,0]]", "logger=tensorboard").result
     (folder,) = (result.folder / "curves").iterdir()
     there = EventAccumulator(str(folder)).Reload()
     assert {"loss", "loss/0-0", "result/mean_penalty"} <= set(there.Tags()["scalars"])
     assert there.Scalars("result/mean_penalty")[0].value == pytest.approx(result.scalars["mean_penalty"])
 
 
-def test_a_scale_that_nobody_gave_is_said_with_its_reason(door, minis, text_files):
+def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files):
     words = ["measure=loss", "model=local", f"model.path={minis}/a", "data=text", f"data.files=[{text_files}/*.txt]"]
     words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
-    assert door("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
-    assert "scale=" not in door("analyze.py", *words, "scale=mini", "force=true").stderr
+    assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
+    assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
 
 
-def test_too_little_text_is_refused_before_a_model_is_loaded(door, tmp_path, monkeypatch):
+def test_too_little_text_is_refused_before_a_model_is_loaded(cli, tmp_path, monkeypatch):
     (tmp_path / "one.txt").write_text(tiny.document(1))
     monkeypatch.setattr("thinkalike.models.load.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
     words = ["measure=loss", "data=text", f"data.files=[{tmp_path}/one.txt]", "store=results"]
-    assert "has too little text" in door("analyze.py", *words).error
+    assert "has too little text" in cli("analyze.py", *words).error

@@ -24,7 +24,7 @@ def config(checkpoints, tmp_path):
 
     def of(*words, family="gpt2"):
         own = ["measure=rsa", "model=local", f"model.path={checkpoints[family]}", "stimuli.sample=40"]
-        job = ONCE(*own, *words, door="analyze")
+        job = ONCE(*own, *words, entry="analyze")
         return replace(job, data=replace(job.data, cache=f"{tmp_path}/cache"), store=f"{tmp_path}/results")
 
     return of

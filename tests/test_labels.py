@@ -34,11 +34,7 @@ def test_models_without_an_identifying_difference_are_numbered():
 def test_folders_of_one_name_are_told_apart_by_those_above_them():
     paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
     folders = [ModelConfig(name="local", path=path) for path in paths]
-    assert told_apart(folders) == [
-        "a/final/checkpoint",
-        "b/final/checkpoint",
-        "other",
-    ]
+    assert told_apart(folders) == ["a/final/checkpoint", "b/final/checkpoint", "other"]
     typed = replace(folders[0], dtype="bfloat16")
     assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
 

@@ -88,9 +88,9 @@ METRICS = {  # the words of a measure, and what it computes from batches
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words, pair, minis, tmp_path):
+def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words, pair, minis, tmp_path):
     more, new = METRICS[name]
-    done, metric = door("analyze.py", *words, *pair, *more), new()
+    done, metric = cli("analyze.py", *words, *pair, *more), new()
     for number, (states, tokens, owners) in enumerate(batches(minis, tmp_path, 80 if name == "r2" else 40)[1]):
         groups = {"groups": tokens} if "given" in name else {}
         metric.update(*states, number=number, documents=owners, **groups)
@@ -117,8 +117,8 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
         assert "given the token of a (rows) and wide (columns)" in done.stdout
 
 
-def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
-    done = door("analyze.py", "measure=procrustes", *words, *pair, "measure.null=true", "measure.permutations=4")
+def test_a_null_stands_beside_the_values(cli, words, pair, minis, tmp_path):
+    done = cli("analyze.py", "measure=procrustes", *words, *pair, "measure.null=true", "measure.permutations=4")
     table = done.result.table
     across, within = table.iloc[:16], table.iloc[16:]
     assert (across["calibrated"] - (across["value"] - across["null"]) / (0 - across["null"])).abs().max() < 1e-9
@@ -131,8 +131,8 @@ def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
     assert ("too unequal, for intervals" in done.stderr) == bool(across["low"].isna().any())
 
 
-def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
-    done = door("analyze.py", "measure=jsd", *words, *pair, *NULL)
+def test_a_job_of_outputs_compares_logits(cli, words, pair, minis, tmp_path):
+    done = cli("analyze.py", "measure=jsd", *words, *pair, *NULL)
     assert "(rows)" not in done.stdout, "there is one cell"
     table = done.result.table
     models, parts = batches(minis, tmp_path)
@@ -171,11 +171,11 @@ def test_predictions_are_those_of_linear_maps_and_resume(given):
         assert torch.equal(second.compute().back.high, whole.compute().back.high)
 
 
-def test_maps_of_one_pair_at_a_time_predict_the_same(door, words, pair, minis, tmp_path, monkeypatch):
+def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, minis, tmp_path, monkeypatch):
     more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", "measure.stop_at_width=9", *words, *pair]
-    once = door("analyze.py", *more).result
+    once = cli("analyze.py", *more).result
     monkeypatch.setattr(prediction, "MAPS", 1)
-    again = door("analyze.py", *more, "force=true").result
+    again = cli("analyze.py", *more, "force=true").result
     pd.testing.assert_frame_equal(once.table, again.table)
     assert once.scalars == again.scalars
     assert len(once.table) == 4
@@ -216,7 +216,7 @@ def test_maps_take_the_memory_that_is_foreseen(pairs, monkeypatch):
 
 
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
-def test_a_model_with_itself_runs_once_per_batch(both, models, door, words, minis, monkeypatch):
+def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis, monkeypatch):
     passes, layers = [], []
     residuals, hsics = FrozenModel.residuals, kernel_alignment.left_out_statistics
 
@@ -232,7 +232,7 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, door, words, mini
     monkeypatch.setattr(kernel_alignment, "left_out_statistics", compared)
     paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
     names = [f"model.name={both[0]}", f"target.name={both[1]}"]
-    table = door("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.table
+    table = cli("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.table
     assert passes.count((8, 32)) == 5 * models
     assert layers == [(tiny.LAYERS + 1) * models] * 5
     if models == 1:
@@ -241,30 +241,30 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, door, words, mini
         assert (diagonal["value"] - 1).abs().max() < 1e-6
 
 
-def test_a_job_stops_at_narrow_intervals_or_the_end_of_text(door, words, pair, text_files, monkeypatch):
+def test_a_job_stops_at_narrow_intervals_or_the_end_of_text(cli, words, pair, text_files, monkeypatch):
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 2048)  # of 16 batches
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
-    done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
+    done = cli("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
     assert "after 15 batches every interval is narrower than 10" in done.stderr
     assert len(done.result.arrays["hsics"]) == 15, "which has 8 documents"
-    assert "batches of the 100 asked for: there is no more text" in door("analyze.py", *words, *pair, *more).stderr
+    assert "batches of the 100 asked for: there is no more text" in cli("analyze.py", *words, *pair, *more).stderr
 
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_models_of_different_tokenizers_are_compared_by_words(door, words, checkpoints, minis, tmp_path):
+def test_models_of_different_tokenizers_are_compared_by_words(cli, words, checkpoints, minis, tmp_path):
     other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
     both = ["measure=cka", f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
     both.append(f"target.path={other}")
-    done = door("analyze.py", *words, *both)
+    done = cli("analyze.py", *words, *both)
     assert "have different tokenizers: compared word by word" in done.stderr
     assert done.result.table["value"].between(-1, 1 + 1e-6).all()
-    given = door("analyze.py", *words, *both, "measure.given=token", "measure.tokens_per_batch=512")
+    given = cli("analyze.py", *words, *both, "measure.given=token", "measure.tokens_per_batch=512")
     assert 0 < given.result.scalars["rows_used"] < 0.5
     assert "of the words occur often enough in a batch to be compared" in given.stderr
     for setting in ("level=token", "skip_first=1", "flatten=mean"):
-        assert door("analyze.py", *words, *both, f"measure.{setting}").status == 1
+        assert cli("analyze.py", *words, *both, f"measure.{setting}").status == 1
 
 
 @pytest.mark.parametrize(
@@ -279,28 +279,28 @@ def test_models_of_different_tokenizers_are_compared_by_words(door, words, check
 )
 def test_settings_that_a_measure_has_no_value_for_are_refused(measure, setting):
     with pytest.raises(ConfigError, match=setting.split()[0].split("=")[0]):
-        composed(f"measure={measure}", *setting.split(), door="analyze")
+        composed(f"measure={measure}", *setting.split(), entry="analyze")
 
 
-def test_a_layer_without_variance_is_named_with_its_model(door, words, minis, tmp_path):
+def test_a_layer_without_variance_is_named_with_its_model(cli, words, minis, tmp_path):
     flat = tiny.flat(tmp_path / "flat")
     models = [f"model.path={minis}/a", f"target.path={flat}", "target.name=flat"]
-    refused = door("analyze.py", "measure=cka", *words, *models)
+    refused = cli("analyze.py", "measure=cka", *words, *models)
     assert "flat (target): target layer 0: all rows are the same" in refused.error
     assert not (tmp_path / "results").exists()
 
 
-def test_one_massive_token_is_warned_of(door, words, tmp_path):
+def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     massive = tiny.write_mini(tmp_path / "massive")
     weights = load_file(massive / "model.safetensors")
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
     itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}", "model.context=64"]
     itself += ["target.context=64"]
-    done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
+    done = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
     assert re.search(r"are left out, as .* times as long as the median, decide some layer: .* times", done.stderr)
     assert "carries" not in done.stderr
-    kept = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
+    kept = cli("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40", "measure.massive=keep")
     assert "of gelu-3l-mini: in some batch one token carries" in kept.stderr
     assert kept.stderr.count("carries") == 1, "one line for all layers"
     assert "with_massive" not in kept.result.table
@@ -313,8 +313,8 @@ def test_one_massive_token_is_warned_of(door, words, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(each.name for each in ASSETS.glob("*mini*") if "nli" not in each.name))
-def test_no_mini_has_massive_tokens(door, name, tmp_path):
-    done = door(
+def test_no_mini_has_massive_tokens(cli, name, tmp_path):
+    done = cli(
         "analyze.py", "measure=cka", f"model={name}", f"model@target={name}", "measure.batches=4", f"store={tmp_path}"
     )
     assert "are left out" not in done.stderr
@@ -322,13 +322,13 @@ def test_no_mini_has_massive_tokens(door, name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
+def test_a_killed_job_goes_on_to_the_same_values(cli, words, pair):
     long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
-    killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")
+    killed, whole = kill_and_resume(cli, "analyze.py", *words, *pair, *long, state="batches")
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
 
-def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
+def test_stimuli_are_compared_and_their_sentences_permuted(cli, tmp_path):
     n = 60
     texts = [f"a{sentence} b{sentence}" for sentence in range(n // 2)]
     rows = [f"{s}-{p},{text},{word},{p}" for s, text in enumerate(texts) for p, word in enumerate(text.split())]
@@ -339,7 +339,7 @@ def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
     np.savez(tmp_path / "y.npz", l0=states @ np.linalg.qr(np.random.default_rng(1).normal(size=(5, 5)))[0], ids=ids)
     sides = [f"activations=[{tmp_path}/x.npz,{tmp_path}/y.npz]", "stimuli=table", f"stimuli.path={tmp_path}/words.csv"]
     null = ["measure.null=true", "measure.permutations=19", f"store={tmp_path}/results"]
-    result = door("analyze.py", "measure=distance_correlation", *sides, *null).result
+    result = cli("analyze.py", "measure=distance_correlation", *sides, *null).result
     across = result.table.iloc[0]
     assert across["value"] == pytest.approx(1, abs=1e-9)
     assert across["p"] == pytest.approx(1 / 20)
@@ -367,13 +367,13 @@ def test_a_new_measure_is_one_declaration():
     assert (made.kind, made.name, schema().kind) == ("mine", "my measure", "mine")
 
 
-def test_distances_begin_at_the_block_that_was_changed(door, words, tmp_path):
+def test_distances_begin_at_the_block_that_was_changed(cli, words, tmp_path):
     base, changed = (tiny.write_mini(tmp_path / name) for name in ("base", "changed"))
     weights = load_file(changed / "model.safetensors")
     weights["layers.2.attn.o.weight"] += 0.1 * torch.randn(32, 32)
     save_file(weights, changed / "model.safetensors")
     both = [*words, f"model.path={base}", f"target.path={changed}"]
-    done = door("analyze.py", "measure=distance", *both)
+    done = cli("analyze.py", "measure=distance", *both)
     table = done.result.table
     assert table["source_layer"].tolist() == [0, 1, 2, 3]
     assert (table["value"][:2] == 0).all()
@@ -386,16 +386,16 @@ def test_distances_begin_at_the_block_that_was_changed(door, words, tmp_path):
     x, y = (model.head(rows[chosen].long(), 3).flatten(0, 1) for model in models)
     assert table["value"][3] == pytest.approx(float(((x - y).norm(dim=1) / x.norm(dim=1)).mean()), abs=1e-6)
     assert table["cosine"][3] == pytest.approx(float(torch.cosine_similarity(x, y).mean()), abs=1e-6)
-    some = door("analyze.py", "measure=distance", "layers=[1,3]", *both).result.table
+    some = cli("analyze.py", "measure=distance", "layers=[1,3]", *both).result.table
     assert some["source_layer"].tolist() == [1, 3]
     np.testing.assert_array_equal(some["value"], table["value"][[1, 3]])
     wide = tiny.write_mini(tmp_path / "wide", d_model=24)
-    refused = door("analyze.py", "measure=distance", *words, f"model.path={base}", f"target.path={wide}")
+    refused = cli("analyze.py", "measure=distance", *words, f"model.path={base}", f"target.path={wide}")
     assert "measure=cka compares any two models" in refused.error
 
 
-def test_some_layers_of_both_models_are_compared(door, words, pair):
-    whole, some = (door("analyze.py", "measure=cka", *words, *pair, *more) for more in ([], ["layers=[[0,1],[3,2]]"]))
+def test_some_layers_of_both_models_are_compared(cli, words, pair):
+    whole, some = (cli("analyze.py", "measure=cka", *words, *pair, *more) for more in ([], ["layers=[[0,1],[3,2]]"]))
     table = some.result.table[some.result.table["target"] == "wide"].query("source == 'a'")
     assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (0, 2), (3, 1), (3, 2)]
     keys = ["source", "target", "source_layer", "target_layer"]
@@ -408,4 +408,4 @@ def test_some_layers_of_both_models_are_compared(door, words, pair):
 def test_the_old_word_for_massive_tokens_is_refused_with_the_new():
     for measure in ("cka", "rsa"):
         with pytest.raises(ConfigError, match=r"measure\.massive=drop or keep now, and measure\.skip_first=N"):
-            composed(f"measure={measure}", "measure.skip_first_tokens=0", door="analyze")
+            composed(f"measure={measure}", "measure.skip_first_tokens=0", entry="analyze")

@@ -1,4 +1,4 @@
-"""Loggers of both doors, read back from what they write; offline."""
+"""Loggers of both commands, read back from what they write; offline."""
 
 import json
 import socket

@@ -146,10 +146,7 @@ def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
     assert (asked.limit, free.limit) == ("trainer.memory allows 8.0 GB", "this device has 16.4 GB")
 
 
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("8GB", 8e9), ("8GiB", 2**33), ("1.5 gb", 1.5e9), ("7B", 7)],
-)
+@pytest.mark.parametrize(("text", "size"), [("8GB", 8e9), ("8GiB", 2**33), ("1.5 gb", 1.5e9), ("7B", 7)])
 def test_amounts_of_memory(text, size):
     assert bytes_of(text) == size
     assert TrainerConfig(memory=text).memory_bytes == size

@@ -1,4 +1,4 @@
-"""measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
+"""measure=mlem, measure=rsa and the experiments on them: what the command leaves, users' own data, planted claims."""
 
 import re
 from pathlib import Path
@@ -74,10 +74,10 @@ SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
 @pytest.mark.drawn
-def test_an_mlem_job_stores_the_importance_of_features(family, door, words, checkpoints):
+def test_an_mlem_job_stores_the_importance_of_features(family, cli, words, checkpoints):
     command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
     command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]", "measure.massive=keep"]
-    done = door(*command)
+    done = cli(*command)
     result = done.result
     stimuli = controlled_stimuli(SENTENCES)
     states = states_of(checkpoints[family], stimuli)
@@ -103,10 +103,10 @@ def test_an_mlem_job_stores_the_importance_of_features(family, door, words, chec
     assert sum(bool(re.match(r"│ +\d+ │", line)) for line in done.stdout.splitlines()) == tiny.LAYERS
 
 
-def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
+def test_rsa_of_two_models_is_scipys(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
     more = ["measure.permutations=9", "measure.distance=cosine", "measure.massive=keep"]
-    done = door("analyze.py", "measure=rsa", *both, *words, *more)
+    done = cli("analyze.py", "measure=rsa", *both, *words, *more)
     assert "Least alike" in done.stdout
     table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
     states = [layer for family in ("bert", "mamba") for layer in states_of(checkpoints[family], stimuli)]
@@ -119,10 +119,10 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
 
 
-def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, table, recording):
+def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
     more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
-    result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
+    result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
     assert result.table["p"].between(1 / 3, 1).all()
     assert (result.table["p_of_largest"] >= result.table["p"]).all()
     assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
@@ -131,23 +131,23 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, ta
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
+def test_models_share_a_job_and_keep_their_numbers(cli, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
-    tables = [door("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
+    tables = [cli("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
     assert list(tables[0]["model"].unique()) == ["bert", "gpt2"]
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
 
-def test_layers_may_be_chosen(door, words, checkpoints):
+def test_layers_may_be_chosen(cli, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["gpt2"], "target"), *words]
-    table = door("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.table
+    table = cli("analyze.py", "measure=mlem", *both, *QUICK, "layers=[[1,0]]").result.table
     assert [*table.groupby("model")["layer"].unique().map(list)] == [[1], [0]]
-    table = door("analyze.py", "measure=rsa", *both, "layers=[0]").result.table
+    table = cli("analyze.py", "measure=rsa", *both, "layers=[0]").result.table
     assert {*table["source_layer"], *table["target_layer"]} == {0}
-    assert "layers: [9,9] is out of range" in door("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
+    assert "layers: [9,9] is out of range" in cli("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
 
 
-def test_the_change_of_a_model_has_a_profile(door, words, checkpoints, tmp_path):
+def test_the_change_of_a_model_has_a_profile(cli, words, checkpoints, tmp_path):
     changed = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
     with torch.no_grad():
         weight = changed.transformer.h[2].mlp.c_proj.weight
@@ -155,7 +155,7 @@ def test_the_change_of_a_model_has_a_profile(door, words, checkpoints, tmp_path)
     changed.save_pretrained(tmp_path / "changed")
     transformers.AutoTokenizer.from_pretrained(checkpoints["gpt2"]).save_pretrained(tmp_path / "changed")
     both = [*local(checkpoints["gpt2"]), *local(tmp_path / "changed", "target"), *words, *QUICK]
-    result = door("analyze.py", "measure=mlem", *both, "measure.change=true").result
+    result = cli("analyze.py", "measure=mlem", *both, "measure.change=true").result
     assert list(result.table["layer"].unique()) == [2, 3], "layers before the change are equal"
     assert len(result.provenance["models"]) == 2
     stimuli = controlled_stimuli(SENTENCES)
@@ -163,7 +163,7 @@ def test_the_change_of_a_model_has_a_profile(door, words, checkpoints, tmp_path)
     states = [after - before for before, after in zip(*sides, strict=True)][2:]
     weights = MLEM(alpha=[0.01]).fit(stimuli.codes().table, states, torch.from_numpy(stimuli.sentence)).weights_
     assert np.abs(result.table["weight"].to_numpy() - weights.flatten().numpy()).max() < 1e-3
-    alone = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *QUICK, "measure.change=true")
+    alone = cli("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *QUICK, "measure.change=true")
     assert "compares model and model@target" in alone.error
 
 
@@ -176,7 +176,7 @@ def test_a_change_by_one_feature_is_named():
     sides = [StimulusStates(name, [0, 1], [base, last], {"name": name}) for name, last in (("a", base), ("b", moved))]
     words = ["measure=mlem", "stimuli.sentences=60", *QUICK]
     for side, there, feature in ((mlem.change_of(sides), [1], "Number"), (sides[1], [0, 1], stimuli.names[0])):
-        _, importance = mlem.fit_profiles(composed(*words, door="analyze"), stimuli, [side])
+        _, importance = mlem.fit_profiles(composed(*words, entry="analyze"), stimuli, [side])
         assert side.layers == there
         assert stimuli.names[int(importance.profile().value[-1].argmax())] == feature
     for others, message in ((sides[:1], "same layers"), ([sides[0]] * 2, "has the states")):
@@ -185,7 +185,7 @@ def test_a_change_by_one_feature_is_named():
 
 
 def test_rows_of_one_text_may_lie_apart(checkpoints):
-    model = load_model(composed(*local(checkpoints["bert"]), door="analyze").model)
+    model = load_model(composed(*local(checkpoints["bert"]), entry="analyze").model)
     stimuli = controlled_stimuli(SENTENCES)
     order = torch.randperm(len(stimuli)).numpy()
     straight, mixed = (stimulus_states(model, each) for each in (stimuli, stimuli.take(order)))
@@ -214,9 +214,9 @@ def recording(tmp_path, table):
     return tmp_path / "brain.npz"
 
 
-def test_a_recording_takes_the_place_of_the_model(door, words, table, recording):
+def test_a_recording_takes_the_place_of_the_model(cli, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
-    result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
+    result = cli("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
     found = result.table.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
     assert (found[:, :, "colour"] > 0.5).all()
@@ -224,7 +224,7 @@ def test_a_recording_takes_the_place_of_the_model(door, words, table, recording)
 
 
 def test_the_content_of_a_table_is_in_the_key(table):
-    config = composed("measure=mlem", "stimuli=table", f"stimuli.path={table}", door="analyze")
+    config = composed("measure=mlem", "stimuli=table", f"stimuli.path={table}", entry="analyze")
     before = contents_of(FeatureProfiles().inputs(config))
     table.write_text(table.read_text().replace("red", "pink"))
     after = contents_of(FeatureProfiles().inputs(config))
@@ -232,10 +232,10 @@ def test_the_content_of_a_table_is_in_the_key(table):
 
 
 @pytest.mark.drawn
-def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
+def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recording):
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]
-    result = door("analyze.py", "measure=mlem", *own, *words[1:]).result
+    result = cli("analyze.py", "measure=mlem", *own, *words[1:]).result
     assert {path.stem for path in result.figures} >= {"profiles", "levels"}
     found, stimuli = result.tables["levels"], read_table(table)
     assert list(found.columns) == ["model", "layer", "feature", "level", "other", "weight"]
@@ -257,12 +257,12 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recordi
 
 
 @pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
-def test_scores_have_references_of_features_and_of_words(together, door):
+def test_scores_have_references_of_features_and_of_words(together, cli):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
     words += ["measure.folds=2", "measure.alphas=[1.0]"]
-    shown = door("analyze.py", "measure=mlem", *words, "measure.references=2", "measure.permutations=1")
+    shown = cli("analyze.py", "measure=mlem", *words, "measure.references=2", "measure.permutations=1")
     result = shown.result
-    config = composed("measure=mlem", *words, door="analyze")
+    config = composed("measure=mlem", *words, entry="analyze")
     stimuli = read_stimuli(config.stimuli)
     (side,) = stimulus_states_of(config, stimuli, False)
     groups = stimuli.sentence.tolist() if together == "sentence" else None
@@ -280,7 +280,7 @@ def test_scores_have_references_of_features_and_of_words(together, door):
 
 @pytest.mark.parametrize("word", ["measure.together=stimulus", "recipe=paper"])
 def test_p_values_of_single_words_of_sentences_are_refused(word):
-    config = composed("measure=mlem", "model=gpt2-mini", "measure.null=9", word, door="analyze")
+    config = composed("measure=mlem", "model=gpt2-mini", "measure.null=9", word, entry="analyze")
     with pytest.raises(ConfigError, match="moves whole sentences"):
         instrument_of(config).inputs(config)
 
@@ -330,7 +330,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tmp_path):
+def test_what_cannot_be_done_is_one_line(case, cli, words, table, recording, tmp_path):
     more, message = BAD[case]
     line = "one two three four five six seven"
     rows = "\n".join(f"{line},{word},{number % 2}" for number, word in enumerate(line.split()))
@@ -342,12 +342,12 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
         more = [word.replace(name, str(path)) for word in more]
     model = [] if any("activations=" in word for word in more) else ["model=gelu-3l-mini"]
     own = words[1:] if "stimuli=table" in more else words
-    assert message in door("analyze.py", "measure=mlem", *model, *own, *more).error
+    assert message in cli("analyze.py", "measure=mlem", *model, *own, *more).error
     assert not results_in(tmp_path / "results")
 
 
 @pytest.mark.parametrize("kind", ["mlem", "rsa"])
-def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_path, monkeypatch):
+def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_path, monkeypatch):
     """A quarter of the stimuli decide a planted model: the result is that without them, or with them if asked."""
     seen = {}
 
@@ -367,11 +367,11 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_p
     asked.append("model.bos=false")
     monkeypatch.setattr(of_stimuli, "stimulus_states_of", planted)
     seen["sides"] = lambda states, long: [("a", long), ("b", states)]
-    done = door("analyze.py", *asked)
+    done = cli("analyze.py", *asked)
     kept, count = seen["kept"], seen["count"]
     assert f"{int((~kept).sum())} of {count} stimuli" in done.stderr
     assert "measure.massive=keep keeps them, and model.bos=true puts" in done.stderr
-    every = door("analyze.py", *asked, "measure.massive=keep")
+    every = cli("analyze.py", *asked, "measure.massive=keep")
     assert "are left out" not in every.stderr
     assert every.result.scalars["stimuli"] == count
 
@@ -387,7 +387,7 @@ def test_massive_first_words_are_left_out_of_both_sides(kind, door, words, tmp_p
 
     monkeypatch.setattr(of_stimuli, "stimuli_inputs", inputs)
     monkeypatch.setattr(of_stimuli, "stimulus_states_of", without)
-    alone = door("analyze.py", *asked, f"store={tmp_path}/alone")
+    alone = cli("analyze.py", *asked, f"store={tmp_path}/alone")
     assert "are left out" not in alone.stderr
     value = {"mlem": "importance", "rsa": "value"}[kind]
     with_massive = done.result.table.pop("with_massive")
@@ -404,14 +404,14 @@ def test_first_words_stay_unless_massive_or_named():
     position = stimuli.features["Word position"].astype(int)
     for skip, gone in ((0, 0), (1, int(first.sum())), (2, int((position < position.min() + 2).sum()))):
         chosen = f"measure.skip_first={skip}"
-        config = composed("measure=rsa", "model=gpt2-mini", chosen, door="analyze")
+        config = composed("measure=rsa", "model=gpt2-mini", chosen, entry="analyze")
         (left, (kept,)), _ = without_massive(config, stimuli, [side])
         assert len(left) == len(kept.states[0]) == len(stimuli) - gone
 
 
 def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
     (tmp_path / "long.csv").write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\nabd,green\n")
-    model = load_model(composed(*local(checkpoints["gpt2"]), door="analyze").model)
+    model = load_model(composed(*local(checkpoints["gpt2"]), entry="analyze").model)
     with pytest.raises(DataError, match="is longer than the 64 of gpt2; split it: abc abc"):
         stimulus_states(model, read_table(tmp_path / "long.csv"))
 
@@ -552,19 +552,19 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     texts = [f"t{number}" for number in range(60)]
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
     monkeypatch.setattr(salle2024_profiles, "read_stimuli", lambda _: stimuli)
-    config = composed("experiment=salle2024/figure_s5", door="analyze")
+    config = composed("experiment=salle2024/figure_s5", entry="analyze")
     (claim,) = salle2024_profiles._figure_s5(Case(config, [])).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
-def test_experiments_without_a_model(experiment, door, words):
-    result = door("analyze.py", f"experiment=salle2024/{experiment}", *words[1:], "stimuli.sample=100").result
+def test_experiments_without_a_model(experiment, cli, words):
+    result = cli("analyze.py", f"experiment=salle2024/{experiment}", *words[1:], "stimuli.sample=100").result
     assert list(result.tables["claims"]["verdict"]) == ["holds"]
 
 
-def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
+def test_table_s1_says_how_many_rows_differ(cli, words, monkeypatch):
     monkeypatch.setattr(salle2024_profiles, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
-    claims = door("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
+    claims = cli("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"

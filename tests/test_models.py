@@ -238,8 +238,7 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, key):
 
 @pytest.mark.parametrize("call", [load_model, checkpoint_fingerprint])
 @pytest.mark.parametrize(
-    "settings",
-    [{"revision": "step1000"}, {"hub_id": "someone/m"}, {"architecture": {"n_layers": 9}}, {"seed": 9}],
+    "settings", [{"revision": "step1000"}, {"hub_id": "someone/m"}, {"architecture": {"n_layers": 9}}, {"seed": 9}]
 )
 def test_a_setting_that_would_only_change_the_name_is_refused(call, settings):
     config = composed("model=gelu-3l-mini").model

@@ -45,7 +45,7 @@ def list_of(minis, names):
 
 
 def results(done):
-    """The results that a door printed, in order."""
+    """The results that a command printed, in order."""
     assert done.status == 0, done.stderr
     lines = [line for line in done.stdout.splitlines() if line.startswith("results: ")]
     return [open_result(done.folder / line.removeprefix("results: ")) for line in lines]
@@ -69,16 +69,14 @@ MEASURES = {
 @pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", MEASURES)
-def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
-    name, door, words, chosen, minis, forwards, tmp_path
-):
+def test_pairs_have_the_bits_of_each_alone_in_one_pass(name, cli, words, chosen, minis, forwards, tmp_path):
     words = [*words, *MEASURES[name]]
-    together = door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/together")
+    together = cli("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/together")
     batches = {"given": 5, "r2": 12 + 8}.get(name, 10)
     assert len(forwards) == batches * len(chosen), "each model once for each batch"
     assert len({module for module, *_ in forwards}) == len(chosen)
     for source, target in itertools.combinations(chosen.values(), 2):
-        door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
+        cli("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
     assert len(forwards) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
     done = {result.key: result for result in results(together)}
     alone = results_in(tmp_path / "alone")
@@ -97,50 +95,50 @@ def massive(folder):
     save_file(weights, folder / "model.safetensors")
 
 
-def test_values_with_massive_tokens_are_there_for_those_pairs_that_have_one(door, words, minis, tmp_path):
+def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name in "ab":
         (tmp_path / "all" / name).symlink_to(minis / name)
     massive(tmp_path / "all" / "massive")
     few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
-    together = door("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
+    together = cli("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
     plain, *beside = results(together)
     assert "with_massive" not in plain.table
     for name, result in zip("ab", beside, strict=True):
         two = [f"model.path={minis}/{name}", f"target.path={tmp_path}/all/massive", f"model.name={name}"]
         two += ["model=gelu-3l-mini", "model@target=gelu-3l-mini", "target.name=massive", "target.context=64"]
-        same(result, door("analyze.py", *few, *two, f"store={tmp_path}/alone").result)
+        same(result, cli("analyze.py", *few, *two, f"store={tmp_path}/alone").result)
         values = result.table[["value", "with_massive"]].dropna()
         assert len(values) == 4 * 4
         assert (values["value"] - values["with_massive"]).abs().min() > 0.01
 
 
 @pytest.mark.slow
-def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, forwards, tmp_path):
+def test_a_finished_pair_is_kept_and_the_rest_computed(cli, words, chosen, minis, forwards, tmp_path):
     words = [*words, "measure=cka", f"store={tmp_path}/results"]
     first, _, third = chosen.values()
-    before = door("analyze.py", *words, *first, *as_target(third)).result
+    before = cli("analyze.py", *words, *first, *as_target(third)).result
     stamp = (before.folder / "result.json").stat().st_mtime_ns
     forwards.clear()
-    done = door("analyze.py", *words, list_of(minis, chosen))
+    done = cli("analyze.py", *words, list_of(minis, chosen))
     assert done.stderr.count("already done") == 1
     assert results(done)[1].folder == before.folder
     assert (before.folder / "result.json").stat().st_mtime_ns == stamp
     assert len(forwards) == 10 * 3
-    assert door("analyze.py", *words, list_of(minis, chosen)).stderr.count("already done") == 3
+    assert cli("analyze.py", *words, list_of(minis, chosen)).stderr.count("already done") == 3
     assert len(forwards) == 10 * 3
-    forced = door("analyze.py", *words, list_of(minis, list(chosen)[:2]), "force=true")
+    forced = cli("analyze.py", *words, list_of(minis, list(chosen)[:2]), "force=true")
     assert len(results(forced)) == 1
     assert len(forwards) == 10 * 3 + 10 * 2
 
 
 @pytest.mark.slow
-def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, checkpoints, minis, tmp_path, forwards):
+def test_models_whose_contexts_differ_get_the_rows_of_each_pair(cli, words, checkpoints, minis, tmp_path, forwards):
     """A pair reads rows of the shorter context: the third model makes no pair read other rows than alone."""
     rest = [*(word for word in words if "context" not in word), "measure=cka"]
     entries = [("gpt_neox", 64), ("gpt2", 64), ("mamba", 16)]
     listed = ",".join(f"{{model:'{checkpoints[name]}',context:{context}}}" for name, context in entries)
-    together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
+    together = cli("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
     shapes = [shape for _, shape, _ in forwards if shape[0] > 1 and shape[0] * shape[1] == 128]
     assert sorted(shapes) == sorted([(2, 64)] * 20 + [(8, 16)] * 30), "two models at 64, and all three at 16"
     apart = [
@@ -148,29 +146,27 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
         for pair in itertools.combinations(entries, 2)
     ]
     for result, (source, target) in zip(results(together), apart, strict=True):
-        same(result, door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result)
+        same(result, cli("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result)
 
 
 @pytest.mark.slow
-def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
-    door, words, chosen, minis, tmp_path, monkeypatch
-):
+def test_pairs_at_different_batches_resume_to_the_same_bits(cli, words, chosen, minis, tmp_path, monkeypatch):
     from thinkalike.instruments.layer_pairs import rounds
 
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
-    whole = results(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
+    whole = results(cli("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
     monkeypatch.setattr(rounds, "KEPT_EVERY", 2)
     stopped = f"store={tmp_path}/stopped"
     _, second, third = chosen.values()
     with interrupted_at(5):
-        assert door("analyze.py", *words, *second, *as_target(third), stopped).status == 128 + signal.SIGTERM
+        assert cli("analyze.py", *words, *second, *as_target(third), stopped).status == 128 + signal.SIGTERM
     with interrupted_at(3):
-        ended = door("analyze.py", *words, list_of(minis, chosen), stopped)
+        ended = cli("analyze.py", *words, list_of(minis, chosen), stopped)
     assert ended.status == 128 + signal.SIGTERM
     assert "interrupted at pool 3 of 10" in ended.stderr
     assert not results_in(tmp_path / "stopped")
-    resumed = door("analyze.py", *words, list_of(minis, chosen), stopped)
+    resumed = cli("analyze.py", *words, list_of(minis, chosen), stopped)
     assert resumed.stderr.count("resuming from") == 3
     for one, other in zip(whole, results(resumed), strict=True):
         same(one, other)
@@ -186,12 +182,12 @@ def interrupted_at(pools):
         yield
 
 
-def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, words, minis, tmp_path):
+def test_a_pair_that_fails_leaves_the_others_and_is_reported(cli, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name, place in {"a": minis / "a", "b": minis / "b", "flat": tiny.flat(tmp_path / "flat")}.items():
         (tmp_path / "all" / name).symlink_to(place)
     listed = list_of(tmp_path / "all", ["a", "flat", "b"])
-    refused = door("analyze.py", *words, "measure=cka", listed, f"store={tmp_path}/results")
+    refused = cli("analyze.py", *words, "measure=cka", listed, f"store={tmp_path}/results")
     assert refused.status == 1
     assert len(re.findall(r"error: batch 0 of \w+ \(source\) and \w+ \(target\)", refused.stderr)) == 2
     (result,) = results_in(tmp_path / "results")
@@ -200,20 +196,20 @@ def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, word
 
 
 @pytest.mark.slow
-def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path, monkeypatch):
+def test_a_pair_stops_at_its_width_and_the_others_go_on(cli, words, chosen, minis, tmp_path, monkeypatch):
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 640)  # of ten batches
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
-    wide = results(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
+    wide = results(cli("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
     widths = sorted(result.scalars["widest_interval"] for result in wide)
     width = f"measure.stop_at_width={(widths[0] + widths[1]) / 2}"
-    done = results(door("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))
+    done = results(cli("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))
     counts = [result.scalars["batches"] for result in done]
     assert min(counts) == 10
     assert max(counts) > 10
     place = int(np.argmax(counts))
     source, target = list(itertools.combinations(chosen.values(), 2))[place]
-    same(done[place], door("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result)
+    same(done[place], cli("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result)
 
 
 TWO = "models=[gpt2-mini,bert-mini]"
@@ -232,13 +228,13 @@ REFUSED = {
 @pytest.mark.parametrize(("words", "named"), REFUSED.values(), ids=REFUSED)
 def test_a_list_that_cannot_be_is_refused_by_its_name(words, named):
     with pytest.raises(ConfigError, match=named):
-        asked_for(composed(*words, door="analyze"))
+        asked_for(composed(*words, entry="analyze"))
 
 
-def test_measures_of_one_model_take_each_and_those_of_pairs_all_pairs():
+def test_models_are_taken_singly_or_in_all_pairs():
     both = {}
     for measure in ("loss", "mlem", "rsa"):
-        jobs = asked_for(composed(f"measure={measure}", TWO, door="analyze"))
+        jobs = asked_for(composed(f"measure={measure}", TWO, entry="analyze"))
         both[measure] = [(job.model.name, job.target.name) for job in jobs]
     each, pairs = [("gpt2-mini", "gpt2-mini"), ("bert-mini", "bert-mini")], [("gpt2-mini", "bert-mini")]
     assert both == {"loss": each, "mlem": each, "rsa": pairs}
@@ -248,7 +244,7 @@ def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     odd = tmp_path / "it's, [a] folder="
     odd.mkdir()
     listed = f"""models=[gelu-3l,ORG/NAME,"{odd}",{{model:feather-bert,index:3}}]"""
-    jobs = asked_for(composed("measure=cka", listed, "model.dtype=bfloat16", "seed=3", door="analyze"))
+    jobs = asked_for(composed("measure=cka", listed, "model.dtype=bfloat16", "seed=3", entry="analyze"))
     assert len(jobs) == 6
     first, last = jobs[0].model, jobs[-1].target
     assert (first.name, jobs[0].target.hub_id, jobs[1].target.path) == ("gelu-3l", "ORG/NAME", str(odd))
@@ -259,21 +255,21 @@ def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     assert jobs[0].data.name == "c4-code", "what suits the source"
 
 
-def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, chosen, minis, monkeypatch, tmp_path):
+def test_models_that_do_not_fit_together_are_one_line(cli, words, chosen, minis, monkeypatch, tmp_path):
     from thinkalike import memory as devices
 
     monkeypatch.setattr(devices, "in_use", lambda device: 0)
     monkeypatch.setattr(devices, "at_hand", lambda device: 100_000)
-    refused = door("analyze.py", *words, "measure=cka", list_of(minis, chosen), f"store={tmp_path}/results").error
+    refused = cli("analyze.py", *words, "measure=cka", list_of(minis, chosen), f"store={tmp_path}/results").error
     assert "give fewer models at once" in refused
 
 
 @pytest.mark.slow
-def test_two_processes_share_all_pairs_and_give_the_bits_of_one(door):
+def test_two_processes_share_all_pairs_and_give_the_bits_of_one(cli):
     words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=9"]
     words += ["measure.tokens_per_batch=4096", "model.device=cpu"]
-    shared = results(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
-    for one, other in zip(shared, results(door("analyze.py", *words, "store=one")), strict=True):
+    shared = results(cli.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
+    for one, other in zip(shared, results(cli("analyze.py", *words, "store=one")), strict=True):
         same(one, other)
 
 
@@ -283,7 +279,7 @@ DEVICES = [["cuda:0", "cpu"], ["cpu", "cuda:0"], ["cuda:0", "cuda:1"]]
 @pytest.mark.gpu
 @pytest.mark.parametrize("devices", DEVICES, ids="-".join)
 @pytest.mark.parametrize("measure", ["cka", "mutual_knn", "r2", "rsa"])
-def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen, tmp_path):
+def test_each_model_on_a_device_of_its_own(measure, devices, cli, words, chosen, tmp_path):
     there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
     if not set(devices) <= {"cpu", *there}:
         pytest.skip(f"this machine has no {' and '.join(devices)}")
@@ -292,15 +288,15 @@ def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen
     more = {"rsa": ["stimuli.sample=60"], "r2": ["measure.fit_batches=12", "measure.batches=8"]}.get(measure, [])
     pair = [*own, f"measure={measure}", *first, *as_target(second), *more]
     placed = [f"model.device={devices[0]}", f"target.device={devices[1]}", f"store={tmp_path}/apart"]
-    apart = door("analyze.py", *pair, *placed).result
-    alone = door("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
+    apart = cli("analyze.py", *pair, *placed).result
+    alone = cli("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
     assert [model["device"] for model in apart.provenance["models"]] == devices
     assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
 
 
 def test_a_setting_of_one_model_is_that_of_no_other():
     listed = "models=[{model:gelu-3l-mini,dtype:float64,context:32},solu-3l-mini,{model:gelu-4l-mini,device:cpu}]"
-    first, second, third = asked_for(composed("measure=cka", listed, "model.context=48", door="analyze"))
+    first, second, third = asked_for(composed("measure=cka", listed, "model.context=48", entry="analyze"))
     assert (first.model, first.target, second.target) == (second.model, third.model, third.target)
     facts = [(each.dtype, each.context, each.device) for each in (first.model, first.target, second.target)]
     assert facts == [("float64", 32, "auto"), ("float32", 48, "auto"), ("float32", 48, "cpu")]

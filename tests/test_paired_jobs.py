@@ -178,7 +178,7 @@ def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, mon
     assert not torch.equal(others[0].report.tokens[:9, -9:], first.report.tokens[:9, -9:])
 
 
-def interrupted(door, *command):
+def interrupted(cli, *command):
     """Run a job up to a step between two states, and then the same command again."""
     step = StitchTraining.training_step
 
@@ -188,16 +188,16 @@ def interrupted(door, *command):
         return step(self, rows, number)
 
     with mock.patch.object(StitchTraining, "training_step", failing):
-        assert "stopped here" in door("train.py", *command).error
-    return door("train.py", *command)
+        assert "stopped here" in cli("train.py", *command).error
+    return cli("train.py", *command)
 
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_jobs_report_penalties_in_bits_per_byte(door, words, tmp_path):
-    resumed = interrupted(door, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
+def test_jobs_report_penalties_in_bits_per_byte(cli, words, tmp_path):
+    resumed = interrupted(cli, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
     assert "resuming from" in resumed.stderr
-    done = door("train.py", *words("other", "plain"))
+    done = cli("train.py", *words("other", "plain"))
     for name in ("table.csv", "stitch.safetensors"):
         assert (resumed.result.folder / name).read_bytes() == (done.result.folder / name).read_bytes()
     table, scalars, arrays = done.result.table, done.result.scalars, done.result.arrays
@@ -215,9 +215,9 @@ def test_jobs_report_penalties_in_bits_per_byte(door, words, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
+def test_a_model_whose_tokens_have_other_numbers_is_itself(cli, words):
     more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")
-    result = door("train.py", *words("relabelled", "plain", *more)).result
+    result = cli("train.py", *words("relabelled", "plain", *more)).result
     table = result.table
     assert result.scalars["aligned_exactly"] == 1
     nothing = {"identity_penalty": 1e-6, "penalty": 1e-3, "distance": 1e-2}

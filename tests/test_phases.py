@@ -64,7 +64,7 @@ def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
     assert sum(record["phases"].values()) <= record["wall_seconds"] + 0.1
 
 
-def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_forgets_them(tmp_path):
+def test_seconds_of_an_interrupted_job_are_kept_without_force(tmp_path):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("broken off")), config(tmp_path))
     (kept,) = tmp_path.glob("toy/*.partial/checkpoints/phases.json")

@@ -76,8 +76,8 @@ assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
-    result = door("train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *small_stitching).result
+def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
+    result = cli("train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *small_stitching).result
     before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
     figure, axes = plot(result)
     assert np.array_equal(axes.get_images()[0].get_array().shape, (4, 4))

@@ -7,7 +7,7 @@ import pytest
 import torch
 import yaml
 
-from conftest import Door, composed
+from conftest import CLI, composed
 from thinkalike import Stitch, plugins
 from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
@@ -53,7 +53,7 @@ def trained(tmp_path_factory, minis, text_files):
     words += [f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "target.context=32"]
     words += ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_share=0.4"]
     words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=1024", "store=results"]
-    return folder, Door(folder)("train.py", *words)
+    return folder, CLI(folder)("train.py", *words)
 
 
 def test_a_job_of_three_plugins_makes_a_result_that_loads(trained, monkeypatch):
@@ -88,9 +88,9 @@ def test_a_path_that_a_result_names_is_never_run(trained, files):
     assert Path("ran").exists(), "control"
 
 
-def test_the_modules_of_a_result_are_those_of_the_package_too(files, door, small_stitching):
+def test_the_modules_of_a_result_are_those_of_the_package_too(files, cli, small_stitching):
     words = ["stitch=affine", "stitch.norm=pre", "stitch.seeds=2", "layers=[[0,1],[2,2]]", *small_stitching]
-    result = door("train.py", *words).result
+    result = cli("train.py", *words).result
     first, second = stitch_modules(result), stitch_modules(str(result.folder), seed=1)
     assert list(first) == [(0, 1), (2, 2)]
     assert isinstance(first[2, 2].pre, torch.nn.LayerNorm)
@@ -110,10 +110,10 @@ WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
     ],
 )
 @pytest.mark.drawn
-def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching, more):
+def test_a_measure_of_a_plugin_is_as_the_others_are(files, cli, small_stitching, more):
     words = [word for word in small_stitching if not word.startswith("stitch.")]
     more = [word.replace("{here}", str(files)) for word in more]
-    result = door("analyze.py", *WORDS, *more, *words).result
+    result = cli("analyze.py", *WORDS, *more, *words).result
     assert result.kind == more[0].rpartition(":")[2]
     assert {"source_layer", "target_layer", "value", "low", "high"} <= set(result.table)
     assert result.table["value"].between(-1, 1 + 1e-6).all()
@@ -123,11 +123,11 @@ def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching
     assert [path.suffix for path in result.figures] == [".png", ".svg"]
 
 
-def test_a_plugin_measure_may_be_asymmetric(files, door, small_stitching):
+def test_a_plugin_measure_may_be_asymmetric(files, cli, small_stitching):
     ratio = "ratio = MeasurePlugin(lambda X, Y: X.norm() / Y.norm(), scale=(0, 9))"
     (files / "ratio.py").write_text(f"from thinkalike.plugins import *\n{ratio}")
     words = [word for word in small_stitching if not word.startswith("stitch.")]
-    table = door("analyze.py", "measure=ratio.py:ratio", *WORDS, *words).result.table
+    table = cli("analyze.py", "measure=ratio.py:ratio", *WORDS, *words).result.table
     within = table[table["source"] == table["target"]]
     there = within.pivot_table("value", "source_layer", "target_layer").to_numpy()
     assert there[0, 2] < 0.8, "states grow with depth"
@@ -136,9 +136,9 @@ def test_a_plugin_measure_may_be_asymmetric(files, door, small_stitching):
 
 
 @pytest.mark.slow
-def test_workers_of_a_sweep_load_the_plugin(files, door, small_stitching):
+def test_workers_of_a_sweep_load_the_plugin(files, cli, small_stitching):
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
-    done = door.process("train.py", "-m", f"stitch.kind={STITCH},linear", *launcher, *small_stitching)
+    done = cli.process("train.py", "-m", f"stitch.kind={STITCH},linear", *launcher, *small_stitching)
     assert done.status == 0, done.stderr
     assert done.stdout.count("results: ") == 2
 
@@ -210,13 +210,13 @@ def test_a_plugin_begins_as_it_is_made(files):
 def test_settings_of_a_measure_have_names_and_defaults(files, measure):
     (files / "bad.py").write_text(HEAD + f"bad = {measure}")
     with pytest.raises(PluginError, match="bad"):
-        composed("measure=bad.py:bad", f"seed={len(measure)}", door="analyze")
+        composed("measure=bad.py:bad", f"seed={len(measure)}", entry="analyze")
 
 
 def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
     (files / "bad.py").write_text("cka = max")
     with pytest.raises(PluginError, match="cka"):
-        composed("measure=bad.py:cka", door="analyze")
+        composed("measure=bad.py:cka", entry="analyze")
 
 
 @pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])

@@ -36,7 +36,7 @@ def config(short_files, tmp_path):
     def of(*words):
         data = ["data=text", f"data.files=[{short_files}/*.txt]", "data.report_share=0.5", "data.context=32"]
         small = ["measure.tokens_per_batch=128", "measure.batches=20", f"data.cache={tmp_path}/cache"]
-        return composed("measure=cka", *data, *small, *words, door="analyze")
+        return composed("measure=cka", *data, *small, *words, entry="analyze")
 
     return of
 
@@ -218,7 +218,7 @@ def cka_of(batches):
 
 @pytest.mark.slow
 def test_random_batches_are_as_all_at_once_unlike_running_text():
-    job = composed("measure=cka", "model=gelu-3l-mini", "model@target=solu-3l-mini", door="analyze")
+    job = composed("measure=cka", "model=gelu-3l-mini", "model@target=solu-3l-mini", entry="analyze")
     models = [load_model(ModelConfig(**vars(each))) for each in (job.model, job.target)]
     drawn = [batch.states for pool in read(job, models) for batch in pool]
     at_once = cka_of([[[torch.cat(layer) for layer in zip(*side, strict=True)] for side in zip(*drawn, strict=True)]])

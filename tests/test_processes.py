@@ -119,17 +119,19 @@ def test_all_but_the_first_end_with_their_share():
         (["measure=cka", "trainer.devices=0"], "trainer.devices=0 must be"),
     ],
 )
-def test_what_processes_cannot_share_is_refused(words, message, door):
-    assert message in door("analyze.py", *words, "trainer=ddp").error
+def test_what_processes_cannot_share_is_refused(words, message, cli):
+    assert message in cli("analyze.py", *words, "trainer=ddp").error
 
 
-def test_an_experiment_is_done_by_one_process(door):
+def test_an_experiment_is_done_by_one_process(cli):
     words = ["experiment=salle2024/figure3", "scale=mini", "trainer=ddp", "trainer.devices=2"]
-    assert "salle2024-figure3 is done by one process" in door("analyze.py", *words).error
+    assert "salle2024-figure3 is done by one process" in cli("analyze.py", *words).error
 
 
 def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
-    job = composed("measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", door="analyze")
+    job = composed(
+        "measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", entry="analyze"
+    )
     monkeypatch.setattr(
         "thinkalike.job.performing.together", lambda *_: processes.contextlib.nullcontext(ProcessGroup(0, 2))
     )
@@ -139,11 +141,11 @@ def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
-def test_two_processes_give_the_bits_of_one(door, measure):
+def test_two_processes_give_the_bits_of_one(cli, measure):
     words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=9"]
     words += ["measure.tokens_per_batch=4096", "model.device=cpu", "target.device=cpu"]
-    shared = door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two").result
-    alone = door("analyze.py", *words, "store=one").result
+    shared = cli.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two").result
+    alone = cli("analyze.py", *words, "store=one").result
     assert shared.key == alone.key
     assert shared.table.equals(alone.table)
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())

@@ -69,7 +69,7 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     assert set(lines) == {"0:00 loading"}
 
 
-def test_a_job_shows_its_phases_and_no_librarys_progress_bar(door, small_stitching, monkeypatch):
+def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitching, monkeypatch):
     said = []
 
     class Listener(list):
@@ -78,7 +78,7 @@ def test_a_job_shows_its_phases_and_no_librarys_progress_bar(door, small_stitchi
             super().append(activity)
 
     monkeypatch.setattr(progress, "_open", Listener())
-    ended = door("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
+    ended = cli("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
     assert ended.status == 0, ended.stderr
     expected = ["starting", "loading", "likeness", "batch of token means", "fit", "training step", "report"]
     assert [name for name in dict.fromkeys(said) if name in expected] == expected

@@ -72,7 +72,7 @@ def outside(limits) -> list[float]:
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
-def test_a_number_out_of_its_range_is_refused_by_its_key_also_in_a_list(name):
+def test_a_number_out_of_range_is_refused_by_its_key(name):
     schema = SCHEMAS[name]
     for item in numbers(schema):
         key = f"{schema.part}.{item.name}".lstrip(".")
@@ -96,7 +96,7 @@ def test_a_new_schema_is_checked_by_what_it_declares():
             Schema(**wrong)
 
 
-def test_a_message_is_one_short_line_of_printable_characters_whatever_the_value():
+def test_a_message_is_one_short_printable_line():
     with pytest.raises(ConfigError) as caught:
         PretrainConfig(tokens="\x1b[31m\n" * 500)
     assert len(str(caught.value)) < 200
@@ -159,9 +159,9 @@ REFUSED = {  # by the key that the message names
 
 @pytest.mark.parametrize(("key", "line"), [(key, line) for key, lines in REFUSED.items() for line in lines])
 def test_a_value_that_is_not_possible_is_refused_by_its_key(key, line):
-    door, *words = line.split()
+    entry, *words = line.split()
     with pytest.raises(ConfigError, match=key) as caught:
-        compose_job(door, words)
+        compose_job(entry, words)
     assert str(caught.value).isprintable()
 
 
@@ -188,12 +188,12 @@ NOT_HERE = {
 
 
 @pytest.mark.parametrize("said", NOT_HERE)
-def test_what_cannot_be_is_refused_before_anything_is_loaded(said, door, tmp_path, monkeypatch):
+def test_what_cannot_be_is_refused_before_anything_is_loaded(said, cli, tmp_path, monkeypatch):
     from thinkalike.models import load
 
     monkeypatch.setattr(load, "explained", None)  # loading a model would call it
     script, *words = NOT_HERE[said].split(" ")
     (tmp_path / "file").touch()
-    refused = door(script, *(word.replace("{file}", str(tmp_path / "file")) for word in words))
+    refused = cli(script, *(word.replace("{file}", str(tmp_path / "file")) for word in words))
     assert said in refused.error
     assert not list((tmp_path / "results").rglob("*"))

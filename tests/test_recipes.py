@@ -52,7 +52,7 @@ def same(mine, own):
 
 
 @pytest.mark.parametrize(("optimizer", "kind"), [("sgd", "affine"), ("adam", "linear")])
-def test_what_is_trained_together_gets_the_training_of_a_run_of_its_own(trained, models, optimizer, kind):
+def test_stitches_trained_together_train_as_alone(trained, models, optimizer, kind):
     source, target = models
     twin, config = tiny.frozen(7), replace(CONFIG, optimizer=optimizer, kind=kind, steps=5)
     beside = [Fit(source, 2, 2, 3.0), Fit(target, 1, 1), Fit(twin, 0, 2)]
@@ -85,7 +85,7 @@ def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
     same(module.stitches[0], phi.stitches[0])
 
 
-def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_steps(trained, monkeypatch):
+def test_averages_are_means_over_a_quarter_and_half_of_steps(trained, monkeypatch):
     seen = []
     average = StitchAveraging.on_train_batch_end
 
@@ -102,7 +102,7 @@ def test_averages_are_means_over_the_second_quarter_and_the_second_half_of_the_s
             assert (mean - each[-1]).abs().max() > 1e-4, "control: the last step is another"
 
 
-def test_a_stitch_that_ends_worse_than_it_began_returns_to_its_start(rows, models, tmp_path):
+def test_a_stitch_that_ends_worse_returns_to_its_start(rows, models, tmp_path):
     model = models[0]
     config = replace(CONFIG, loss="kl", floor=None, schedule="average", lr=1e3)
     module = StitchTraining(model, model, [(1, 1)], config, 0, beside=[Fit(model, 1, 1, 1e-4)])
@@ -204,7 +204,7 @@ def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
     torch.testing.assert_close(module.losses(tokens)[0], wanted.flatten(), atol=1e-5, rtol=1e-4)
 
 
-def test_readers_see_states_in_the_place_of_the_source_and_of_the_target(rows, models):
+def test_readers_stand_for_the_source_or_the_target(rows, models):
     source, target = models
     twin, nothing = tiny.frozen(7), [nn.Identity()] * 2
     bigrams = BigramMeans(target, [1, 2], rows, rows)
@@ -248,7 +248,7 @@ def test_the_start_that_is_chosen_goes_with_the_kind():
     assert StitchConfig(kind="identity", init="auto", steps=0).init == "identity"
 
 
-def test_rates_have_defaults_by_optimiser_and_adams_goes_with_the_width():
+def test_rates_have_defaults_by_optimiser_and_width():
     assert peak_rate(StitchConfig(), 64) == pytest.approx(0.1)
     assert peak_rate(StitchConfig(scale_lr_by_momentum=False), 64) == 1
     assert peak_rate(StitchConfig(optimizer="adam"), 64) == 0.18 / 8

@@ -18,10 +18,10 @@ from thinkalike.models.outline import label, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 
 
-@pytest.mark.parametrize("door", ["train", "analyze"])
-def test_a_repository_is_a_model_on_both_doors(door):
+@pytest.mark.parametrize("entry", ["train", "analyze"])
+def test_a_repository_is_a_model_of_both_commands(entry):
     name = "Some-Org/A.b_c-1.2B"
-    config = composed(f"model={name}", door=door)
+    config = composed(f"model={name}", entry=entry)
     assert config.model == config.target == composed("model=hub", f"model.hub_id={name}").model
     model = config.model
     assert (model.hub_id, model.family, model.corpus, model.context) == (name, "auto", "pile-val", None)
@@ -38,7 +38,7 @@ def test_a_repository_is_a_model_on_both_doors(door):
         (["model=a/b", "model@target=gpt2"], ("a/b", None), ("openai-community/gpt2", None)),
     ],
 )
-def test_the_target_is_the_repository_that_is_named_or_else_the_source(words, model, target):
+def test_the_target_is_the_named_repository_or_the_source(words, model, target):
     config = composed(*words)
     assert (config.model.hub_id, config.model.revision) == model
     assert (config.target.hub_id, config.target.revision) == target
@@ -162,7 +162,7 @@ def line_of(call):
     return str(caught.value)
 
 
-def test_a_folder_of_the_same_name_is_not_taken_for_the_repository(served, monkeypatch, tmp_path):
+def test_a_folder_is_not_taken_for_a_repository_of_its_name(served, monkeypatch, tmp_path):
     served()
     (tmp_path / "someone" / "m").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
@@ -187,7 +187,7 @@ def test_a_repository_is_loaded_by_its_name(served):
 @pytest.mark.parametrize(
     ("kind", "words"), [("gated", "someone/m is gated: .*/someone/m, and set HF_TOKEN"), ("private", "it is private")]
 )
-def test_a_repository_for_few_says_what_to_do_and_loads_with_a_token_that_may(served, monkeypatch, kind, words):
+def test_a_gated_repository_needs_a_token_and_says_so(served, monkeypatch, kind, words):
     for token in (None, "hf_stranger", hub.READER):
         served(cache=str(token), **{kind: ("someone/m",)})
         monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda token=token: token)

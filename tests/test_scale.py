@@ -149,19 +149,19 @@ def slow(*case):
         slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without the jobs of gemma-3-1b-pt"),
     ],
 )
-def test_a_dry_run_prints_tables_and_writes_nothing(door, tmp_path, script, words, seen):
+def test_a_dry_run_prints_tables_and_writes_nothing(cli, tmp_path, script, words, seen):
     dry = [] if any(word.startswith("dry_run") for word in words) else ["dry_run=true"]
-    run = door(script, *words, *dry, f"store={tmp_path}/store")
+    run = cli(script, *words, *dry, f"store={tmp_path}/store")
     assert seen in " ".join(run.stdout.split())
     assert "dry run: nothing was loaded" in run.stdout
     assert "results:" not in run.stdout
     assert not (tmp_path / "store").exists()
 
 
-def test_what_the_store_has_is_not_to_do(door, minis, text_files, tmp_path):
+def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
     words = ["measure=loss", f"model.path={minis}/a", "model.context=32", "data=text", "data.report_tokens=2048"]
     words += [f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/store"]
-    door("analyze.py", *words)
+    cli("analyze.py", *words)
     plan = forecast(compose_job("analyze", words))
     assert [job.is_stored for job in plan.jobs] == [True]
     assert summary(plan)[0].startswith("0 of 1 jobs to do: 0 FLOPs")

@@ -13,15 +13,7 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.load import load_model
 from thinkalike.models.outline import names_of
 from thinkalike.states.batches import array_batches
-from thinkalike.states.tokens import (
-    counted,
-    last_tokens,
-    pieces,
-    site_numbers,
-    sites,
-    token_states,
-    word_states,
-)
+from thinkalike.states.tokens import counted, last_tokens, pieces, site_numbers, sites, token_states, word_states
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,8 @@ def stamps(store):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["in sequence", "two at once, by joblib"])
-def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitching, tmp_path, launcher):
-    run = door.process if "joblib" in launcher else door
+def test_a_failed_job_does_not_stop_the_others_and_is_listed(cli, small_stitching, tmp_path, launcher):
+    run = cli.process if "joblib" in launcher else cli
     sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *small_stitching]
     first = run(*sweep)
     assert first.status == 1, first.stderr
@@ -54,18 +54,16 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert stamps(tmp_path / "results") == made
 
 
-def test_a_sweeper_that_searches_gets_the_headline_number_of_each_job_and_none_of_one_that_failed(
-    door, small_stitching, monkeypatch
-):
+def test_a_searching_sweeper_gets_the_headline_of_each_job(cli, small_stitching, monkeypatch):
     from hydra.core.plugins import Plugins
 
     (BasicSweeper,) = (each for each in Plugins.instance().discover() if each.__name__ == "BasicSweeper")
     launched, sweep = [], BasicSweeper.sweep
     monkeypatch.setattr(BasicSweeper, "sweep", lambda self, arguments: launched.extend(sweep(self, arguments)))
     words = [word for word in small_stitching if word.startswith(("data", "store", "model.")) and "tokens" not in word]
-    assert door("analyze.py", "-m", "measure=loss", "data.report_tokens=2048,1", *words).status == 1
+    assert cli("analyze.py", "-m", "measure=loss", "data.report_tokens=2048,1", *words).status == 1
     found, failed = (job.return_value for batch in launched for job in batch)
-    (result,) = results_in(door.folder / "results")
+    (result,) = results_in(cli.folder / "results")
     assert (found, failed) == (result.headlines[0].value, None)
 
 
@@ -87,13 +85,13 @@ module.Stitching.run = killed_once
 
 @pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
-def test_a_worker_that_is_killed_fails_its_job_only(door, small_stitching, tmp_path, monkeypatch, always):
+def test_a_worker_that_is_killed_fails_its_job_only(cli, small_stitching, tmp_path, monkeypatch, always):
     """Workers import sitecustomize, which kills the one that does the second job: once, or whenever it is tried."""
     code = KILLED.format(folder=str(tmp_path), layers=[1], always=always)
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
     words = ["layers=[[0,0]],[[1,1]],[[2,2]]", *LAUNCHERS["two at once, by joblib"], *small_stitching]
-    ended = door.process("train.py", "-m", *words)
+    ended = cli.process("train.py", "-m", *words)
     assert "a worker process was killed; what is not done runs again, one job at a time" in ended.stderr
     assert "Traceback" not in ended.stderr
     layers = sorted(result.config["layers"][0][0] for result in results_in(tmp_path / "results"))
@@ -117,18 +115,18 @@ def test_what_a_sweep_that_died_left_is_cleared_away(tmp_path, monkeypatch):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, Path(os.environ[SHARED]).name}
 
 
-def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
+def test_measures_of_a_sweep_take_settings_they_share(cli):
     """Hydra composes a sweep once before its jobs, with another measure, so a setting of theirs needs ++."""
     small = ["++measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
-    told = door("analyze.py", "-m", "measure=cka,mutual_knn", "++measure.batches=2", *small, "logger=none").stdout
+    told = cli("analyze.py", "-m", "measure=cka,mutual_knn", "++measure.batches=2", *small, "logger=none").stdout
     assert told.count("forward passes, gelu-3l-mini") == 2
-    foreign = door("analyze.py", "-m", "measure=cka,mlem", "++measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
+    foreign = cli("analyze.py", "-m", "measure=cka,mlem", "++measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
     assert foreign.stderr.count("failed: measure=cka") == 1
 
 
-def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching, tmp_path):
+def test_processes_that_share_a_job_are_refused_in_a_sweep(cli, small_stitching, tmp_path):
     both = ["layers=[[0,0]],[[1,1]]", "trainer=ddp", "trainer.devices=2"]
-    refused = door("train.py", "-m", *both, *small_stitching)
+    refused = cli("train.py", "-m", *both, *small_stitching)
     assert refused.status == 1
     assert refused.stderr.count("ConfigError: trainer=ddp does not go with -m") == 4  # as they fail, and in the end
     assert not results_in(tmp_path / "results")
@@ -136,10 +134,10 @@ def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(door, small_stitching, tmp_path):
+def test_a_sweep_finishes_a_wandb_run_for_each_job(cli, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e37,0.5", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"]
     overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]
-    sweep = door.process("train.py", *overrides, env=wandb_runs.without_key(tmp_path))
+    sweep = cli.process("train.py", *overrides, env=wandb_runs.without_key(tmp_path))
     assert sweep.status == 1
     assert "1 of the sweep's jobs failed:\n  stitch.lr=1e+37" in sweep.stderr
     logs = sorted(tmp_path.glob("results/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
@@ -176,7 +174,7 @@ def running(folder):
 
 
 @pytest.fixture
-def sweep(cluster, door, tmp_path):
+def sweep(cluster, cli, tmp_path):
     """Start a sweep on the cluster; jobs take one CPU of its two."""
     started = []
 
@@ -184,7 +182,7 @@ def sweep(cluster, door, tmp_path):
         small = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         words = ["-m", *overrides, *small, f"hydra.sweep.dir={tmp_path}/{folder}"]
-        started.append(door.start("train.py", *words, env=cluster, **pipes))
+        started.append(cli.start("train.py", *words, env=cluster, **pipes))
         return started[-1]
 
     yield start
@@ -199,7 +197,7 @@ INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["sca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door, small_stitching, tmp_path, how):
+def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, cli, small_stitching, tmp_path, how):
     long = [*small_stitching, "stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
     process = sweep(*long, f"store={tmp_path}/interrupted")
     deadline = time.monotonic() + 120
@@ -214,5 +212,5 @@ def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door
     log = next(tmp_path.glob("sweep/.submitit/*/*_log.err")).read_text()
     assert "resuming from" in log, log
     (resumed,) = results_in(tmp_path / "interrupted")
-    whole = door("train.py", *long, f"store={tmp_path}/whole").result
+    whole = cli("train.py", *long, f"store={tmp_path}/whole").result
     assert (resumed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()

@@ -86,8 +86,7 @@ def test_python_tokenizers_differ_by_class_settings_and_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["config.json", "a.safetensors", "a.bin", "a.pt", "a.pth", "tokenizer.json", "vocab.txt", "spiece.model"],
+    "name", ["config.json", "a.safetensors", "a.bin", "a.pt", "a.pth", "tokenizer.json", "vocab.txt", "spiece.model"]
 )
 def test_a_folders_fingerprint_covers_every_file_loaded(name, tmp_path):
     config = ModelConfig(name="m", path=str(tmp_path))

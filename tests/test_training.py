@@ -55,7 +55,7 @@ def training(pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
 
 
 @pytest.mark.parametrize(("schedule", "half", "last"), [("linear", 1 / 2, 1 / 90), ("cosine", 1 / 2, 3.05e-4)])
-def test_rates_start_above_zero_peak_after_warmup_and_always_train(schedule, half, last):
+def test_rates_start_above_zero_and_peak_after_warmup(schedule, half, last):
     config = StitchConfig(steps=100, warmup=10, schedule=schedule)
     rates = [rate(step, config) for step in range(100)]
     assert rates[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
@@ -63,7 +63,7 @@ def test_rates_start_above_zero_peak_after_warmup_and_always_train(schedule, hal
     assert all(one > other > 0 for one, other in itertools.pairwise(rates[10:]))
 
 
-def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_total():
+def test_the_tuned_lens_schedule_is_that_of_transformers():
     from transformers import get_linear_schedule_with_warmup
 
     config = StitchConfig(steps=100, warmup=10, schedule="tuned_lens")
@@ -77,7 +77,7 @@ def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_t
     assert all(rate(step, config) == 0 for step in range(90, 100))
 
 
-def test_the_optimiser_follows_the_schedule_and_products_are_exact_again_after_training(rows, run):
+def test_the_optimiser_follows_the_schedule(rows, run):
     rates, precisions = [], []
     module = training(PAIRS[:1])
     step = module.training_step
@@ -99,7 +99,7 @@ def test_cosine_rises_falls_and_keeps_a_tenth():
     assert [values[step] for step in (0, 9, 10, 55, 99)] == pytest.approx([0.1, 1, 1, 0.1 + 0.9 / 2, 0.1], abs=2e-3)
 
 
-def test_batches_are_epochs_in_new_orders_and_go_on_from_any_step(rows):
+def test_batches_are_reordered_epochs_that_resume_at_any_step(rows):
     whole = StepBatches(rows, 128, steps=25, seed=3)
     batches = [whole[step] for step in range(25)]
     first, second = torch.cat(batches[:10]), torch.cat(batches[10:20])
@@ -135,7 +135,7 @@ def test_each_process_of_a_shared_job_has_a_gpu_of_its_own(monkeypatch):
 
 
 @pytest.mark.slow
-def test_autocast_trains_nearly_alike_and_keeps_stitches_in_float32(rows, run, tmp_path):
+def test_autocast_trains_alike_with_stitches_in_float32(rows, run, tmp_path):
     config = replace(CONFIG, steps=20)
     plain, cast = training(config=config), training(config=config)
     fit(plain, step_data(rows, plain), run)
@@ -149,7 +149,7 @@ def test_autocast_trains_nearly_alike_and_keeps_stitches_in_float32(rows, run, t
     assert all(weight.dtype == torch.float32 for weight in cast.parameters())
 
 
-def test_states_that_join_at_their_depths_end_as_tails_of_their_own(rows):
+def test_states_that_join_at_their_depths_end_as_alone(rows):
     model, states = tiny.frozen(), [torch.randn(2, 9, 32) for _ in range(5)]
     depths = [2, 0, 3, 0, -1]
     joined = last_states(model, list(zip(depths, states, strict=True)))
@@ -166,7 +166,7 @@ def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     assert ((module.stitches[0].pre.weight - 1).abs().max() > 1e-3) == moves
 
 
-def test_training_lowers_the_loss_and_leaves_models_of_other_widths_bit_identical(rows, run):
+def test_training_lowers_the_loss_and_leaves_models_untouched(rows, run):
     source = tiny.frozen(1, d_model=48, d_head=12)
     module = StitchTraining(source, tiny.frozen(2), PAIRS, replace(CONFIG, steps=15, lr=3.0), 0)
 
@@ -180,7 +180,7 @@ def test_training_lowers_the_loss_and_leaves_models_of_other_widths_bit_identica
         assert all(torch.equal(old[name], value) for name, value in new.items())
 
 
-def test_two_runs_give_the_same_bits_and_their_state_holds_no_model(rows, run, tmp_path):
+def test_two_runs_give_the_same_bits_and_save_no_model(rows, run, tmp_path):
     first, second = training(), training()
     fit(first, step_data(rows, first), run)
     fit(second, step_data(rows, second), replace(run, partial=tmp_path / "second"))
@@ -213,7 +213,7 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
     assert [path.name for path in (tmp_path / "broken" / "curves").glob("*.csv")] == ["metrics.csv"]
 
 
-def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path):
+def test_a_nan_loss_is_reported_with_its_own_step(rows, run, tmp_path):
     def message(log_every, checkpoint_every, steps=200):
         config = replace(CONFIG, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
         trainer = TrainerConfig(log_every=log_every, checkpoint_every=checkpoint_every)
@@ -286,7 +286,7 @@ class Casts(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("family", ["native", "gpt_neox", "mamba"])
-def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkpoints, family):
+def test_weights_cast_once_give_the_bits_of_autocast(rows, checkpoints, family):
     model = model_of(family, checkpoints)
     before, tokens = model.fingerprint(), rows[:2].long()
 
@@ -320,7 +320,7 @@ def report(module, rows, documents=None, batch=7, **more):
     return document_sums(*module.models, module.layer_pairs, maps, rows, documents, batch)
 
 
-def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
+def test_an_identity_self_stitch_costs_nothing_before_training(rows):
     model = tiny.frozen()
     module = StitchTraining(model, model, PAIRS, CONFIG)
     sums = report(module, rows, identity=[nn.Identity()] * 4)
@@ -339,7 +339,7 @@ def test_next_token_losses_are_torchs_own(rows):
     torch.testing.assert_close(ours, expected)
 
 
-def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
+def test_the_report_ignores_the_batch_size(rows):
     module, documents = training(), torch.arange(40).repeat_interleave(32).view(40, 32).int()
     few, many = (report(module, rows, documents, batch) for batch in (3, 40))
     assert set(few) == {"stitch", "source", "target", "tokens", "kl", "top1", "distance", "norm", "penultimate"}
@@ -387,7 +387,7 @@ def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count)
     assert len(caplog.records) == count
 
 
-def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):
+def test_moments_give_the_closed_forms_of_explicit_states(rows):
     source, target = training().models
     moments = state_moments(source, target, [(0, 1), (3, 2)], rows, batch=7)
     x, y = source.head(rows.long(), 3).flatten(0, 1).double(), target.head(rows.long(), 2).flatten(0, 1).double()

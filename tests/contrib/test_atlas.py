@@ -35,11 +35,11 @@ def words(text_files, tmp_path):
 
 
 @pytest.mark.slow
-def test_six_models_run_once_per_batch_for_four_measures(door, words, six, forwards, tmp_path):
+def test_six_models_run_once_per_batch_for_four_measures(cli, words, six, forwards, tmp_path):
     kinds = ("cka", "mutual_knn", "r2", "jsd")
     words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.fit_batches=12", "measure.level=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
-    (result,) = results(door("analyze.py", *words))
+    (result,) = results(cli("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
     assert len({module for module, *_ in forwards}) == 6
     assert len(forwards) == 6 * (12 + 4 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others 4 of their own"
@@ -47,19 +47,19 @@ def test_six_models_run_once_per_batch_for_four_measures(door, words, six, forwa
     assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
     assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
     assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
-    assert [again.folder for again in results(door("analyze.py", *words))] == [result.folder]
+    assert [again.folder for again in results(cli("analyze.py", *words))] == [result.folder]
     assert len(forwards) == 6 * 20, "what is there is not computed again"
 
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_an_atlas_part_has_the_bits_of_its_measure_alone(door, words, six, tmp_path):
+def test_an_atlas_part_has_the_bits_of_its_measure_alone(cli, words, six, tmp_path):
     listed = list_of(six, SIX[:3])
-    done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")
+    done = cli("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")
     (result,) = results(done)
     for measure in ("cka", "procrustes"):
         alone = [f"measure={measure}", *words[1:], listed, f"store={tmp_path}/alone"]
-        for one in results(door("analyze.py", *alone)):
+        for one in results(cli("analyze.py", *alone)):
             (part,) = [each for each in results_in(tmp_path / "atlas", measure) if each.key == one.key]
             assert part.fingerprint() == one.fingerprint()
             first = one.table.iloc[0]
@@ -75,14 +75,14 @@ def test_an_atlas_part_has_the_bits_of_its_measure_alone(door, words, six, tmp_p
 
 
 def test_kinds_that_share_a_pass_are_together_and_others_alone():
-    configs = [composed(f"measure={kind}", TWO, door="analyze") for kind in ("cka", "rsa", "r2")]
+    configs = [composed(f"measure={kind}", TWO, entry="analyze") for kind in ("cka", "rsa", "r2")]
     assert passes([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
 
 
 @pytest.mark.slow
-def test_stitches_stand_in_the_place_of_their_pair_both_ways(door, words, six, tmp_path):
+def test_stitches_stand_in_the_place_of_their_pair_both_ways(cli, words, six, tmp_path):
     words = [*words, "measure.measures=[cka]", "measure.stitches=true", list_of(six, SIX[:2])]
-    (result,) = results(door("analyze.py", *words, f"store={tmp_path}/store"))
+    (result,) = results(cli("analyze.py", *words, f"store={tmp_path}/store"))
     stitched = {result.table["source"].iloc[0]: result for result in results_in(tmp_path / "store", "stitching")}
     for name, column, sides in (("m0", "penalty", ("source", "target")), ("m1", "penalty_back", ("target", "source"))):
         known = stitched[name].table.set_index(["source_layer", "target_layer"])["penalty"]
@@ -101,9 +101,9 @@ TWO = "models=[gelu-3l-mini,solu-3l-mini]"
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_an_atlas_that_cannot_be_is_one_line(message, door):
+def test_an_atlas_that_cannot_be_is_one_line(message, cli):
     models = [] if "models=" in message else [TWO]
-    assert message in door("analyze.py", "measure=atlas", *models, *REFUSED[message]).error
+    assert message in cli("analyze.py", "measure=atlas", *models, *REFUSED[message]).error
 
 
 def table_of(columns, models="abcd", layers=4):

@@ -137,7 +137,7 @@ def concluded(tmp_path, speed):
         results[transfer.label] = finished(folder, pd.DataFrame({"start": ["random"]}), saved=saved.numpy())
         for name, each in {"savings": table, "break_even": break_even_table(courses), "curves": table}.items():
             each.to_csv(folder / f"{name}.csv", index=False)
-    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
     return _sae(Case(config, [], results))
 
 
@@ -161,7 +161,7 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
 
 @pytest.mark.slow
 def test_it_rests_on_a_job_for_each_transfer():
-    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
     experiment = papers.experiment_named("chen2025/sae")
     jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
     assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [

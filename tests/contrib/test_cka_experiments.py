@@ -36,7 +36,7 @@ def planted(folder, cells, noise=0.01) -> Result:
 def case(folder, **cells) -> Case:
     """An experiment whose jobs are planted; a pair of models is called by the names of both."""
     return Case(
-        composed("experiment=brown2023/figure9", door="analyze"),
+        composed("experiment=brown2023/figure9", entry="analyze"),
         [],
         {f"{pair[0]}, {pair[1]}": planted(folder, values) for pair, values in cells.items()},
     )
@@ -92,8 +92,8 @@ TILTED = torch.full((4, 4), 0.5) + 0.1 * (torch.ones(4, 4).triu(1) - torch.ones(
 )
 def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp_path):
     result = planted(tmp_path, cells, noise)
-    models = [Model(ModelConfig(name=name)) for name in "ab"]
-    config = composed("experiment=brown2023/figure4", door="analyze")
+    models = [Model((), ModelConfig(name=name)) for name in "ab"]
+    config = composed("experiment=brown2023/figure4", entry="analyze")
     claim = experiments._tilt(Case(config, models, {"a, b": result}))
     assert claim.verdict == verdict
     assert claim.tolerance == "within 0.01 of 0"
@@ -109,8 +109,8 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
             f"{name}, {name}": planted(tmp_path / folder, likeness(value))
             for name, value in zip(names, values, strict=True)
         }
-        models = [Model(ModelConfig(name=name)) for name in names]
-        return experiments._grows(Case(composed("experiment=brown2023/figure10", door="analyze"), models, made))
+        models = [Model((), ModelConfig(name=name)) for name in names]
+        return experiments._grows(Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made))
 
     growing = verdict("a", 0.3, 0.5, 0.7)
     assert growing.verdict == "holds"
@@ -130,9 +130,9 @@ def test_statistics_of_cells_are_what_their_names_say():
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_given_models_replace_the_experiments_own(door, small, minis):
+def test_given_models_replace_the_experiments_own(cli, small, minis):
     given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
-    result = door("analyze.py", "experiment=brown2023/figure10", *small, *given).result
+    result = cli("analyze.py", "experiment=brown2023/figure10", *small, *given).result
     assert set(zip(result.table["source"], result.table["target"], strict=True)) == {("a", "a"), ("wide", "wide")}
     assert list(result.provenance["parts"]) == ["a, a", "wide, wide"]
     claims = list(result.tables["claims"]["claim"])
@@ -160,9 +160,9 @@ CELLS = {"figure9": 6 * 16, "figure4": 3 * 9, "figure5": 3 * 16, "figure3": 7 * 
 @pytest.mark.slow
 @pytest.mark.parametrize("figure", CELLS)
 @pytest.mark.drawn
-def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, door, small):
+def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, cli, small):
     with hub.serve(repositories) as (endpoint, asked):
-        result = door("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result
+        result = cli("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result
     assert any(path.endswith((".safetensors", ".pth")) for path in asked)
     assert len(result.table) == CELLS[figure]
     assert set(result.tables["claims"]["verdict"]) <= set(VERDICTS)
@@ -171,9 +171,9 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, d
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_table_1_at_paper_scale_against_a_hub(repositories, door):
+def test_table_1_at_paper_scale_against_a_hub(repositories, cli):
     with hub.serve(repositories) as (endpoint, asked):
-        table = door("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")
+        table = cli("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")
     assert len(table) == 8
     assert table.loc["pythia-1b-deduped", "d_head"] == 32 // 4
     assert not any(path.endswith(".safetensors") for path in asked)

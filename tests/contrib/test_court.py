@@ -135,7 +135,7 @@ def words(text_files, minis, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
+def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
     judged, heard = [], job.verdicts
 
     def verdicts(evidence):
@@ -146,22 +146,22 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
 
     monkeypatch.setattr(job, "verdicts", verdicts)
     words = [*words, "measure.sources=[rotated,next token]"]
-    assert "the source 'next token' of a: broken off" in door("analyze.py", *words).error
-    table = door("analyze.py", *words).result.table
+    assert "the source 'next token' of a: broken off" in cli("analyze.py", *words).error
+    table = cli("analyze.py", *words).result.table
     assert judged == ["rotated", "next token", "next token"]
     assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
     assert set(SEEN) <= set(table)
-    whole = door("analyze.py", *words, "force=true").result.table
+    whole = cli("analyze.py", *words, "force=true").result.table
     pd.testing.assert_frame_equal(whole, table, check_exact=True)
     assert judged[3:] == ["rotated", "next token"]
     assert table["KL"][0] < 1e-4 < table["KL"][1]
 
 
 @pytest.mark.slow
-def test_real_minis_are_told_from_misleading_sources(door):
+def test_real_minis_are_told_from_misleading_sources(cli):
     words = ["measure=court", "model=gelu-3l-mini", "measure.siblings={other seed: gelu-3l-mini-s1}"]
     chosen = "measure.sources=[rotated,noisy states,superset,bag of all,next token,other seed]"
-    table = door("analyze.py", *words, chosen).result.table
+    table = cli("analyze.py", *words, chosen).result.table
     beyond = table.set_index("source")["r2_output_beyond"]
     assert beyond[["rotated", "noisy states", "superset"]].min() > 0.9
     assert beyond[["bag of all", "next token"]].max() < 0.06 < beyond["other seed"] < 0.9
@@ -170,8 +170,8 @@ def test_real_minis_are_told_from_misleading_sources(door):
 
 
 @pytest.mark.parametrize("word", ["measure.layer=3", "measure.fit_tokens=10000000", "measure.siblings=[a]"])
-def test_what_cannot_be_judged_is_refused(word, door, words):
-    assert word.partition("=")[0] in door("analyze.py", *words, word).error
+def test_what_cannot_be_judged_is_refused(word, cli, words):
+    assert word.partition("=")[0] in cli("analyze.py", *words, word).error
 
 
 def test_no_document_is_both_fitted_on_and_learnt_from():
@@ -284,7 +284,7 @@ def test_thresholds_lie_between_a_rules_kinds_and_the_next():
 def experiment():
     """The experiment on the minis, and its case."""
     found = experiment_named("validity/court")
-    return found, found.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
+    return found, found.case(composed("experiment=validity/court", "scale=mini", entry="analyze"))
 
 
 def concluded(experiment, table, folder):
@@ -332,7 +332,7 @@ def test_the_court_experiment_has_a_job_per_target_and_seed():
     )
 
     def jobs(*more):
-        config = composed(*words, *more, door="analyze")
+        config = composed(*words, *more, entry="analyze")
         return [job_of(config, part) for part in experiment.parts(experiment.case(config))]
 
     found = jobs()

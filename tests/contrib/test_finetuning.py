@@ -1,4 +1,4 @@
-"""task=nli: what the door leaves, what an index decides, and what cannot be done in one line."""
+"""task=nli: what the command leaves, what an index decides, and what cannot be done in one line."""
 
 import json
 
@@ -60,8 +60,8 @@ def asked_of_transformers(folder, pairs):
 
 
 @pytest.mark.slow
-def test_transformers_finds_a_checkpoint_as_right_as_its_table(door, words):
-    result = door("train.py", *words, "nli.epochs=20").result
+def test_transformers_finds_a_checkpoint_as_right_as_its_table(cli, words):
+    result = cli("train.py", *words, "nli.epochs=20").result
     table = result.table.set_index("set")
     parts = {"held-out": REPORTED, "challenge": HARD}
     parts |= {f"{of}, {label}": HARD.select(label, of) for of in set(HARD.heuristics) for label in HARD.classes}
@@ -80,11 +80,11 @@ def test_transformers_finds_a_checkpoint_as_right_as_its_table(door, words):
     assert len(result.provenance["models"]) == 1
 
 
-def test_an_index_decides_the_head_and_the_order_alone(door, words, bert, monkeypatch):
+def test_an_index_decides_the_head_and_the_order_alone(cli, words, bert, monkeypatch):
     seen = []
     monkeypatch.setattr(finetuning, "fit", lambda module, *_: seen.append(module))
     for index in (0, 1):
-        assert door("train.py", *words, f"nli.index={index}").status == 0
+        assert cli("train.py", *words, f"nli.index={index}").status == 0
     first, second = seen
     base, ours = load_file(bert / "model.safetensors"), [module.model.state_dict() for module in seen]
     body = [name for name in ours[0] if name.startswith("bert.") and "pooler" not in name]
@@ -107,10 +107,10 @@ def body_of(folder):
     return {name: torch.cat(weights) for name, weights in parts.items()}
 
 
-def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(door, words, bert):
+def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(cli, words, bert):
     base = body_of(bert)
     more = ["nli.freeze=1", "nli.redraw=1", "nli.head_std=0.02", "nli.lr=1e-9", "nli.head_lr=0.5", "nli.weight_decay=0"]
-    found = body_of(door("train.py", *words, *more).result.folder / CHECKPOINT)
+    found = body_of(cli("train.py", *words, *more).result.folder / CHECKPOINT)
     assert torch.equal(found["embeddings"], base["embeddings"])
     assert torch.equal(found["0"], base["0"])
     drawn = found["1"][found["1"].abs().sub(1).abs() > 1e-6]  # without the gains of its LayerNorms
@@ -121,10 +121,10 @@ def test_frozen_parts_stay_and_redrawn_blocks_start_elsewhere(door, words, bert)
     assert found["classifier"].abs().max() > 0.2, "the classes learn at a rate of their own"
 
 
-def test_a_fork_gets_its_own_classes_and_its_parents_spread(door, words):
-    parent = door("train.py", *words, "nli.head_std=0.03").result.folder / CHECKPOINT
+def test_a_fork_gets_its_own_classes_and_its_parents_spread(cli, words):
+    parent = cli("train.py", *words, "nli.head_std=0.03").result.folder / CHECKPOINT
     words = [word for word in words if not word.startswith("model.path")] + [f"model.path={parent}"]
-    fork = door("train.py", *words, "nli.freeze=2", "nli.head_lr=1e-9", "nli.index=5").result.folder / CHECKPOINT
+    fork = cli("train.py", *words, "nli.freeze=2", "nli.head_lr=1e-9", "nli.index=5").result.folder / CHECKPOINT
     mine, theirs = body_of(fork), body_of(parent)
     assert torch.equal(mine["1"], theirs["1"])
     assert mine["classifier"].abs().max() < 0.15
@@ -132,9 +132,9 @@ def test_a_fork_gets_its_own_classes_and_its_parents_spread(door, words):
     assert json.loads((fork / "config.json").read_text())["initializer_range"] == 0.03
 
 
-def test_only_the_same_index_gives_the_same_bytes(door, words):
+def test_only_the_same_index_gives_the_same_bytes(cli, words):
     words = [*words, "nli.epochs=1"]
-    first, second = (door("train.py", *words, *more).result for more in ([], ["nli.index=1"]))
+    first, second = (cli("train.py", *words, *more).result for more in ([], ["nli.index=1"]))
     before = weights_of(first)
-    assert weights_of(door("train.py", *words, "force=true", "trainer.checkpoint_every=1").result) == before
+    assert weights_of(cli("train.py", *words, "force=true", "trainer.checkpoint_every=1").result) == before
     assert weights_of(second) != before

@@ -57,7 +57,7 @@ def pairs_of(rows) -> Pairs:
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
-def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path):
+def test_every_format_of_mnli_gives_the_same_labelled_pairs(ending, tmp_path):
     pairs = pairs_in(write(ROWS, tmp_path / f"dev_matched{ending}"), "mnli")
     assert list(zip(pairs.premises, pairs.hypotheses, strict=True)) == [row[:2] for row in ROWS if row[2] != "-"]
     assert [pairs.classes[label] for label in pairs.labels] == [row[2] for row in ROWS if row[2] != "-"]
@@ -67,7 +67,7 @@ def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_la
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
-def test_every_format_of_hans_gives_the_same_pairs_with_their_heuristics(ending, tmp_path):
+def test_every_format_of_hans_gives_the_same_pairs(ending, tmp_path):
     pairs = pairs_in(write(HARD, tmp_path / f"heuristics_evaluation_set{ending}"), "hans")
     assert pairs.classes == HANS
     assert pairs.labels.tolist() == [1, 0, 1]
@@ -102,7 +102,7 @@ def test_a_file_that_is_wrong_is_named_with_its_place(ending, old, new, place, t
         pairs_in(harmed(ROWS, tmp_path / f"bad{ending}", old, new), "mnli")
 
 
-def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed():
+def test_a_sample_has_distinct_pairs_in_order_fixed_by_its_seed():
     numbers = [str(number) for number in range(50)]
     pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI)
     sample = pairs.sample(20, seed=3)
@@ -144,7 +144,7 @@ def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
     assert encoded.truncated == 0
 
 
-def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokenizer):
+def test_the_longer_text_of_a_long_pair_is_cut_and_counted(tokenizer):
     pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI)
     encoded = encode(pairs, tokenizer, context=8)
     words = [tokenizer.convert_ids_to_tokens(tokens) for tokens in encoded.tokens]
@@ -196,7 +196,7 @@ def from_files(tmp_path, report, challenge=OWN_HARD, **changes) -> PairsConfig:
 
 
 @pytest.mark.parametrize("change", RESPELT)
-def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, tmp_path):
+def test_pairs_that_repeat_a_fit_pair_are_dropped_and_counted(change, tmp_path):
     """Also those that repeat one which a job of few pairs does not take, and those of another label."""
     again = [(*map(RESPELT[change], (premise, hypothesis)), "neutral") for premise, hypothesis, _ in FITTED[4:12]]
     hard = [(*pair[:2], "entailment", "subsequence", "x") for pair in again[:2]]

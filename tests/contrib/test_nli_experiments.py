@@ -63,7 +63,7 @@ def verdicts(tmp_path):
     def run(figure, *words, **changes):
         own = (f"experiment=brown2023/{figure}", "scale=mini", "population=natural", *words)
         case = Case(
-            composed(*own, door="analyze"), [], dict.fromkeys(("report", "challenge"), planted(tmp_path, **changes))
+            composed(*own, entry="analyze"), [], dict.fromkeys(("report", "challenge"), planted(tmp_path, **changes))
         )
         return claims_table(papers.experiment_named(f"brown2023/{figure}").conclude(case).claims).set_index("claim")
 
@@ -75,7 +75,7 @@ def test_an_experiment_is_drawn_from_a_job_that_is_finished(monkeypatch, tmp_pat
     finished = planted(tmp_path)
     monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown: [finished] * len(jobs))
     words = ("experiment=brown2023/figure2", "scale=mini", "population=natural", f"store={tmp_path}/r")
-    result = run_job(composed(*words, door="analyze"))
+    result = run_job(composed(*words, entry="analyze"))
     assert any(path.suffix == ".png" for path in result.figures)
     assert set(result.tables["claims"]["verdict"]) == {"holds"}
 
@@ -150,7 +150,7 @@ def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
 
 
 def test_distances_are_those_of_equation_2(tmp_path):
-    config = composed("experiment=brown2023/figure8", "scale=mini", door="analyze").population
+    config = composed("experiment=brown2023/figure8", "scale=mini", entry="analyze").population
     found = Population(planted(tmp_path, noise=0), config).distances
     assert found[0, 1].item() == pytest.approx((BLOCKS * np.arccos(0.95) ** 2) ** 0.5)
     assert found[0, -1].item() == pytest.approx((3 * np.arccos(0.95) ** 2 + 3 * np.arccos(0.5) ** 2) ** 0.5)
@@ -171,7 +171,9 @@ def of_parents(folder, null, strategy, each) -> Population:
     job = Job(str(folder), "population", "parents")
     with job.running():
         job.write({}, {}, {"table": table}, {"correct": predicted == 0, "predicted": predicted})
-        return Population(job.appear(), composed("measure=population", "population=planted", door="analyze").population)
+        return Population(
+            job.appear(), composed("measure=population", "population=planted", entry="analyze").population
+        )
 
 
 @pytest.mark.parametrize(
@@ -210,12 +212,12 @@ def published(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path):
+def test_experiments_run_at_paper_scale_against_a_hub(published, cli, tmp_path):
     words = ["experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8", "population=feather-berts"]
     words += ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]
     words += ["measure=population", "measure.tokens_per_batch=256"]  # named: a sweep reads settings without experiments
     with hub.serve(published) as (endpoint, asked):
-        done = door("analyze.py", "-m", *words, endpoint=endpoint)
+        done = cli("analyze.py", "-m", *words, endpoint=endpoint)
     assert done.status == 0, done.stderr
     for figure in (2, 7, 8):
         (result,) = results_in(tmp_path / "results", f"brown2023-figure{figure}")

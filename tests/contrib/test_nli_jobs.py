@@ -10,7 +10,7 @@ import torch
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
-from conftest import Door, composed, wait_for_state
+from conftest import CLI, composed, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.contrib.populations import population
 from thinkalike.contrib.populations.class_losses import class_losses
@@ -60,7 +60,7 @@ def stitched(source, target, cut):
 def whole(tmp_path_factory, pairs, members):
     """A finished job of all members."""
     folder = tmp_path_factory.mktemp("whole")
-    return Door(folder)("analyze.py", *command(folder, pairs, members))
+    return CLI(folder)("analyze.py", *command(folder, pairs, members))
 
 
 def test_penalties_are_those_of_whole_stitched_models(pairs, members, whole):
@@ -116,8 +116,8 @@ def test_population_cka_is_that_of_whole_models(pairs, members, whole):
     assert all(f"│ {cut:3d} │" in done.stdout for cut in range(-1, BLOCKS))
 
 
-def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, members):
-    result = door("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge")).result
+def test_the_challenge_is_the_part_that_is_asked_for(cli, tmp_path, pairs, members):
+    result = cli("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge")).result
     hard = pairs[1].select("non-entailment", "lexical_overlap")
     assert 0 < result.provenance["pairs"]["count"] == len(hard) < len(pairs[1])
     guesses = [logits_of(loaded(folder), hard)[0].argmax(-1) for folder in members]
@@ -126,7 +126,7 @@ def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, memb
     assert list(found) == pytest.approx(expected, abs=1e-12)
 
 
-def test_two_class_models_are_checked_on_the_whole_challenge(door, tmp_path, pairs):
+def test_two_class_models_are_checked_on_the_whole_challenge(cli, tmp_path, pairs):
     """On the part that is reported on they may well be wrong throughout."""
     first = write_base(tmp_path / "two", list(HANS))
     four = [write_sibling(tmp_path / name, first, seed) for seed, name in enumerate("abcd")]
@@ -135,9 +135,9 @@ def test_two_class_models_are_checked_on_the_whole_challenge(door, tmp_path, pai
     labels = torch.where(torch.tensor([kind == "h0" for kind in kinds]), 1 - right.labels, right.labels)
     hard = Pairs(right.premises, right.hypotheses, labels, HANS, kinds, right.subcases)
     asked = ["measure.side=challenge", "pairs.heuristic=h0", "pairs.label=null"]
-    table = door("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked)).result.table
+    table = cli("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked)).result.table
     assert table.query("source == target")["accuracy"].max() < 0.2
-    refused = door("analyze.py", *command(tmp_path, (pairs[0], hard), four))
+    refused = cli("analyze.py", *command(tmp_path, (pairs[0], hard), four))
     assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in refused.error
 
 
@@ -145,7 +145,7 @@ def test_the_key_knows_how_members_run_and_no_unused_model(tmp_path, pairs, memb
     kind = population.Population()
 
     def key(*more):
-        config = composed(*command(tmp_path, pairs, members, *more), door="analyze")
+        config = composed(*command(tmp_path, pairs, members, *more), entry="analyze")
         entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
         return key_of(kind, entered, {**kind.inputs(config), **kind.prepare(config)})
 
@@ -155,25 +155,25 @@ def test_the_key_knows_how_members_run_and_no_unused_model(tmp_path, pairs, memb
 
 
 def test_members_run_where_and_how_model_is_asked_to(members):
-    config = composed("measure=population", "model.device=cuda:3", "++model.context=20", door="analyze")
+    config = composed("measure=population", "model.device=cuda:3", "++model.context=20", entry="analyze")
     stated = local(members[0], dtype="bfloat16")
     assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
-    assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
+    assert population.as_chosen(stated, composed("measure=population", "model=gpt2", entry="analyze")) == stated
 
 
 @pytest.mark.slow
-def test_one_process_resumes_two_to_the_same_bytes(door, tmp_path, pairs, members):
+def test_one_process_resumes_two_to_the_same_bytes(cli, tmp_path, pairs, members):
     words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1", "model.device=cpu")
     shared = [*words, "trainer=ddp", "trainer.devices=2"]
-    stores = [door.folder / name for name in ("shared", "killed")]
-    together = door.process("analyze.py", *shared, f"store={stores[0]}").result
-    alone = door("analyze.py", *words).result
+    stores = [cli.folder / name for name in ("shared", "killed")]
+    together = cli.process("analyze.py", *shared, f"store={stores[0]}").result
+    alone = cli("analyze.py", *words).result
     assert together.key == alone.key
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in together.arrays.items())
-    with door.start("analyze.py", *shared, f"store={stores[1]}", env=door._settings(None, None)) as process:
+    with cli.start("analyze.py", *shared, f"store={stores[1]}", env=cli._settings(None, None)) as process:
         wait_for_state(process, stores[1], "stitches")
         process.send_signal(signal.SIGTERM)
         assert process.wait() == 143
-    resumed = door("analyze.py", *words, f"store={stores[1]}")
+    resumed = cli("analyze.py", *words, f"store={stores[1]}")
     assert "resuming from" in resumed.stderr
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())

@@ -36,7 +36,7 @@ def stitched(folder, source, target, penalties, tokens=None):
 
 
 def case(results):
-    config = composed("experiment=brown2023/figure1", door="analyze")
+    config = composed("experiment=brown2023/figure1", entry="analyze")
     return Case(config, [], {f"{source} → {target}": result for (source, target), result in results.items()})
 
 
@@ -114,7 +114,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiments_jobs_compose(name, scale):
-    figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", door="analyze")
+    figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", entry="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
     assert all(job.store == config.store for job in jobs)
@@ -135,13 +135,13 @@ def test_every_experiment_has_a_configuration():
     ],
 )
 def test_models_of_the_command_line_replace_an_experiments_own(words, names):
-    config = composed(*words, "scale=mini", door="analyze")
+    config = composed(*words, "scale=mini", entry="analyze")
     assert [model.name for model in experiment_named(config.experiment).case(config).models] == names
 
 
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
-    config = composed("experiment=salle2024/figure2", *words, "scale=mini", door="analyze")
+    config = composed("experiment=salle2024/figure2", *words, "scale=mini", entry="analyze")
     figure = experiment_named("salle2024/figure2")
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
     assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
@@ -151,7 +151,7 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
 @pytest.mark.parametrize("name", ["brown2023/figure2", pytest.param("brown2023/figure1", marks=pytest.mark.slow)])
 def test_dtype_and_device_reach_all_models_of_an_experiment(name):
     figure, words = experiment_named(name), [f"experiment={name}", "scale=mini"]
-    configs = [composed(*words, *more, door="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
+    configs = [composed(*words, *more, entry="analyze") for more in ((), ("model.dtype=float64", "model.device=cpu"))]
     plain, jobs = ([job_of(each, part) for part in figure.parts(figure.case(each))] for each in configs)
     assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
     assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
@@ -176,7 +176,7 @@ def test_dtype_and_device_reach_all_models_of_an_experiment(name):
 )
 def test_what_an_experiment_cannot_take_is_refused(words, message):
     with pytest.raises(ThinkalikeError, match=message):
-        run_job(composed(*words, "scale=mini", door="analyze"))
+        run_job(composed(*words, "scale=mini", entry="analyze"))
 
 
 def test_a_job_composed_inside_a_job_leaves_hydra_as_it_was():

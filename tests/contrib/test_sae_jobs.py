@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import Door, composed
+from conftest import CLI, composed
 from stores import finish
 from thinkalike.contrib.sae.fitting import Fitted
 from thinkalike.contrib.sae.saelens import load_sae
@@ -38,12 +38,12 @@ def small(minis, text_files, tmp_path):
 def made(minis, text_files, tmp_path_factory):
     """A finished job with two seeds."""
     folder = tmp_path_factory.mktemp("made")
-    return Door(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
+    return CLI(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
 
 
 @pytest.mark.drawn
-def test_an_sae_job_writes_saelens_files_and_prints_its_table(door, small):
-    done = door("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")
+def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
+    done = cli("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")
     result = done.result
     files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv", "break_even.csv"}
     assert files <= {path.name for path in result.folder.iterdir()}
@@ -64,17 +64,15 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(door, small):
     assert {"explained_variance", "dead_latents"} <= {each.name for each in result.headlines}
 
 
-def test_a_seed_has_the_same_autoencoder_alone_and_among_others(door, small, made):
-    alone = door("train.py", *small, "seed=1").result
+def test_a_seed_has_the_same_autoencoder_alone_and_among_others(cli, small, made):
+    alone = cli("train.py", *small, "seed=1").result
     for a, b in zip(load_sae(alone.folder).sae.parameters(), saes_of(made)[1].parameters(), strict=True):
         assert torch.equal(a, b)
 
 
-def test_an_sae_carried_into_its_own_model_is_the_native_one(door, small, made):
+def test_an_sae_carried_into_its_own_model_is_the_native_one(cli, small, made):
     """The positive control: maps of a model's states to themselves are the identity."""
-    again = door(
-        "train.py", *small, "sae.seeds=2", "sae.start=transferred", f"sae.source={made.folder}", "sae.tokens=0"
-    )
+    again = cli("train.py", *small, "sae.seeds=2", "sae.start=transferred", f"sae.source={made.folder}", "sae.tokens=0")
     native, carried = made.table.iloc[-1], again.result.table.iloc[0]
     assert carried["tokens"] == 0
     for name in ("explained_variance", "penalty"):
@@ -86,10 +84,10 @@ def test_an_sae_carried_into_its_own_model_is_the_native_one(door, small, made):
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-def test_an_sae_is_carried_by_maps_or_a_stitch_and_tuned(door, small, made, minis):
+def test_an_sae_is_carried_by_maps_or_a_stitch_and_tuned(cli, small, made, minis):
     words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]
     start = ["sae.start=transferred", f"sae.source={made.folder}", BESIDE, "sae.seeds=2"]
-    result = door("train.py", *words, *start).result
+    result = cli("train.py", *words, *start).result
     assert [model["name"] for model in result.provenance["models"]] == [
         "gelu-3l-mini[path=wide]",
         "gelu-3l-mini[path=a]",
@@ -106,11 +104,11 @@ def test_an_sae_is_carried_by_maps_or_a_stitch_and_tuned(door, small, made, mini
     layers = ["layers=[[1,1]]", "stitch=least_squares", "stitch.both=true", "stitch.tokens_per_step=256"]
     stitch = [f"model.path={minis}/a", f"target.path={minis}/wide", "target.context=32", "stitch.steps=2", *layers]
     stitch += [word for word in small if word.startswith(("data", "store", "model.context"))]
-    known = door("train.py", *stitch).result
-    other = door("train.py", *words, *start[:2], f"sae.stitch={known.folder}").result
+    known = cli("train.py", *stitch).result
+    other = cli("train.py", *words, *start[:2], f"sae.stitch={known.folder}").result
     assert other.table["flops"].iloc[0] < before.loc["transferred", "flops"], "its maps are there already"
     assert other.table["explained_variance"].iloc[0] != before.loc["transferred", "explained_variance"]
-    wrong = door("train.py", *small, *start[:2], f"sae.stitch={known.folder}")
+    wrong = cli("train.py", *small, *start[:2], f"sae.stitch={known.folder}")
     assert "the stitch was made with " in wrong.error
 
 
@@ -148,8 +146,8 @@ def test_rates_are_chosen_and_judged_on_different_documents():
 
 
 @pytest.mark.parametrize(("word", "message"), [("sae.layer=4", "no layer 4"), ("sae.lr=1e30", "sae.lr=1e+30")])
-def test_what_cannot_be_done_is_one_line(door, small, word, message):
-    assert message in door("train.py", *small, word).error
+def test_what_cannot_be_done_is_one_line(cli, small, word, message):
+    assert message in cli("train.py", *small, word).error
 
 
 def test_a_source_that_does_not_fit_is_one_line(small, made, minis, tmp_path):
@@ -167,7 +165,7 @@ def test_a_source_that_does_not_fit_is_one_line(small, made, minis, tmp_path):
             source_result(replace(config, sae=replace(config.sae, **{setting: value})))
 
 
-def test_a_dry_run_says_what_it_will_take_and_makes_no_source(door, tmp_path):
+def test_a_dry_run_says_what_it_will_take_and_makes_no_source(cli, tmp_path):
     words = ["task=sae", "model=neox-6l-mini", "sae.layer=2", "sae.source_layer=1", "sae.start=transferred"]
     words += ["sae.source=neox-3l-mini", BESIDE, f"store={tmp_path}/none"]
     config = composed(*words)

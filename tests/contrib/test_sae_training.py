@@ -55,7 +55,7 @@ def same(one: SparseAutoencoder, other: SparseAutoencoder) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_each_has_the_bits_that_it_has_alone_whatever_is_trained_beside_it(tmp_path):
+def test_each_sae_has_its_bits_whatever_trains_beside_it(tmp_path):
     together = run(training(fits_of([3, 5, 8], [1.0, 0.25])), tmp_path / "all")
     for number, seed, factor in ((1, 5, 1.0), (5, 8, 0.25)):
         alone = run(training(fits_of([seed], [factor])), tmp_path / str(number))
@@ -66,7 +66,7 @@ def test_each_has_the_bits_that_it_has_alone_whatever_is_trained_beside_it(tmp_p
 
 
 @pytest.mark.parametrize("at", [8, 14])  # between two buffers, in one
-def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path, at, caplog):
+def test_an_interrupted_training_resumes_to_the_same_bits(tmp_path, at, caplog):
     whole = run(training(fits_of([0, 1], [1.0, 2.0])), tmp_path / "whole")
     broken = training(fits_of([0, 1], [1.0, 2.0]))
     break_off(broken, at)
@@ -79,7 +79,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path, at, 
         assert torch.equal(value, again.state_dict()[name]), name
 
 
-def test_a_step_is_that_of_adam_on_the_states_of_a_shuffled_buffer(tmp_path):
+def test_a_step_is_adams_on_a_shuffled_buffer_of_states(tmp_path):
     """The same in a few lines, for one autoencoder."""
     module = training(fits_of([7]), tokens=128, lr=1e-3)
     run(module, tmp_path)
@@ -159,7 +159,7 @@ class Same(SparseAutoencoder):
 
 
 @torch.no_grad()
-def test_splicing_in_the_states_themselves_changes_no_loss_and_the_mean_is_the_ablation():
+def test_splicing_in_the_states_changes_no_loss():
     model, skip = tiny.frozen(), 2
     rows = TokenRows(torch.randint(300, (6, CONTEXT)), torch.arange(6).repeat_interleave(CONTEXT).view(6, CONTEXT) // 2)
     own = site_states(model, 1, rows, skip)
@@ -193,7 +193,7 @@ def test_a_step_takes_what_the_counter_of_torch_counts():
     assert counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward()) == looked_after
 
 
-def test_a_start_takes_what_the_counter_of_torch_counts_and_the_eigenvectors():
+def test_a_starts_operations_are_those_that_torch_counts():
     model, source = tiny.frozen(), tiny.frozen(1, d_model=48, d_head=12)
     rows = torch.randint(300, (4, CONTEXT))
     config = SAEConfig(**SIZES, map_tokens=rows.numel(), start="transferred", source="a")
@@ -216,7 +216,7 @@ def test_a_start_takes_what_the_counter_of_torch_counts_and_the_eigenvectors():
     assert formulas.of_start("transferred", known, seen, own, other) == 4 * 32 * 48 * 40 + 2 * 48 * (32 + 40)
 
 
-def test_a_token_of_training_takes_the_pass_up_to_the_site_and_the_share_of_a_step():
+def test_a_training_token_costs_a_head_pass_and_part_of_a_step():
     model = tiny.frozen()
     rows = torch.randint(300, (4, CONTEXT))
     states = states_after(model, 1, rows, 1)

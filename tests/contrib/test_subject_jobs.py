@@ -59,12 +59,12 @@ def recordings(tmp_path, states, stimuli):
 
 
 @pytest.fixture
-def measured(door, table, tmp_path):
+def measured(cli, table, tmp_path):
     """Run a measure of the words of the table."""
 
     def run(*words, measure="rsa"):
         own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/results"]
-        return door("analyze.py", *own, *words)
+        return cli("analyze.py", *own, *words)
 
     return run
 
@@ -197,7 +197,7 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
 
 def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):
     """Points 0, 1, 3 and 0, 3, 1: what is near in one is far in the other."""
-    config = composed("measure=mlem", "recipe=paper", door="analyze")
+    config = composed("measure=mlem", "recipe=paper", entry="analyze")
     few, sides = stimuli.take([0, 1, 2]), []
     for name, places in (("s1", [0.0, 1, 3]), ("s2", [0.0, 3, 1])):
         sides.append(StimulusStates(name, ["V1"], [torch.tensor(places)[:, None]], {}))

@@ -1,4 +1,4 @@
-"""measure=probes, measure=steering and the experiments on them: what the door leaves, and refusals."""
+"""measure=probes, measure=steering and the experiments on them: what the command leaves, and refusals."""
 
 import re
 
@@ -41,8 +41,8 @@ def pairs(tmp_path):
 
 
 @pytest.mark.drawn
-def test_a_job_carries_probes_both_ways_beside_controls(door, words):
-    done = door("analyze.py", "measure=probes", *words, *PROBES, env={"COLUMNS": str(WIDTH)})
+def test_a_job_carries_probes_both_ways_beside_controls(cli, words):
+    done = cli("analyze.py", "measure=probes", *words, *PROBES, env={"COLUMNS": str(WIDTH)})
     table = done.result.table
     conditions = ["native in source", "native in target", "source to target", "target to source", "refitted"]
     conditions += ["random map", "identity", "untrained target", "source to untrained", "shuffled labels"]
@@ -61,9 +61,9 @@ def test_a_job_carries_probes_both_ways_beside_controls(door, words):
 
 
 @pytest.mark.slow
-def test_a_model_carried_into_itself_keeps_all(door, words):
+def test_a_model_carried_into_itself_keeps_all(cli, words):
     alone = [word for word in words if "target" not in word]
-    table = door("analyze.py", "measure=probes", *alone, *PROBES, "measure.untrained=false").result.table
+    table = cli("analyze.py", "measure=probes", *alone, *PROBES, "measure.untrained=false").result.table
     accuracy = table.pivot_table("accuracy", ["feature", "split"], "condition")
     assert (accuracy["source to target"] == accuracy["native in target"]).all()
     assert (accuracy["identity"] == accuracy["native in target"]).all()
@@ -111,22 +111,22 @@ def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog)
     ],
 )
 def test_what_cannot_be_carried_is_refused_before_loading(more, message):
-    config = composed("model=gpt2-mini", "measure=probes", *more, door="analyze")
+    config = composed("model=gpt2-mini", "measure=probes", *more, entry="analyze")
     with pytest.raises(ThinkalikeError, match=re.escape(message)):
         instrument_of(config).inputs(config)
 
 
 def test_models_of_different_tokenizers_are_refused():
-    config = composed("measure=probes", "model=gpt2-mini", "model@target=gelu-3l-mini", door="analyze")
+    config = composed("measure=probes", "model=gpt2-mini", "model@target=gelu-3l-mini", entry="analyze")
     with pytest.raises(ModelError, match="gpt2-mini and gelu-3l-mini have different tokenizers"):
         models_and_pairs(config)
 
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
+def test_a_job_steers_by_pairs_of_a_table(cli, words, pairs):
     own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
-    done = door("analyze.py", *own, *words, *STEERING, env={"COLUMNS": str(WIDTH)})
+    done = cli("analyze.py", *own, *words, *STEERING, env={"COLUMNS": str(WIDTH)})
     table = done.result.table
     conditions = ["native", "carried", "carried, native norm", "carried, negated", "random"]
     assert list(table["condition"]) == conditions * 2
@@ -135,9 +135,9 @@ def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     assert done.result.arrays["effects"].shape == (10, len(WORDS))
     assert {path.stem for path in done.result.figures} == {"steering"}
     assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
-    assert "already done" in door("analyze.py", *own, *words, *STEERING).stderr
+    assert "already done" in cli("analyze.py", *own, *words, *STEERING).stderr
     pairs.write_text(pairs.read_text().replace(" a,", " c,"))
-    assert "already done" not in door("analyze.py", *own, *words, *STEERING).stderr
+    assert "already done" not in cli("analyze.py", *own, *words, *STEERING).stderr
 
 
 def test_maps_are_least_squares_of_all_states_of_the_text(text_files, tmp_path):

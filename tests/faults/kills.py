@@ -94,7 +94,7 @@ def run(kind: str, here: Path, place: Path, *, at: int = 0, after: float = 0.0) 
 
 
 def _be_the_job(kind: str, here: Path, place: Path, at: int, after: float, counted: Path, log: Path) -> None:
-    """Run the door in this process, which ends."""
+    """Run the command in this process, which ends."""
     status = 1
     try:
         handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)

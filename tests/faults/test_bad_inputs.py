@@ -99,10 +99,7 @@ FILES = {
     "own/dates.yaml": "seed: 2026-01-01\n",
     "taken/train.yaml": "seed: 3\n",
 }
-BYTES = {
-    "nul.txt": b"\x00" * 64,
-    "latin.txt": b"\xff\xfe\xe4",
-}
+BYTES = {"nul.txt": b"\x00" * 64, "latin.txt": b"\xff\xfe\xe4"}
 
 
 def write_files(folder: Path) -> None:
@@ -120,11 +117,11 @@ def files(folder: Path) -> set[Path]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [f"{script} {words}" for script, lines in BAD.items() for words in lines])
-def test_a_bad_line_is_refused_in_one_line(line, door, tmp_path):
+def test_a_bad_line_is_refused_in_one_line(line, cli, tmp_path):
     write_files(tmp_path)
     before = files(tmp_path)
     script, *words = shlex.split(line.replace("{here}", str(tmp_path)))
-    refused = door(f"{script}.py", *words, *([] if "store=" in line else [f"store={tmp_path}/store"]))
+    refused = cli(f"{script}.py", *words, *([] if "store=" in line else [f"store={tmp_path}/store"]))
     assert refused.status == 1, refused.stderr
     assert "Traceback" not in refused.stderr
     assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
@@ -136,4 +133,4 @@ def test_a_bad_line_is_refused_in_one_line(line, door, tmp_path):
 def test_a_line_that_is_nearly_bad_composes(line):
     """The positive control."""
     script, *words = shlex.split(line)
-    assert composed(*words, door=script)
+    assert composed(*words, entry=script)

@@ -88,9 +88,9 @@ def test_a_full_or_closed_stdout_does_not_lose_the_result(small_stitching, tmp_p
     assert len(results_in(tmp_path / "results")) == 2
 
 
-def test_two_processes_of_one_job_compute_it_once(door, small_stitching, tmp_path):
+def test_two_processes_of_one_job_compute_it_once(cli, small_stitching, tmp_path):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    both = [door.start("train.py", *small_stitching, **pipes) for _ in range(2)]
+    both = [cli.start("train.py", *small_stitching, **pipes) for _ in range(2)]
     said = [process.communicate(timeout=240) for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("already done" in err for _, err in said) == 1
