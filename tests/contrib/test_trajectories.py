@@ -72,7 +72,7 @@ def test_steps_that_never_come_are_refused(word):
 
 def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     """A run that breaks off and goes on keeps those that it had."""
-    words = ["task=pretrain", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]
+    words = ["task=pretrain", "model=gelu-3l-mini", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]
     folder = cli("train.py", *words).result.folder / "gelu-3l-mini"
     assert list(steps_of(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
     models = {step: load_model(folder, revision=f"step{step}") for step in (0, 3, 8)}

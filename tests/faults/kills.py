@@ -30,7 +30,7 @@ PAIR = "model.path={here}/a target.path={here}/b model.context=32"
 TEXT = "data=text data.files=[{here}/texts/*.txt] data.report_tokens=2048 data.report_share=0.4"
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
-MINI = "model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
+MINI = "model=gelu-3l-mini model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
 COMMANDS = {
     "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
     "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 {SMALL} layers=all",

@@ -14,7 +14,7 @@ TEXT = [f"logger=none data=text data.files=[{{here}}/{name}]" for name in (
     "nowhere.txt", "surrogate.jsonl", "blank.txt", "latin.txt", "nul.txt", "*.nothing", "words.csv",
 )]  # fmt: skip
 TABLE = "measure=mlem stimuli=table stimuli.path={here}"
-PRETRAIN = "task=pretrain logger=none"
+PRETRAIN = "task=pretrain model=gelu-3l-mini logger=none"
 SAE = "task=sae logger=none"
 NLI = "task=nli model=bert-mini"
 
