@@ -87,8 +87,9 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
 def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
     tables = []
-    for more in (["stitch=affine", "stitch.init=least_squares", *still], ["stitch=least_squares"]):
-        tables.append(cli("train.py", *small_stitching, *more).result.table)
+    trained = [*small_stitching, "stitch=affine", "stitch.init=least_squares", *still]
+    for words in (trained, [*untrained(small_stitching), "stitch=least_squares"]):
+        tables.append(cli("train.py", *words).result.table)
     assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
 
 
@@ -214,7 +215,7 @@ def test_commands_work_from_another_folder(cli, script):
     shown = cli.process(script, "--help")
     assert shown.status == 0
     assert "model=NAME" in shown.stdout
-    config = cli.process(script, "--cfg", "job", "--resolve")
+    config = cli.process(script, "model=gelu-3l-mini", "--cfg", "job", "--resolve")
     assert config.status == 0
     assert "name: gelu-3l-mini" in config.stdout
 
