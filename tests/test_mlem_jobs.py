@@ -434,7 +434,7 @@ def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> 
             {"table": table, "scores": scores},
             {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()},
         )
-        return profiles.Profiles(Model((), ModelConfig(name=name)), job.appear())
+        return profiles.Profiles(Model(ModelConfig(name=name)), job.appear())
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6

@@ -81,7 +81,7 @@ def test_controls_of_all_features_are_judged_together(tmp_path):
 
 @cache
 def model(name):
-    return Model.of(f"model={name}")
+    return Model(composed(f"model={name}").model)
 
 
 def steered(tmp_path, **shares):
@@ -120,7 +120,7 @@ def test_layers_are_paired_at_equal_depth():
     assert pair.layers([Fraction(1, 3), Fraction(1, 2)]) == [[1, 3], [2, 5]]
     assert pair.layers() == [[0, 1], [1, 3], [2, 5], [3, 7], [4, 9], [5, 11]]
     assert Pair(large, small).layers([Fraction(1, 2)]) == [[5, 2]]
-    assert Pair(small, Model.of("model=hub", "model.hub_id=some/where")).layers() == []
+    assert Pair(small, model("some/where")).layers() == []
 
 
 SLOWER, SAVES_HALF = 0.5, 2.0  # speeds beside that of a random start

@@ -92,7 +92,7 @@ TILTED = torch.full((4, 4), 0.5) + 0.1 * (torch.ones(4, 4).triu(1) - torch.ones(
 )
 def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp_path):
     result = planted(tmp_path, cells, noise)
-    models = [Model((), ModelConfig(name=name)) for name in "ab"]
+    models = [Model(ModelConfig(name=name)) for name in "ab"]
     config = composed("experiment=brown2023/figure4", entry="analyze")
     claim = experiments._tilt(Case(config, models, {"a, b": result}))
     assert claim.verdict == verdict
@@ -109,7 +109,7 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
             f"{name}, {name}": planted(tmp_path / folder, likeness(value))
             for name, value in zip(names, values, strict=True)
         }
-        models = [Model((), ModelConfig(name=name)) for name in names]
+        models = [Model(ModelConfig(name=name)) for name in names]
         return experiments._grows(Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made))
 
     growing = verdict("a", 0.3, 0.5, 0.7)

@@ -189,10 +189,7 @@ class Population(
 
 
 def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
-    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
-
-    Only settings that the command line names count, and not those that model=NAME brings along.
-    """
+    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`."""
     given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
     return replace(member, **given)
 
