@@ -188,7 +188,7 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
     data += ["data.context=64", "data.report_share=0.3"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    result = cli("train.py", "task=pretrain", *shape, *small, *data, *store).result
+    result = cli("train.py", "task=pretrain", "model=gelu-3l-mini", *shape, *small, *data, *store).result
     folder = result.folder / "gelu-3l-mini"
     files = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
