@@ -53,14 +53,14 @@ SETTINGS = """# Settings
 Made by `python docs/make_reference.py` from the schemas. [Commands](commands.md#settings) has the syntax. `--help` of
 either entry point lists the settings that matter, and `--cfg job` all of them with their values.
 
-**†**: not in the key, the hash of all other settings that differ from the defaults of their schemas, by which results
-are stored. Settings outside the key are not meant to change a number; device and threads change the rounding of sums,
-which training can amplify. Instead of a path, the key has the content of the file.
+**†** marks settings outside the key. The key is a hash of all settings that differ from their defaults, and results are
+stored under it. Device and threads are outside, although they change the rounding of sums, which training can amplify.
+For a path, the key has the content of the file.
 
-**Default**: the value without an override; where minis and other models differ (`scale`), both values. The options of
-a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of `stitch=linear`. `--cfg job`
-shows null for a setting that is left to the recipe; the methods `by_recipe` in the source have all recipes. The command
-line overrides all of them. Square brackets include the end of an interval, round ones exclude it.
+**Default** is the value without an override; where minis and larger models differ (`scale`), both values are given. An
+option of a group ([Names](names.md)) sets several at once: the defaults of `stitch` are those of `stitch=linear`.
+`--cfg job` shows null for a setting that is left to the recipe. Square brackets include the end of an interval, round
+ones exclude it.
 
 {sections}
 """
@@ -68,7 +68,7 @@ line overrides all of them. Square brackets include the end of an interval, roun
 NAMES = """# Names
 
 Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the command line chooses an option of a group, and
-`model@target=NAME` one of the second model. The table lists what it sets; the rest has the defaults of
+`model@target=NAME` that of the second model. The table lists what an option sets; everything else has the defaults of
 [Settings](settings.md).
 
 {sections}

@@ -76,7 +76,7 @@ def workplace(tmp_path_factory):
     for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
         (folder / name).write_text(pages.blocks(commands, f'yaml title="{name}"')[0])
     for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
-        if block.startswith("# my_"):
+        if re.match(r"# my_\w+\.py", block):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     tiny.write_checkpoint("gpt2", folder / "my-checkpoint")
     return folder
@@ -160,13 +160,11 @@ def test_what_differs_is_seen():
 @pytest.mark.slow
 def test_a_stitch_trains_with_lightning_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, optimiser = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
+    (code,) = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
     names = {}
     exec(code.replace("steps=40", "steps=3").replace("config.stitch.tokens_per_step", "512"), names)
     assert names["module"].curve.isfinite().all()
     assert not torch.equal(names["phi"].map.weight, torch.zeros_like(names["phi"].map.weight)), "it has moved"
-    exec(optimiser, names)
-    assert names["inverse"].shape == (4, 4)
     assert doctest.testmod(optimizers).attempted > 5
     assert doctest.testmod(optimizers).failed == 0
 

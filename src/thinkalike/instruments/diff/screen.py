@@ -20,7 +20,7 @@ RATE = 0.05  # of false discoveries among them
 NULL = {  # in words, and what the changes of the null are
     "drift": ("drift on its own text", "forks by further training on it, with changes of equal norm"),
     "perturbation": (
-        "perturbation at random",
+        "a random change of the same size",
         "random changes of the same weights, of equal norms and singular values",
     ),
 }
@@ -67,9 +67,9 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
     kind, same = NULL[null]
     value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
     p = numbers["null_p_less" if value < low else "null_p"]
-    said = "More than" if value > high else "Less than" if value < low else "No more and no less than"
+    said = "More than" if value > high else "Less than" if value < low else "Not distinguishable from"
     beside = f"{low:.4g} to {high:.4g} by {numbers['nulls']:.0f} {same}"
-    return f"{said} by {kind}: KL {value:.4g} beside {beside}; p = {p:.2g}."
+    return f"{said} {kind}: KL {value:.4g} beside {beside}; p = {p:.2g}."
 
 
 def where(table: pd.DataFrame, p: float | None = None) -> str:
