@@ -131,6 +131,8 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
 def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
     """Return whether a job, given with the settings that it ignores reset, reads the value that `config` has."""
     part, _, setting = key.partition(".")
+    if key in kind.ignores:
+        return False
     if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
         return True
     if not {part, key} & {*kind.reads, *kind.inner_jobs_read, *(["activations"] if kind.takes_activations else [])}:

@@ -142,6 +142,14 @@ class Work:
         write_state(self.job.states, name, state)
 
 
+OF_PRETRAINING = frozenset(
+    f"{side}.{name}"
+    for side in ("model", "target")
+    for name in ("cls_sep", "pretrain_tokens", "pretrain_tokens_per_step", "pretrain_lr", "pretrain_vocabulary")
+)
+OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
+
+
 class Instrument(ABC):
     """A kind of job.
 
@@ -160,6 +168,7 @@ class Instrument(ABC):
     reads: ClassVar[tuple[str, ...]]
     config: ClassVar[type]
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
+    ignores: ClassVar[frozenset[str]] = OF_PRETRAINING  # settings of the parts that it reads that change nothing of it
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work

@@ -19,7 +19,7 @@ from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
 from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError
-from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS, pick_device
@@ -43,6 +43,8 @@ class ClassifierFinetuning(
     Members of a population differ in `nli.index` alone, which decides the head's initial weights and the order of the
     pairs.
     """
+
+    ignores = Instrument.ignores | OF_STITCHES
 
     def inputs(self, config: NLIJob) -> Mapping[str, Any]:
         pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}

@@ -19,7 +19,7 @@ from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, first_line
 from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import family_named
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
@@ -48,6 +48,8 @@ class MiniPretraining(
     reads=("model", "data", "pretrain", "trainer", "seed"),
 ):
     """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
+
+    ignores = OF_STITCHES
 
     def inputs(self, config: PretrainJob) -> dict[str, str]:
         return fingerprints(config, ("data",))
