@@ -195,6 +195,12 @@ def small_stitching(minis, text_files, tmp_path):
     return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
 
 
+def untrained(words: list[str], kind: str = "least_squares") -> list[str]:
+    """The command line of a small stitching job for a kind of map that is not trained."""
+    unused = "stitch." if kind == "identity" else "stitch.warmup="
+    return [word for word in words if not word.startswith(unused)]
+
+
 def results_in(store: Path, kind: str = "*") -> list:
     """All finished jobs of a kind in a store, sorted by folder."""
     from thinkalike.store import finished

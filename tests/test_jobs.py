@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import tiny
 import wandb_runs
-from conftest import kill_and_resume
+from conftest import kill_and_resume, untrained
 from thinkalike.config import pairs_of_layers
 from thinkalike.instruments.stitching.table import bytes_by_document, warn_of_far_states
 from thinkalike.job import Work
@@ -47,8 +47,8 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(cli, small_stitching, 
 
 @pytest.mark.slow
 def test_identity_and_other_layers(cli, small_stitching):
-    more = ["stitch=identity", "stitch.tokens_per_step=16384", "layers=[[0,1],[2,2]]"]
-    result = cli("train.py", *small_stitching, *more).result
+    more = ["stitch=identity", "layers=[[0,1],[2,2]]"]
+    result = cli("train.py", *untrained(small_stitching, "identity"), *more).result
     table = result.table
     assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (2, 2)]
     assert table["penalty"].equals(table["identity_penalty"])
@@ -59,8 +59,9 @@ def test_identity_and_other_layers(cli, small_stitching):
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
 def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitching, kind):
-    more = ["stitch.controls=true", "stitch.rank=4", "layers=[[0,0],[2,3]]"]
-    done = cli("train.py", *small_stitching, f"stitch={kind}", *more)
+    more = ["stitch.controls=true", "layers=[[0,0],[2,3]]", *(["stitch.rank=4"] if "rank" in kind else [])]
+    small = small_stitching if kind in ("orthogonal", "low_rank") else untrained(small_stitching)
+    done = cli("train.py", *small, f"stitch={kind}", *more)
     result = done.result
     table = result.table
     for control in ("identity", "least_squares", "procrustes", "bias", "shuffled", "random_source"):
@@ -71,7 +72,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
     assert (table["shuffled_penalty"] != table["penalty"]).all()
     assert table["top1_agreement"].between(0, 1).all()
     assert "extra loss, nats per token" in done.stdout
-    again = cli("train.py", *small_stitching, f"stitch={kind}", *more, "screen=full")
+    again = cli("train.py", *small, f"stitch={kind}", *more, "screen=full")
     assert "already done" in again.stderr
     controls = [name for name in done.result.table if name.endswith("_penalty")]
     assert len(controls) >= 6
@@ -86,8 +87,9 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
 def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
     tables = []
-    for more in (["stitch=affine", "stitch.init=least_squares", *still], ["stitch=least_squares"]):
-        tables.append(cli("train.py", *small_stitching, *more).result.table)
+    trained = [*small_stitching, "stitch=affine", "stitch.init=least_squares", *still]
+    for words in (trained, [*untrained(small_stitching), "stitch=least_squares"]):
+        tables.append(cli("train.py", *words).result.table)
     assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
 
 
@@ -140,15 +142,22 @@ def test_a_state_that_was_kept_is_there_again(work):
 BAD = {
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "tokenizers that read another text": (
-        ["model.path={gpt2}", "model.mini=false", "model.family=auto", "target.mini=true", "target.family=native"],
+        [
+            "model=gelu-3l-mini",
+            "model.path={gpt2}",
+            "model.mini=false",
+            "model.family=auto",
+            "target.mini=true",
+            "target.family=native",
+        ],
         "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts",
     ),
-    "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
+    "widths and identity": (["target.path={minis}/wide", "stitch=orthogonal"], "stitch=orthogonal needs equal widths"),
     "one document": (["data.files=[{tmp}/one.txt]"], "has too little text"),
     "divergence": (["stitch.lr=1e37", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"], "at step"),
     "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
     "procrustes into less": (
-        ["model.path={minis}/wide", "stitch=procrustes"],
+        ["model.path={minis}/wide", "stitch.init=procrustes"],
         "cannot go to a smaller width: gelu-3l-mini[path=wide] has 48",
     ),
     "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
@@ -188,7 +197,7 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048"]
     data += ["data.context=64", "data.report_share=0.3"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    result = cli("train.py", "task=pretrain", *shape, *small, *data, *store).result
+    result = cli("train.py", "task=pretrain", "model=gelu-3l-mini", *shape, *small, *data, *store).result
     folder = result.folder / "gelu-3l-mini"
     files = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
@@ -206,7 +215,7 @@ def test_commands_work_from_another_folder(cli, script):
     shown = cli.process(script, "--help")
     assert shown.status == 0
     assert "model=NAME" in shown.stdout
-    config = cli.process(script, "--cfg", "job", "--resolve")
+    config = cli.process(script, "model=gelu-3l-mini", "--cfg", "job", "--resolve")
     assert config.status == 0
     assert "name: gelu-3l-mini" in config.stdout
 

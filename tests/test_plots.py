@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, untrained
 from thinkalike import CKA, open_result, plot
 from thinkalike.errors import ResultError
 
@@ -77,7 +77,9 @@ assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that
 @pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
-    result = cli("train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *small_stitching).result
+    result = cli(
+        "train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *untrained(small_stitching)
+    ).result
     before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
     figure, axes = plot(result)
     assert np.array_equal(axes.get_images()[0].get_array().shape, (4, 4))

@@ -59,15 +59,20 @@ def test_checkpoints_are_kept_at_these_steps(keep, steps):
     assert PretrainConfig(tokens=1000, tokens_per_step=100, keep=keep).kept == steps
 
 
-@pytest.mark.parametrize("word", ["log3", "every=0", "[11]", "[-1]"])
+@pytest.mark.parametrize("word", ["log3", "'every=0'", "[11]", "[-1]"])
 def test_steps_that_never_come_are_refused(word):
     with pytest.raises(ConfigError, match=r"pretrain\.keep"):
-        composed("task=pretrain", "pretrain.tokens=1000", "pretrain.tokens_per_step=100", f"pretrain.keep={word}")
+        composed(
+            "task=pretrain",
+            "pretrain.tokens=1000",
+            "pretrain.tokens_per_step=100",
+            f"pretrain.keep={word}",
+        )
 
 
 def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     """A run that breaks off and goes on keeps those that it had."""
-    words = ["task=pretrain", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep=every=3"]
+    words = ["task=pretrain", "model=gelu-3l-mini", *SMALL, *text, "pretrain.tokens=2048", "pretrain.keep='every=3'"]
     folder = cli("train.py", *words).result.folder / "gelu-3l-mini"
     assert list(steps_of(ModelConfig(name="m", path=str(folder)))) == [0, 3, 6, 8]
     models = {step: load_model(folder, revision=f"step{step}") for step in (0, 3, 8)}
@@ -141,7 +146,7 @@ def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
     config = ModelConfig(name="hub", hub_id="someone/m")
     assert steps_of(config) == {0: "step0", 8: "step8", 64: "step64"}
     assert len({load_model(replace(config, revision=f"step{step}")).fingerprint() for step in (0, 8, 64)}) == 3
-    with pytest.raises(ModelError, match=r"has no revision step9; .* there are: main, step0, step8, step64"):
+    with pytest.raises(ModelError, match=r"has no revision step9; name a branch, a tag or a commit"):
         load_model(replace(config, revision="step9"))
 
 
@@ -351,7 +356,7 @@ def test_a_run_that_repeats_its_first_half_is_seen_to(cli, text, run_of_a_traine
     [
         (["measure.steps=[0,7]"], r"measure.steps=7: run.* has checkpoints of these steps: 0, 10, 100"),
         (["measure.steps=[10]"], "a trajectory needs two"),
-        (["model.revision=checkpoint-10"], "model.revision= is not read"),
+        (["model.revision=checkpoint-10"], "model.revision= has no effect"),
     ],
 )
 def test_what_cannot_be_followed_is_one_line(cli, text, run_of_a_trainer, words, said):

@@ -30,11 +30,12 @@ PAIR = "model.path={here}/a target.path={here}/b model.context=32"
 TEXT = "data=text data.files=[{here}/texts/*.txt] data.report_tokens=2048 data.report_share=0.4"
 SMALL = "stitch.warmup=1 stitch.tokens_per_step=128 trainer.checkpoint_every=2"
 STIMULI = "stimuli.sentences=60 stimuli.sample=80"
-MINI = "model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
+MINI = "model=gelu-3l-mini model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
 COMMANDS = {
     "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
-    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 {SMALL} layers=all",
-    "pretraining": f"train.py task=pretrain model=gelu-3l-mini {TEXT} pretrain.tokens=4096 "
+    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
+    "trainer.checkpoint_every=2 layers=all",
+    "pretraining": f"train.py task=pretrain {TEXT} pretrain.tokens=4096 "
     f"pretrain.tokens_per_step=512 pretrain.warmup=1 pretrain.vocabulary=300 model.context=32 {MINI} "
     "trainer.checkpoint_every=3",
     "nli": "train.py task=nli model=bert-mini nli.epochs=1 pairs.fit_pairs=160 pairs.report_pairs=40 "

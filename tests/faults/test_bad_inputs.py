@@ -14,7 +14,7 @@ TEXT = [f"logger=none data=text data.files=[{{here}}/{name}]" for name in (
     "nowhere.txt", "surrogate.jsonl", "blank.txt", "latin.txt", "nul.txt", "*.nothing", "words.csv",
 )]  # fmt: skip
 TABLE = "measure=mlem stimuli=table stimuli.path={here}"
-PRETRAIN = "task=pretrain logger=none"
+PRETRAIN = "task=pretrain model=gelu-3l-mini logger=none"
 SAE = "task=sae logger=none"
 NLI = "task=nli model=bert-mini"
 
@@ -23,12 +23,11 @@ BAD: dict[str, list[str]] = {  # by script
         *TEXT,
         "''",
         "seed=${nope}",
-        "seed=1 --config-name nope",
+        "--config-name nope seed=1",
         "store=~nobodyatall/x",
-        "-cp {here}/taken",
-        "-cp {here}/own -cn dates",
-        "-cp {here}/own model=broken",
-        "-cp {here}/own model=odd",
+        "-cd {here}/own -cn dates",
+        "-cd {here}/own model=broken",
+        "-cd {here}/own model=odd",
         "layers=[[1180591620717411303424,0]]",
         "model=neox-6l-mini model@target=neox-3l-mini layers=[[5,5]]",
         "model.device=cuda:7",
@@ -64,7 +63,7 @@ BAD: dict[str, list[str]] = {  # by script
         "measure=cka measure.given=token measure.kernel=rbf",
         "measure=mutual_knn measure.neighbours=1023",
         "measure=population pairs.heuristic=nope",
-        "-cp {here}/own -cn measures",
+        "-cd {here}/own -cn measures",
         "-m measure=cka,nope",
     ],
 }
@@ -95,9 +94,8 @@ FILES = {
     "notnpz.npz": "no archive",
     "own/model/broken.yaml": "name: [\n",
     "own/model/odd.yaml": "name: odd\nlayers: 3\n",
-    "own/measures.yaml": "defaults: [{override /measure: cka}]\nmeasure: {folds: 3}\n",
-    "own/dates.yaml": "seed: 2026-01-01\n",
-    "taken/train.yaml": "seed: 3\n",
+    "own/measures.yaml": "defaults: [analyze, {override measure: cka}, _self_]\nmeasure: {folds: 3}\n",
+    "own/dates.yaml": "defaults: [train, _self_]\nseed: 2026-01-01\n",
 }
 BYTES = {"nul.txt": b"\x00" * 64, "latin.txt": b"\xff\xfe\xe4"}
 

@@ -71,7 +71,13 @@ def test_too_little_memory_is_one_line(text_files, tmp_path):
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 
-    words = ["task=pretrain", "pretrain.tokens=4000000", "pretrain.tokens_per_step=2000000", "pretrain.vocabulary=280"]
+    words = [
+        "task=pretrain",
+        "model=gelu-3l-mini",
+        "pretrain.tokens=4000000",
+        "pretrain.tokens_per_step=2000000",
+        "pretrain.vocabulary=280",
+    ]
     words += ["pretrain.warmup=1", "model.architecture.d_model=16", "model.architecture.n_heads=2"]
     words += ["model.architecture.d_head=8", "model.architecture.d_mlp=32", "data=text", "data.context=64"]
     words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.3"]

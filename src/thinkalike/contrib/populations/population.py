@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged
+from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
 from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
@@ -189,9 +189,12 @@ class Population(
 
 
 def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
-    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`."""
-    given = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    return replace(member, **given)
+    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
+
+    Only settings that the command line names count, and not those that model=NAME brings along.
+    """
+    given = {} if config.model.name else settings_of(config.model)
+    return replace(member, **{key: value for key, value in given.items() if key in RUNS})
 
 
 def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
