@@ -311,7 +311,7 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     assert table["beyond"].notna().sum() == 1, "of parts that differ"
     assert "drift on its own text" in run.stdout.replace("\n ", "")
     error = cli("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
-    assert "measure.rate= is not read" in error
+    assert "measure.rate= has no effect" in error
 
 
 def test_kinds_of_tokens():
@@ -374,7 +374,7 @@ def test_the_word_whose_contrast_changed_is_named(cli, words, contrasted):
 @pytest.mark.parametrize(
     ("word", "message"),
     [("measure.contrast=table", "measure.path=FILE"), ("measure.path=pairs.csv", "measure.contrast=table"),
-     ("measure.margin.word=1", "add measure.contrast"), ("measure.pairs=9", "measure.pairs= is not read")],
+     ("measure.margin.word=1", "add measure.contrast"), ("measure.pairs=9", "measure.pairs= has no effect")],
 )  # fmt: skip
 def test_settings_of_a_contrast_go_together(cli, words, word, message):
     assert message in cli("analyze.py", "measure=diff", *words("changed", word)).error
