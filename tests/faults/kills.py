@@ -33,8 +33,8 @@ STIMULI = "stimuli.sentences=60 stimuli.sample=80"
 MINI = "model=gelu-3l-mini model.architecture.n_layers=1 model.architecture.d_model=32 model.architecture.d_head=8"
 COMMANDS = {
     "stitching": f"train.py {PAIR} {TEXT} stitch.steps=9 {SMALL}",
-    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 layers=all "
-    "trainer.checkpoint_every=2",
+    "closed": f"train.py {PAIR} {TEXT} stitch=least_squares stitch.steps=8 stitch.tokens_per_step=128 "
+    "trainer.checkpoint_every=2 layers=all",
     "pretraining": f"train.py task=pretrain {TEXT} pretrain.tokens=4096 "
     f"pretrain.tokens_per_step=512 pretrain.warmup=1 pretrain.vocabulary=300 model.context=32 {MINI} "
     "trainer.checkpoint_every=3",

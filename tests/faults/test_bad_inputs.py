@@ -23,7 +23,7 @@ BAD: dict[str, list[str]] = {  # by script
         *TEXT,
         "''",
         "seed=${nope}",
-        "seed=1 --config-name nope",
+        "--config-name nope seed=1",
         "store=~nobodyatall/x",
         "-cd {here}/own -cn dates",
         "-cd {here}/own model=broken",
