@@ -270,5 +270,5 @@ def test_help_lists_the_options_of_every_group(script, cli):
     shown = cli(script, "--help").stdout
     assert not re.search(r"^(?!python |[\w/]+: ).{81}", shown, re.MULTILINE), "but for commands and lists of options"
     words = set(shown.replace(",", " ").split())
-    assert {"gelu-3l-mini", "second_order_cosine", "brown2023/figure1", "least_squares"} <= words
+    assert {"gelu-3l-mini", "second_order_cosine", "experiment/brown2023:", "least_squares"} <= words
     assert not {word for word in words if word.endswith("schema")}
