@@ -216,6 +216,7 @@ UNREAD = [  # the key is the first override
     ("analyze", ["activations=a.npz", "experiment=salle2024/figure_s5", "scale=mini"]),
     ("train", ["stitch.steps=3", "task=nli", "model=bert-mini"]),
     ("train", ["stitch.rank=4", "stitch=linear"]),
+    ("train", ["stitch.init=auto", "stitch=bias"]),
     ("train", ["stitch.lr=0.1", "stitch=least_squares"]),
     ("train", ["stitch.momentum=0.5", "stitch.optimizer=adam"]),
     ("train", ["target.dtype=bfloat16", "task=sae"]),
@@ -231,6 +232,7 @@ READ = [
     ("analyze", ["pairs.report_pairs=100", "experiment=brown2023/figure8", "scale=mini"]),
     ("train", ["model.index=3", "task=nli", "model=feather-bert"]),
     ("train", ["stitch.rank=4", "stitch=low_rank", "stitch.lr=0.1", "stitch.controls=true", "stitch.ridge=1"]),
+    ("train", ["stitch.init=auto", "stitch=low_rank"]),
     ("train", ["hydra.run.dir=.", "threads=2", "trainer.log_every=3", "logger=none"]),
 ]
 

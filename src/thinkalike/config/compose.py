@@ -117,7 +117,8 @@ def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collecti
     """
     model, target = settings["model"], settings["target"]
     own = {key: value for key, value in target.items() if value is not None}
-    if "model" not in chosen and model["name"] is not None:  # a name for the default model
+    is_named = model["name"] is not None or ("model@target" not in chosen and target["name"] is not None)
+    if "model" not in chosen and is_named:  # a name for the default model, or for the target that it is
         model = {**option("model", SOURCE), **{key: value for key, value in model.items() if value is not None}}
     if "model@target" not in chosen:
         place = PLACES.get(str(model["name"]))

@@ -142,7 +142,10 @@ def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
         return own == given or is_dataclass(own)
     name = setting.partition(".")[0]
     value = getattr(given, name)
-    return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
+    if value is None:
+        return True
+    is_same = getattr(own, name, MISSING) == value or value == "auto"  # which the other settings have decided by now
+    return own is not None and name not in own.unused and is_same
 
 
 def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
