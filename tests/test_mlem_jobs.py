@@ -13,8 +13,8 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from thinkalike import figures
 from thinkalike.config import ModelConfig
+from thinkalike.contrib.figures.papers import Contrast
 from thinkalike.contrib.papers import salle2024_layers as layers
 from thinkalike.contrib.papers import salle2024_profiles
 from thinkalike.contrib.papers import salle2024_profiles as profiles
@@ -520,7 +520,7 @@ def test_a_statistic_that_needs_every_model_has_no_interval():
 
 def test_leaders_of_a_contrast():
     table = pd.DataFrame({"feature": ["PoS", "Number"], "x": [0.5, 0.1], "y": [0.4, 0.1]})
-    contrast = figures.Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
+    contrast = Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
     scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
 
     def shared(*leads, noise=1.0):

@@ -95,7 +95,7 @@ def limited_to(rows, part, **changes):
 
 @pytest.mark.parametrize(
     ("part", "changes"),
-    [((16, 9), {}), ((1, 3), {}), ((4, 9), {"kind": "orthogonal"}), ((8, 9), {"loss": "kl"})],
+    [((16, 9), {}), ((1, 3), {}), ((4, 9), {"kind": "orthogonal"}), ((8, 9), {"loss": "kl", "floor": False})],
     ids=str,
 )
 def test_the_largest_part_that_fits_is_found_by_trying(rows, nothing_in_use, part, changes):

@@ -58,13 +58,15 @@ class Options(ConfigSource):
         return (_folder if self.path else _node)(config_path) is not None
 
     def is_group(self, config_path: str) -> bool:
-        return config_path in LISTS
+        return config_path in ("", *LISTS)
 
     def available(self) -> bool:
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        return LISTS.get(config_path, []) if results_filter != ObjectType.GROUP else []
+        if results_filter == ObjectType.GROUP:
+            return [] if config_path else [*LISTS]  # so that --help has measures and tasks
+        return LISTS.get(config_path, [])
 
 
 class OptionsEverywhere(SearchPathPlugin):
