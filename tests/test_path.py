@@ -1,5 +1,7 @@
 """The path from a command to its numbers, as `benchmarks/path.py` counts it: who may import whom."""
 
+from __future__ import annotations
+
 import pytest
 from benchmarks import path
 
@@ -9,11 +11,29 @@ def arrows():
     return path.imports()
 
 
-def planted(arrows, name, to, how="import"):
-    return {**arrows, name: {**arrows.get(name, {}), to: how}}
+def planted(arrows, *more):
+    """Return the arrows with further ones, each a module, what it imports, and how."""
+    found = {name: dict(each) for name, each in arrows.items()}
+    for name, to, how in more:
+        found[name][to] = how
+    return found
+
+
+def test_no_modules_import_each_other(arrows):
+    assert path.circles(arrows) == []
+    low, high = "thinkalike.measures.hsic", "thinkalike.measures.kernel_alignment"
+    assert low in arrows[high]
+    assert path.circles(planted(arrows, (low, high, "name"))) == []
+    assert [low, high] in path.circles(planted(arrows, (low, high, "import"))), "control"
+
+
+def test_every_import_and_every_named_module_is_on_a_lower_floor(arrows):
+    assert path.arrows_up(arrows) == []
+    up = ("thinkalike.config.registry", "thinkalike.instruments.cka", "name")
+    assert path.arrows_up(planted(arrows, up)) == [f"{up[0]} -> {up[1]} (name)"], "control"
 
 
 def test_the_core_imports_nothing_of_contrib(arrows):
     assert path.into_contrib(arrows) == []
-    found = path.into_contrib(planted(arrows, "thinkalike.models.load", "thinkalike.contrib.court", "name"))
-    assert found == ["thinkalike.models.load -> thinkalike.contrib.court"], "control"
+    arrow = ("thinkalike.models.load", "thinkalike.contrib.court", "name")
+    assert path.into_contrib(planted(arrows, arrow)) == [f"{arrow[0]} -> {arrow[1]}"], "control"

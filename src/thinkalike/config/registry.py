@@ -4,8 +4,8 @@
     "measure.mine" = "my_package.mine:Mine"
 
 The group has `task.NAME` and `measure.NAME`, each a subclass of `thinkalike.job.Instrument`; `subjects.NAME`, the form
-that a measure takes for several subjects; and `experiment`, a function of the name of an experiment. A module is
-imported when it is needed.
+that a measure takes for several subjects; `plugin`, a function from FILE.py:NAME to an instrument and its schema; and
+`experiment`, a function of the name of an experiment. A module is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ GONE = {  # measures of earlier versions, and what to run instead
     "asymmetry": "run python train.py stitch.both=true, which reports both directions",
     "transfer_maps": "run python train.py stitch=least_squares stitch.both=true, which fits the same maps",
 }
-PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
 
 
 @cache
@@ -56,13 +55,13 @@ def loaded(value: str) -> Any:
 
 
 def measure_module(kind: str) -> str:
-    """Return the module:name of a kind of measure, which may be FILE.py:NAME.
+    """Return the module:name of a kind of measure; one in a file of the user's, FILE.py:NAME, stays as it is.
 
     Raises:
         ConfigError: there is no such measure.
     """
     if is_plugin(kind):
-        return f"{PLUGGED}:{kind}"
+        return kind
     if kind in GONE:
         raise ConfigError(f"measure={kind} no longer exists; {GONE[kind]}")
     one_of("measure", kind, MEASURES)
@@ -71,17 +70,16 @@ def measure_module(kind: str) -> str:
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
     """Return the schema of a kind of measure, which is defined in the file of its instrument."""
-    module, _, name = (value := measure_module(kind)).partition(":")
-    if module == PLUGGED:
-        return import_module(module).schema_of(name)  # type: ignore[no-any-return]
-    loaded(value)
+    if is_plugin(kind):
+        return loaded(POINTS["plugin"])(kind)[1]  # type: ignore[no-any-return]
+    loaded(measure_module(kind))
     return MeasureConfig.schemas[kind]
 
 
 def instrument(value: str) -> Any:
     """Return the instrument module:name, or that of a user's measure."""
-    module, _, name = value.partition(":")
-    return import_module(module).instrument_of(name) if module == PLUGGED else loaded(value)()
+    kind = loaded(POINTS["plugin"])(value)[0] if is_plugin(value) else loaded(value)
+    return kind()
 
 
 def instrument_of(config: JobConfig) -> Any:

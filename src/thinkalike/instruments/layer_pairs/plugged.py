@@ -23,19 +23,13 @@ from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.plugins import MeasurePlugin
 
 
-def instrument_of(kind: str) -> Instrument:
-    """Return the instrument of a measure FILE.py:NAME; its results are of the kind NAME."""
-    return _made(kind, plugins.digest(kind))[0]()
-
-
-def schema_of(kind: str) -> type[MeasureConfig]:
-    """Return the settings of a measure FILE.py:NAME."""
-    return _made(kind, plugins.digest(kind))[1]
+def plugged(kind: str) -> tuple[type[Instrument], type[MeasureConfig]]:
+    """Return the instrument of a measure FILE.py:NAME, whose results are of the kind NAME, and its settings."""
+    return _made(kind, plugins.digest(kind))
 
 
 @cache
 def _made(kind: str, digest: str) -> tuple[type[Instrument], type[MeasureConfig]]:
-    """Return the instrument and the schema of a user's measure."""
     name = kind.rpartition(":")[2]
     if name in MEASURES:
         raise PluginError(f"{kind} has the name of a measure of the package; choose another name")
