@@ -97,8 +97,8 @@ def test_composing_works_inside_another_hydra_application(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @pytest.mark.ci_slow
-@pytest.mark.parametrize("words", [["--help"], ["stitch.steps=abc"]])
-def test_help_and_a_misspelt_word_need_no_torch(words):
+@pytest.mark.parametrize("words", [["--help"]])
+def test_the_help_of_train_needs_no_torch(words):
     code = f"import sys; sys.argv = ['train.py', *{words}]; from thinkalike.cli import train\n"
     code += "try: train()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -72,8 +72,9 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("words", [["--help"], ["measure=cke"], ["modle=gpt2"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], pytest.param(["measure=cke"], marks=pytest.mark.ci_slow), ["modle=gpt2"]]
+)
 def test_help_and_a_misspelt_word_need_no_torch(tmp_path, words):
     code = f"import atexit, sys; sys.argv = ['analyze.py', *{words}]; from thinkalike.cli import analyze; "
     code += "atexit.register(lambda: print('torch' in sys.modules)); analyze()"

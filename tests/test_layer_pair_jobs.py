@@ -324,7 +324,7 @@ def test_no_mini_has_massive_tokens(cli, name, tmp_path):
 @pytest.mark.ci_slow
 def test_a_killed_job_goes_on_to_the_same_values(cli, words, pair):
     long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
-    killed, whole = kill_and_resume(cli, "analyze.py", *words, *pair, *long, state="batches")
+    killed, whole = kill_and_resume(cli, "analyze.py", *words, *pair, *long, state="metrics")
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
 
