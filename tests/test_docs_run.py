@@ -99,6 +99,8 @@ def smaller(command):
     small = [word for word in SMALL.get(kind_of(command), []) if word.partition("=")[0] not in given]
     if "activations" in given:  # all stimuli are compared, and they are few
         small = []
+    if "stitch=least_squares" in command.words:  # which has no rate
+        small.remove("stitch.warmup=1")
     return [*command.words, *small]
 
 
