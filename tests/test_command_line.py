@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 import yaml
 from hydra import compose, initialize
@@ -93,12 +90,3 @@ def test_composing_works_inside_another_hydra_application(tmp_path, monkeypatch)
             compose_job("train", ["sede=1"])
         assert GlobalHydra.instance().hydra is before
         assert "linear" in str(compose("stitch/linear"))
-
-
-@pytest.mark.slow
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("words", [["--help"]])
-def test_the_help_of_train_needs_no_torch(words):
-    code = f"import sys; sys.argv = ['train.py', *{words}]; from thinkalike.cli import train\n"
-    code += "try: train()\nexcept SystemExit: pass\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -70,7 +70,7 @@ class JobConfig(Checked):
 
     @property
     def recipe_of_job(self) -> Recipe:
-        """What decides the settings that are left open."""
+        """The scale, the recipe and the model, by which settings that are left open are decided."""
         named = [model for model in (self.model, self.target) if model.name is not None]
         is_mini = chosen_scale(self.scale, named)[0] == "mini"
         return Recipe(self.scale, is_mini, self.recipe == "paper", self.model)

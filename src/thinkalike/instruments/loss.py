@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.shapes import Shapes
 from thinkalike.screen import number_of_documents, show_text, span
 from thinkalike.store import Result
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Shapes
 
 
 @dataclass

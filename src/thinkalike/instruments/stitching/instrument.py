@@ -13,7 +13,6 @@ from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.outline import check_stitchable
-from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.store import Headline, Result
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     from thinkalike.instruments.stitching.fitting import ClosedForms
     from thinkalike.instruments.stitching.setting import Setting
+    from thinkalike.models.shapes import Passes, Shapes
     from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)
