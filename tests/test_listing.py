@@ -164,11 +164,10 @@ BOTH = ("gelu-3l-mini", "solu-3l-mini")
 @pytest.fixture
 def made(tmp_path) -> list[Made]:
     """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
-    logger = {"kind": "csv", "project": "mine", "entity": None, "group": None}
     jobs = []
     for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
         folder = planted(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
-        jobs.append(Made(number, [f"model={model}", f"stitch.steps={steps}", "seed=3"], str(folder), logger))
+        jobs.append(Made(number, [f"model={model}", f"stitch.steps={steps}", "seed=3"], str(folder)))
     return jobs
 
 

@@ -21,10 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from thinkalike.config.inputs import (
-    HOW_IT_RUNS,
-    ModelConfig,
-)
+from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
 from thinkalike.config.registry import TASKS, instrument, instrument_of, measure_module, measure_schema
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, TrainConfig
 from thinkalike.config.schema import RENAMED, Checked, default_of, is_open, made, short
@@ -275,7 +272,6 @@ def explained(error: BaseException) -> str:
         near = [key for key in known if key.endswith(f".{name}")]
         known = [key for key in known if key.count(".") == cause.full_key.count(".")]
         said = f"did you mean {' or '.join(near)}?" if near else nearest(cause.full_key, known)
-        said = RENAMED.get(cause.full_key, said)
         return f"'{cause.full_key}' is not a setting; {said}"
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from thinkalike.config.compose import COMPOSING_ERRORS, checked, explained
 from thinkalike.config.sources import CONF, register
@@ -40,12 +40,11 @@ Job = Callable[[Any, list[str]], list[Path]]  # of a configuration and the overr
 
 
 class Made(NamedTuple):
-    """A finished job of a sweep: its place among them, its overrides, its folder, and the settings of its logger."""
+    """A finished job of a sweep: its place among them, its overrides, and its folder."""
 
     number: int
     words: list[str]
     folder: str
-    logger: dict[str, Any]
 
 
 def entry_point(
@@ -193,9 +192,8 @@ def _noted_down(job: Job, composed: DictConfig) -> Sequence[Path]:
     folders: Sequence[Path] = []
     try:
         folders = _done(job, composed)
-        logger: Any = OmegaConf.to_container(composed.logger)
         for folder in folders:
-            _note("made", json.dumps(Made(number, given, str(folder.resolve()), logger)))
+            _note("made", json.dumps(Made(number, given, str(folder.resolve()))))
     except Exception as error:
         if not isinstance(error, (ThinkalikeError, *COMPOSING_ERRORS)):
             traceback.print_exception(error)
