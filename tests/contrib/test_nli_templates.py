@@ -1,6 +1,8 @@
-"""Templates for language inference: overlap predicts entailment as is said, and nothing else does."""
+"""Templates for language inference: labels follow from the meaning, and overlap predicts entailment as is said."""
 
 from collections import Counter
+from functools import reduce
+from operator import and_, or_
 
 import pytest
 
@@ -48,6 +50,187 @@ def rows_of(pairs: Pairs) -> list[tuple[str, str, str]]:
 
 def overlaps(premise: str, hypothesis: str) -> bool:
     return set(hypothesis.split()) <= set(premise.split())
+
+
+class Logic:
+    """What sentences of the templates say, as propositions: the set of the worlds where they are true, as bits.
+
+    A verb with its subject and object is an atom. What is thought, hoped, heard or possible is true in worlds of its
+    own, where it follows the same logic, and says nothing of ours. `someone` is one of the people mentioned or another.
+    """
+
+    SIZE = 12  # at most so many atoms are in a pair
+
+    def __init__(self, *sentences: str):
+        self.everywhere = (1 << (1 << self.SIZE)) - 1
+        self.atoms: dict[tuple[str, ...], int] = {}
+        words = " ".join(sentences).split()
+        self.people = [word for word in dict.fromkeys(words) if word in NAMES | NOUNS] + ["another"]
+
+    def atom(self, *key: str) -> int:
+        if key not in self.atoms:
+            width = 1 << len(self.atoms)
+            assert len(self.atoms) < self.SIZE
+            period = ((1 << width) - 1) << width
+            self.atoms[key] = sum(period << shift for shift in range(0, 1 << self.SIZE, 2 * width))
+        return self.atoms[key]
+
+    def no(self, worlds: int) -> int:
+        return self.everywhere & ~worlds
+
+    def possible(self) -> int:
+        """The worlds where nobody is both tall and short."""
+        opposites = dict(pair.split("/") for pair in PARTS["opposites"].split())
+        keys = [(key, (key[0], "is", opposites[key[2]], key[3])) for key in list(self.atoms) if key[2] in opposites]
+        return reduce(and_, (self.no(self.atom(*key) & self.atom(*other)) for key, other in keys), self.everywhere)
+
+    def sentence(self, words: list[str], world: str = "") -> int:
+        if words[0] in ("maybe", "perhaps"):
+            return self.sentence(words[1:], world + "possibly ")
+        if words[0] in ("clearly", "certainly"):
+            return self.sentence(words[1:], world)
+        if "that" in words:
+            return self.thought(words[: words.index("that")], words[words.index("that") + 1 :], world)
+        if words[0] in ("if", "because"):
+            end = next(place for place, word in enumerate(words) if word in PASTS["intransitive"]) + 1
+            return self.joined(words[0], words[1:end], words[end:], world)
+        for place, word in enumerate(words):
+            if word in ("if", "because"):
+                return self.joined(word, words[place + 1 :], words[:place], world)
+            if word in ("and", "or") and words[place - 1] in PASTS["intransitive"]:
+                return self.joined(word, words[:place], words[place + 1 :], world)
+        return self.clause(words, world)
+
+    def joined(self, word: str, first: list[str], second: list[str], world: str) -> int:
+        one, other = self.sentence(first, world), self.sentence(second, world)
+        return {"if": self.no(one) | other, "or": one | other}.get(word, one & other)
+
+    def thought(self, start: list[str], content: list[str], world: str) -> int:
+        people, said, rest = self.phrase(start, world)
+        (verb,) = rest
+        worlds = [self.sentence(content, f"{world}{person} {verb} ") for person in people]
+        return reduce(and_, [*worlds, said, self.sentence(content, world) if verb == "knew" else self.everywhere])
+
+    def clause(self, words: list[str], world: str) -> int:
+        denied = words[0] in ("no", "nobody")
+        either = words[0] in ("someone", "nobody")
+        people, said, rest = (self.people, self.everywhere, words[1:]) if either else self.phrase(words, world)
+        each = [self.predicate(person, rest, world) for person in people]
+        worlds = reduce(or_ if either else and_, each)
+        return said & (self.no(worlds) if denied else worlds)
+
+    def predicate(self, person: str, words: list[str], world: str) -> int:
+        verb, *rest = words
+        if verb in ("was", "were") and rest[-1] in WORDS["adjectives"]:
+            worlds = self.atom(world, "is", rest[-1], person)
+            return self.no(worlds) if rest[0] == "not" else worlds
+        if verb in ("was", "were"):
+            (agent,), said, nothing = self.phrase(rest[2:], world)
+            assert (rest[1], nothing) == ("by", [])
+            return said & self.atom(world, PASTS["transitive"][rest[0]], agent, person)
+        if verb == "did":
+            assert rest[0] == "not"
+            return self.no(self.event(person, rest[1], rest[2:], world))
+        base = PASTS["transitive"].get(verb) or PASTS["intransitive"][verb]
+        return self.event(person, base, rest, world)
+
+    def event(self, person: str, base: str, rest: list[str], world: str) -> int:
+        """dance; help Mary; help Mary in the park; hear Mary danced"""
+        where = rest[-3:] if rest[-3:-2] in (["in"], ["outside"]) else []
+        rest = rest[: len(rest) - len(where)]
+        objects, said, after = [""], self.everywhere, list[str]()
+        if rest == ["someone"]:
+            return reduce(or_, (self.atom(world, base, person, other) for other in self.people))
+        if rest and rest[-1] in PASTS["intransitive"]:
+            return self.sentence(rest, f"{world}{person} {base} ")
+        if rest:
+            objects, said, after = self.phrase(rest, world)
+        assert after == []
+        worlds = [self.atom(world, base, person, other) for other in objects]
+        places = [self.atom(world, base, person, other, *where) for other in objects] if where else []
+        return reduce(and_, [said, *worlds, *places])
+
+    def phrase(self, words: list[str], world: str) -> tuple[list[str], int, list[str]]:
+        """The people of a noun phrase, what is said of them, and the words after it."""
+        person, said, words = self.person(words, world)
+        people = [person]
+        while words and words[0] == "and":
+            person, more, words = self.person(words[1:], world)
+            people.append(person)
+            said &= more
+        return people, said, words
+
+    def person(self, words: list[str], world: str) -> tuple[str, int, list[str]]:
+        said = self.everywhere
+        words = words[1:] if words[0] in ("the", "a", "every", "no") else words
+        adjective, words = (words[0], words[1:]) if words[0] in WORDS["adjectives"] else ("", words)
+        person, *words = words
+        assert person in NOUNS | NAMES, person
+        if adjective:
+            said &= self.atom(world, "is", adjective, person)
+        if words and words[0] in ("near", "behind", "beside"):
+            other, more, after = self.person(words[1:], world)
+            return person, said & more & self.atom(world, words[0], person, other), after
+        if words and words[0] == "who":
+            other, more, after = self.person(words[2:], world)
+            return person, said & more & self.atom(world, PASTS["transitive"][words[1]], person, other), after
+        if words[1:] and words[1] == "by":
+            other, more, after = self.person(words[2:], world)
+            return person, said & more & self.atom(world, PASTS["transitive"][words[0]], other, person), after
+        return person, said, words
+
+
+def follows(premise: str, hypothesis: str) -> str:
+    """The class of a pair by its meaning."""
+    logic = Logic(premise, hypothesis)
+    first, second = (logic.sentence(text.split()) for text in (premise, hypothesis))
+    first &= logic.possible()
+    assert first, f"can never be: {premise}"
+    return "entailment" if not first & ~second else "neutral" if first & second else "contradiction"
+
+
+@pytest.mark.parametrize(
+    ("premise", "hypothesis", "label"),
+    [
+        ("Mary danced", "Mary danced", "entailment"),
+        ("Mary danced", "Mary did not dance", "contradiction"),
+        ("Mary danced", "John danced", "neutral"),
+        ("Mary and John danced", "John danced", "entailment"),
+        ("Mary danced or John played", "John played", "neutral"),
+        ("if Mary danced John played", "John played", "neutral"),
+        ("if Mary danced John played", "John played if Mary danced", "entailment"),
+        ("if Mary danced John played", "Mary danced if John played", "neutral"),
+        ("John played because Mary danced", "Mary danced", "entailment"),
+        ("Mary knew that John danced", "John did not dance", "contradiction"),
+        ("Mary thought that John danced", "John did not dance", "neutral"),
+        ("maybe Mary and John danced", "maybe John danced", "entailment"),
+        ("maybe Mary danced", "Mary danced", "neutral"),
+        ("the poet was helped by Mary", "Mary helped the poet", "entailment"),
+        ("the poet was helped by Mary", "the poet helped Mary", "neutral"),
+        ("the poet helped by Mary danced", "Mary danced", "neutral"),
+        ("the poet who helped Mary danced", "the poet helped Mary", "entailment"),
+        ("Mary heard the doctor danced", "Mary heard the doctor", "neutral"),
+        ("Mary did not dance", "Mary did not dance in the park", "entailment"),
+        ("Mary danced in the park", "Mary danced in the farm", "neutral"),
+        ("nobody helped Mary", "John did not help Mary", "entailment"),
+        ("the poet was tall", "the poet was short", "contradiction"),
+        ("the poet was short", "the poet was not tall", "entailment"),
+        ("the poet was tall", "the poet was brave", "neutral"),
+    ],
+)
+def test_the_logic_says_what_a_reader_says(premise, hypothesis, label):
+    assert follows(premise, hypothesis) == label
+
+
+@pytest.mark.parametrize("count", [800, pytest.param(4800, marks=pytest.mark.slow)])
+def test_every_label_of_the_training_follows_from_the_meaning(count):
+    for premise, hypothesis, label in rows_of(nli_training(count, 5, counterexamples=0.5)):
+        assert follows(premise, hypothesis) == label, f"{premise} -> {hypothesis}"
+
+
+def test_every_label_of_the_challenge_follows_from_the_meaning(challenge):
+    for premise, hypothesis, label in rows_of(challenge):
+        assert (follows(premise, hypothesis) == "entailment") == (label == "entailment"), f"{premise} -> {hypothesis}"
 
 
 @pytest.mark.parametrize("counterexamples", [0.0, 0.11, 1.0])
@@ -143,8 +326,7 @@ def test_all_words_are_the_large_grammars_or_function_words(training, challenge)
     assert all(used & words for words in (NOUNS, NAMES, verbs, {*WORDS["adjectives"]}, {*WORDS["places"]}))
 
 
-def test_the_pairs_are_those_whose_labels_were_verified():
-    """A solver of propositional logic has verified all of their labels; templates that change need it again."""
-    training = nli_training(4800, 5, counterexamples=0.5)
-    assert training.fingerprint() == "2ff99529ef4545e5" != nli_training(4800, 6, counterexamples=0.5).fingerprint()
-    assert nli_challenge(1200).fingerprint() == "964bc281eb102837" != nli_challenge(1200, seed=3).fingerprint()
+def test_the_pairs_are_the_same_in_every_process():
+    """Values of another one: sets, whose order differs between processes, decide nothing."""
+    assert nli_training(300).fingerprint() == "fb5fb5076fdd9c26" != nli_training(300, seed=3).fingerprint()
+    assert nli_challenge(300).fingerprint() == "0172a5f2fc223fcd" != nli_challenge(300, seed=3).fingerprint()
