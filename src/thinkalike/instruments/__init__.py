@@ -97,7 +97,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
 
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "screen", "wait", "dry_run", "budget",
+    "screen", "wait", "dry_run",
 }  # fmt: skip
 
 
