@@ -100,8 +100,9 @@ class StepData(pl.LightningDataModule):
         assert self.trainer
         first = self.trainer.global_step
         steps: Any = range(first, first + self.steps)  # no fewer: Lightning counts from where the state left off
+        read: Any = self.batch
         pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
-        return DataLoader(steps, batch_size=None, collate_fn=self.batch, pin_memory=pinned)
+        return DataLoader(steps, batch_size=None, collate_fn=read, pin_memory=pinned)
 
 
 class SteppedModule(pl.LightningModule):
