@@ -23,8 +23,7 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
 from thinkalike.evaluation.forks import fork, rate_for
-from thinkalike.instruments.diff import NULLS
-from thinkalike.instruments.diff.answers import Answers
+from thinkalike.instruments.diff.answers import NULLS, Answers
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.frozen import FrozenModel

@@ -233,10 +233,4 @@ def of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distance
     return LayerMeasure(wide, compared, rows_in_order, 2, best, not is_distance)
 
 
-INSTRUMENTS = declare(DECLARED | OUTPUTS, __name__)
-
-
-def __getattr__(name: str) -> Any:  # for entry points
-    if name not in INSTRUMENTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return INSTRUMENTS[name]
+globals().update(declare(DECLARED | OUTPUTS, __name__))  # where entry points find them
