@@ -15,17 +15,9 @@ from torch.nn.functional import cross_entropy
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus
-from thinkalike.evaluation.language import (
-    DocumentSums,
-    document_numbers,
-    halved,
-    next_token_losses,
-    rows_at_once,
-    with_ends,
-)
+from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.losses import CHUNK, bytes_of_logits, unigram_entropy
-from thinkalike.memory import Budget, LiveBytes
+from thinkalike.measures.losses import bytes_of_logits, unigram_entropy
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Shapes
@@ -102,20 +94,6 @@ def _predicted(
     return losses, later
 
 
-def _that_fit(model: FrozenModel, rows: Int[Tensor, "rows context"], most: int) -> int:
-    """Return how many rows fit into memory, at most `most`, from what the rows of one chunk and of two take."""
-    few = -(-49 * CHUNK // (50 * rows.shape[1]))  # 98 % of a chunk count as one
-    if 2 * few > min(most, len(rows)):
-        return most
-    taken = []
-    for count in (few, 2 * few):
-        with LiveBytes(model.device) as live:
-            _predicted(model, rows[:count].long(), torch.Generator().manual_seed(0))
-        taken.append(live.peak)
-    slope, room = (taken[1] - taken[0]) / few, Budget.of(model.device).room
-    return halved(most, lambda count: taken[0] + slope * (count - few) <= room)
-
-
 @torch.no_grad()
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     """Return the loss on the report rows with its interval over documents, and the tokens' unigram entropy, in nats.
@@ -124,7 +102,7 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     for those that `masked_losses` hides, the same each time.
     """
     rows = corpus.report
-    batch, sums = _that_fit(model, rows.tokens, rows_at_once(corpus)), DocumentSums(rows.documents)
+    batch, sums = rows_at_once(corpus), DocumentSums(rows.documents)
     asked, generator = [], torch.Generator().manual_seed(0)
     parts = zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True)
     for part, documents in counted(parts, "batch", -(-len(rows) // batch)):
