@@ -302,7 +302,7 @@ def _processes(run: Run) -> dict[str, Any]:
         "devices": trainer.devices or -1,
         "num_nodes": trainer.num_nodes,
         "strategy": DDPStrategy(broadcast_buffers=False),
-        "use_distributed_sampler": False,  # StepBatches shares the rows
+        "use_distributed_sampler": False,  # StepData shares the rows
     }
 
 
