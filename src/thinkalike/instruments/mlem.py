@@ -19,13 +19,12 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import ConfigError, DataError, nearest, one_of
+from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
@@ -48,7 +47,8 @@ class MLEMConfig(DistanceConfig):
     kind: str = "mlem"
     weights: Literal["diagonal", "full"] = "diagonal"  # full: with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
+    # indicator, as salle2024 has it | scaled, of ordered features | levels | points
+    difference: Literal["indicator", "scaled", "levels", "points"] = "indicator"
     missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"  # NaN is a value of its own
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"  # of weights, by squared distances; recipe=paper: minmax
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -62,7 +62,6 @@ class MLEMConfig(DistanceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.difference", self.difference, DIFFERENCES)
         for pair in self.interactions:
             if len(set(pair)) != 2 or len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")

@@ -17,7 +17,7 @@ from thinkalike.config.schema import CONTEXT
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import DataError, one_of
+from thinkalike.errors import DataError
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.models.outline import names_of
 from thinkalike.models.shapes import Passes, Shapes
@@ -81,16 +81,10 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
-    distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
+    distance: Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"] = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
     skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
-
-    distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.distance", self.distance, self.distances)
 
 
 def sentence_groups(stimuli: Stimuli) -> Tensor | None:
