@@ -38,7 +38,6 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
 
     Raises:
         ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
-        ThinkalikeError: see the instrument.
     """
     chosen = instrument_of(config)
     if isinstance(config, AnalyzeConfig) and config.models is not None and chosen.of_models != "all":
@@ -67,11 +66,7 @@ def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
 
 
 def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | AnalyzeConfig]:
-    """Return the jobs that a configuration stands for: itself, or those of the models of its list.
-
-    Raises:
-        ConfigError: see `jobs_of`.
-    """
+    """Return the jobs that a configuration stands for: itself, or those of the models of its list, see `jobs_of`."""
     if isinstance(config, AnalyzeConfig) and config.models is not None:
         stands_for = instrument(measure_module(config.measure.kind)).of_models
         if stands_for != "all":

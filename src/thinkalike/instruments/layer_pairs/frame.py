@@ -249,11 +249,7 @@ class LayerPairs(Instrument):
     # ---- what comes out
 
     def outcome(self, job: Comparison) -> Outcome:
-        """Return the table and the numbers of all batches.
-
-        Raises:
-            DataError: see `Comparison.estimates`.
-        """
+        """Return the table and the numbers of all batches."""
         estimates, with_massive = job.estimates()
         rows, columns = (layer_rows(side.name, side.layers) for side in (job.source, job.target))
         level = job.batches.level
