@@ -22,7 +22,6 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
-from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.instruments.diff.answers import NULLS, Answers
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
@@ -128,8 +127,8 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
                     answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
                 else:
                     norm, steps = norms(base, changed)[0], measure.steps
-                    rate = measure.rate or rate_for(base, text, norm, steps)
-                    forked = partial(fork, base, text, norm, rate=rate, steps=steps)
+                    rate = measure.rate or changes.rate_for(base, text, norm, steps)
+                    forked = partial(changes.fork, base, text, norm, rate=rate, steps=steps)
                     answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)
         facts = {"data": facts}
         if pairs:

@@ -189,7 +189,7 @@ class LayerPairs(Instrument):
         runs, watched = ModelRuns(), FirstBatch(SMALLER)
         with work.phase("loading"):
             if config.activations:
-                from thinkalike.instruments.layer_pairs.recordings import comparison_of_stimuli
+                from thinkalike.instruments.of_stimuli import comparison_of_stimuli
 
                 job = comparison_of_stimuli(self, config, work, watched)
             else:
