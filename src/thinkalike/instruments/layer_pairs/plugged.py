@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import plugins
-from thinkalike.config.registry import MEASURES
-from thinkalike.config.roots import MeasureConfig
+from thinkalike.config import MEASURES, MeasureConfig
 from thinkalike.errors import PluginError
 from thinkalike.instruments.layer_pairs.declared import ComparedAgain, Declared, declare
 from thinkalike.job import Instrument
