@@ -131,10 +131,6 @@ def _done(job: Job, composed: DictConfig) -> list[Path]:
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
         from thinkalike.instruments import check_read  # torch takes seconds to import
 
-        if isinstance(config, AnalyzeConfig) and config.budget:
-            from thinkalike.instruments.layer_pairs.budget import within_budget
-
-            config = within_budget(config)
         check_read(overrides, config)
         if config.dry_run:
             from thinkalike.forecast import show_forecast
