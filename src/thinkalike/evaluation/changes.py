@@ -8,6 +8,7 @@ training on its own text.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy, deepcopy
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.arguments import seeded
 from thinkalike.data.rows import TokenRows
+from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     TokenChanges,
     beyond_null,
@@ -28,6 +30,7 @@ from thinkalike.measures.changes import (
     signed_permutation,
     token_changes,
 )
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
@@ -165,6 +168,22 @@ def perturbed(base: FrozenModel, changed: FrozenModel, seed: int) -> Iterator[Fr
     generator = seeded(seed)
     with moved(base, changed, lambda name, change: signed_permutation(change, generator)):
         yield base
+
+
+def mean_over_documents(
+    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95, *, together: bool = False
+) -> Estimate:
+    """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
+
+    Args:
+        documents: the number of the document of each token; each number below the largest occurs.
+        together: see `bootstrap_interval`.
+    """
+    count = int(documents.max()) + 1
+    if count < FEWEST_GROUPS:
+        return interval_around(values.double().mean(-1), math.inf)
+    sums = sum_by_document(values, documents, count)
+    return bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
 
 
 def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:

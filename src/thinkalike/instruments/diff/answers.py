@@ -18,8 +18,8 @@ from torch import Tensor
 
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import Change, Move, PartChanges, Seen, beyond_forks, moves
-from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
+from thinkalike.evaluation.changes import Change, Move, PartChanges, Seen, beyond_forks, mean_over_documents, moves
+from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
