@@ -30,6 +30,7 @@ from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
+DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
 class OfStimuli(Instrument):
@@ -85,7 +86,7 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
-    distance: Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"] = "euclidean"
+    distance: DistanceName = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
     skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out

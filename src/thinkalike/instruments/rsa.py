@@ -19,6 +19,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.of_stimuli import (
     DistanceConfig,
+    DistanceName,
     OfStimuli,
     rows_of_sides,
     sentence_groups,
@@ -52,9 +53,7 @@ class RSAConfig(DistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
-    distance: Literal[  # type: ignore[assignment]
-        "euclidean", "cosine", "correlation", "manhattan", "norm_difference", "crossnobis"
-    ] = "euclidean"
+    distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
     permutations: int = ranged(0, least=0, most=10**6)  # of sentences, in Mantel's test; 0: no p-values
     comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = "spearman"
     noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
