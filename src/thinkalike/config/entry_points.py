@@ -28,7 +28,7 @@ from omegaconf import DictConfig
 from thinkalike.config.compose import COMPOSING_ERRORS, checked, explained
 from thinkalike.config.sources import CONF, register
 from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError, first_line
-from thinkalike.interrupts import Interrupted, follow_parent, heeded
+from thinkalike.processes import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing
 
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep

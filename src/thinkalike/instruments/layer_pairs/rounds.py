@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from thinkalike.instruments.layer_pairs.comparison import Comparison
-from thinkalike.interrupts import asked, at_boundaries, stop
+from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns
 
