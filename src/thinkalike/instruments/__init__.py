@@ -1,6 +1,6 @@
 """Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
 
-`thinkalike.config.registry` lists them. A module here holds the settings of a measure, such as `CKAConfig`, and one
+`thinkalike.config.roots` finds them. A module here holds the settings of a measure, such as `CKAConfig`, and one
 subclass of `Instrument`; it imports at its top what is quick, and inside functions what is not.
 """
 
