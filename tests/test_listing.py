@@ -15,8 +15,7 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query, search, selected, show_sweep
-from thinkalike.store import Headline, Job
-from thinkalike.store.result import seal
+from thinkalike.store import Headline, Job, seal
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
 
