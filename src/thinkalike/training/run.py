@@ -225,11 +225,7 @@ class Run:
 
 
 def fit(
-    module: SteppedModule,
-    data: StepData,
-    run: Run,
-    loggers: Sequence[Logger] = (),
-    callbacks: Sequence[Callback] = (),
+    module: SteppedModule, data: StepData, run: Run, loggers: Sequence[Logger] = (), callbacks: Sequence[Callback] = ()
 ) -> None:
     """Train a module on rows to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 

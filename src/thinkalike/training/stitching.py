@@ -109,12 +109,7 @@ def _fits(losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int],
 
 
 def largest_microbatch(
-    limits: TrainerConfig,
-    losses: Losses,
-    weights: Weights,
-    rows: Tensor,
-    tails: Sequence[int],
-    momenta: int,
+    limits: TrainerConfig, losses: Losses, weights: Weights, rows: Tensor, tails: Sequence[int], momenta: int
 ) -> Microbatch:
     """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
 
