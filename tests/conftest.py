@@ -118,7 +118,7 @@ def served(root, monkeypatch, tmp_path):
 
 def step_data(rows, module, seed=0):
     """The rows of a training, as many a step as its configuration says."""
-    from thinkalike.training.steps import StepData
+    from thinkalike.training.run import StepData
 
     return StepData(rows, module.config.tokens_per_step, module.steps, seed)
 
@@ -203,7 +203,7 @@ def untrained(words: list[str], kind: str = "least_squares") -> list[str]:
 
 def results_in(store: Path, kind: str = "*") -> list:
     """All finished jobs of a kind in a store, sorted by folder."""
-    from thinkalike.store import finished
+    from stores import finished
 
     return list(finished(store, kind))
 

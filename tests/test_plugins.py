@@ -5,14 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from conftest import CLI, composed
 from thinkalike import Stitch, plugins
-from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.plugged import _of_function
+from thinkalike.instruments.layer_pairs.declared import of_function
 from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.optimizers import optimizer_of
@@ -81,8 +79,6 @@ def test_a_path_that_a_result_names_is_never_run(trained, files):
     for given in ({}, {"plugin": "my_stitch.py"}):
         with pytest.raises(PluginError):
             stitch_modules(result, **given)
-    with pytest.raises(ConfigError):
-        train_config(yaml.safe_load((result.folder / "config.yaml").read_text()))
     assert not Path("ran").exists()
     plugins.load(STITCH)
     assert Path("ran").exists(), "control"
@@ -221,6 +217,6 @@ def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
 
 @pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])
 def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
-    compare = _of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
+    compare = of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
     with pytest.raises(PluginError, match="bad"):
         compare(torch.zeros(3, 3), torch.zeros(3, 3))

@@ -107,9 +107,9 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     Weights that only one model ties are untied in it. Of vocabularies with different numbers of rows, the first rows,
     which both have, stay; tokens beyond them have no logits then.
     """
-    done, ties = [], [_tied(model.module) for model in (base, changed)]
-    for model, own, other in ((base, *ties), (changed, *ties[::-1])):
-        for path, name in own - other:
+    done, first, second = list[str](), _tied(base.module), _tied(changed.module)
+    for model, alone in ((base, first - second), (changed, second - first)):
+        for path, name in alone:
             module = model.module.get_submodule(path)
             setattr(module, name, nn.Parameter(getattr(module, name).detach().clone(), requires_grad=False))
             done.append(f"Only {model.name} ties {path}.{name} to its embedding; both models are compared untied.")

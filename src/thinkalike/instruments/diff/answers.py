@@ -22,7 +22,6 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import AT_ONCE, Change, PartChanges, Seen, log_probabilities
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
-from thinkalike.instruments.diff import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
@@ -40,6 +39,8 @@ from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.progress import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
+NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
+EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 FEWEST = 3  # occurrences of a token
 LEVEL = 0.05  # of all tests
 PLACES, GAP = 512, 8  # of tokens that are put into the text, and how many tokens apart

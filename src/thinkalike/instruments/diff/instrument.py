@@ -9,21 +9,31 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
+import torch
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.instruments.diff import NULLS
+from thinkalike.evaluation import changes
+from thinkalike.evaluation.forks import fork, rate_for
+from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
+from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
+from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.tokenizers import check_cuts
+from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from thinkalike.data.rows import TokenRows
-    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +97,6 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         return [*both, Passes("parts and null", own, again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        from thinkalike.evaluation import changes
-        from thinkalike.evaluation.forks import fork, rate_for
-        from thinkalike.instruments.diff.answers import Answers, unchanged
-        from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
-        from thinkalike.models.load import load_models
-        from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
-
         measure: Any = config.measure
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
@@ -109,7 +112,8 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         if not parts and settings.empty:
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
-            rows, text, facts = read_rows(config, base, changed, FORKED if measure.null == "drift" else 1)
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+            check_text(base, changed, rows)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
@@ -146,8 +150,6 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         return replace(answers.outcome(), models=models, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike import figures
-
         if "layers" in result.tables:
             figures.changes(result.table, result.tables["layers"], folder)
 
@@ -161,28 +163,14 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         ]
 
     def show(self, result: Result) -> None:
-        from thinkalike.instruments.diff.screen import lines
-        from thinkalike.screen import show_text
-
         for line in lines(result):
             show_text(line)
 
 
 def read_rows(
-    config: AnalyzeConfig, base: FrozenModel, changed: FrozenModel, fit_tokens: int = 1
+    config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
-    """Return rows of the report's text at random, those to fit on, and what the provenance says of them.
-
-    Raises:
-        ModelError: the models cut this text into different tokens, or only one has a token of it.
-    """
-    import torch
-
-    from thinkalike.arguments import seeded
-    from thinkalike.data.corpus import read_corpus
-    from thinkalike.data.rows import TokenRows
-    from thinkalike.models.tokenizers import check_cuts
-
+    """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
     measure: Any = config.measure
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
@@ -193,8 +181,16 @@ def read_rows(
     )  # fmt: skip
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
+    return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+
+
+def check_text(base: FrozenModel, changed: FrozenModel, rows: TokenRows) -> None:
+    """Check that both models cut a text into these tokens, and have a row of the embedding for each of them.
+
+    Raises:
+        ModelError: they do not.
+    """
     texts = base.tokenizer.batch_decode(rows.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     check_cuts(base, changed, texts)
     if (largest := int(rows.tokens.max())) >= base.vocabulary:
         raise ModelError(f"the text holds {base.tokenizer.decode([largest])!r}, for which only one model has a row")
-    return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
