@@ -26,9 +26,9 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 # A module imports from its own part and from lower levels only.
 LEVELS = {
     "errors": 0,
-    "interrupts": 0,
     "progress": 0,
     "plugins": 0.5,  # knows errors
+    "processes": 0.5,
     "config": 1,  # knows errors and plugins, and nothing else
     "digests": 0,
     "memory": 1,
@@ -43,7 +43,6 @@ LEVELS = {
     "states": 3,
     "stitches": 3,
     "evaluation": 3,
-    "processes": 3,
     "loggers": 3,
     "figures": 3,
     "job": 4,

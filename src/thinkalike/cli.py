@@ -30,7 +30,7 @@ from omegaconf import DictConfig
 from thinkalike.config import CONF, AnalyzeConfig, TrainConfig
 from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, first_line, nearest
-from thinkalike.interrupts import Interrupted, follow_parent, heeded
+from thinkalike.processes import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
