@@ -20,7 +20,7 @@ from thinkalike.contrib.sae.evaluation import (
 )
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, carried, sae_loss, with_fitted_decoder
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.measures import PairMoments, both_directions

@@ -84,10 +84,7 @@ def continuations(
     up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
     for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
         for place, end in enumerate(ends):
-            if end == BOUNDARY:
-                rows[place] = boundary
-            else:
-                rows[place, _next_token(contrasts, place, end, tokenizer)] = True
+            rows[place, boundary if end == BOUNDARY else _next_token(contrasts, place, end, tokenizer)] = True
     for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
         raise DataError(f"{contrasts.source} row {place + 1}: its up and down have a token in common")
     return up, down
@@ -157,22 +154,14 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     entries = words["female"] + words["male"] + words["neither"]
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
-    texts, counterparts = map(list, zip(*(_pair(kind, *each) for each in drawn), strict=True))
+    texts, counterparts = [], []
+    for determiner, entry, (after, _, _) in drawn:
+        singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
+        other = (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
+        for side, (before, word) in ((texts, (f"{determiner} ", singular)), (counterparts, other)):
+            side.append(Prompt(before + word + after, (len(before), len(before) + len(word))))
     ups, downs = [bare for *_, (_, bare, _) in drawn], [third for *_, (_, _, third) in drawn]
     return Contrasts(texts, counterparts, ups, downs, f"the {size} grammar, {kind}")
-
-
-def _pair(kind: str, determiner: str, entry: str, verb: tuple[str, str, str]) -> tuple[Prompt, Prompt]:
-    singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
-    after, _, _ = verb
-    text = _prompt(f"{determiner} ", singular, after)
-    if kind == "number":
-        return text, _prompt(f"{determiner} ", plural, after)
-    return text, _prompt(f"does {determiner} ", singular, after)
-
-
-def _prompt(before: str, word: str, after: str) -> Prompt:
-    return Prompt(before + word + after, (len(before), len(before) + len(word)))
 
 
 def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, str]]:

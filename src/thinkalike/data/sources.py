@@ -53,7 +53,15 @@ def reading(path: Path) -> Iterator[None]:
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM."""
-    with _opened(path) as lines:
+    lines: Any
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        lines = io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
+    else:
+        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+        lines = opened(path, "rt", encoding="utf-8-sig")
+    with lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -71,16 +79,6 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
     records = (record for batch in file.iter_batches(columns=columns) for record in batch.to_pylist())
     for number, record in enumerate(records, 1):
         yield f"{path} row {number}", record
-
-
-def _opened(path: Path) -> Any:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    if path.suffix.lower() == ".zst":
-        import pyarrow
-
-        return io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
 
 
 def recording_fingerprint(path: str) -> str:
@@ -131,7 +129,6 @@ def _explained(label: str, repository: str, revision: str | None, remedy: str) -
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard
-        reason = (
-            cause_of(error, repository, revision) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = cause_of(error, repository, revision) or words
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error

@@ -134,7 +134,8 @@ class Stimuli:
         Raises:
             DataError: a feature is alike in all pairs, or different in all.
         """
-        alike = np.array([[_pairs_alike(self.features[[f, g]]) for g in self.names] for f in self.names])
+        counts = [[np.bincount(joint_codes(self.features[[f, g]])) for g in self.names] for f in self.names]
+        alike = np.array([[float((each * (each - 1) / 2).sum()) for each in row] for row in counts])
         alike /= max(len(self) * (len(self) - 1) / 2, 1)
         share = alike.diagonal()
         if useless := [name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1]:
@@ -240,12 +241,6 @@ def _levels(column: pd.Series) -> list[str]:
     if kind_of(column) in NUMBERS:
         return [_level(value) for value in sorted(values)]
     return sorted({_level(value) for value in values}, key=natural_order)
-
-
-def _pairs_alike(features: pd.DataFrame) -> float:
-    """Return how many pairs of rows are alike in all features."""
-    counts = np.bincount(joint_codes(features)).astype(float)
-    return float((counts * (counts - 1) / 2).sum())
 
 
 @dataclass(frozen=True, eq=False)

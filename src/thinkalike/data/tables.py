@@ -1,28 +1,71 @@
-"""Stimuli that users bring in tables: .csv, .tsv, .parquet. Rows are counted from 1, below the header.
+"""The stimuli of a configuration, and those that users bring in tables: .csv, .tsv, .parquet.
 
-An empty cell or NaN says that a feature does not apply.
+Rows are counted from 1, below the header. An empty cell or NaN says that a feature does not apply.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.documents import canonical
+from thinkalike.config import StimuliConfig
+from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, duplicates, varied
+from thinkalike.data.stimuli import (
+    Kinds,
+    Names,
+    Span,
+    Stimuli,
+    chosen,
+    controlled_stimuli,
+    crossed_stimuli,
+    duplicates,
+    varied,
+)
 from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 ROLES = ("text", "word", "start", "stop", "id")
+
+
+def read_stimuli(config: StimuliConfig) -> Stimuli:
+    """Return the stimuli that a configuration describes; the last ones are kept as long as their file stays as it is.
+
+    Raises:
+        DataError: a file is missing, damaged or lacks something, or there are too few stimuli for the sample.
+    """
+    return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
+
+
+@lru_cache(maxsize=2)
+def _stimuli(settings: str, _: int | None) -> Stimuli:
+    config = StimuliConfig(**json.loads(settings))
+    if config.kind in ("controlled", "crossed"):
+        is_crossed, count = config.kind == "crossed", config.sentences or 400
+        stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
+        names = chosen(stimuli.source, config.features, stimuli.names)
+        stimuli = replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
+    elif config.kind == "conllu":
+        stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
+    else:
+        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+    return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
+
+
+def changed_at(path: str | None) -> int | None:
+    """Return when a file was last changed, in ns, if there is one."""
+    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
 
 
 def read_table(
@@ -60,13 +103,7 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values)
-    stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
-    inferred = {name: stimuli.kinds[name] for name in names if name not in (kinds or {})}
-    for name in inferred:
-        _warn_of_levels(path, table[name])
-    if found := [name for name, kind in inferred.items() if kind == "continuous"]:
-        log.info("%s: %s are continuous, as numbers with fractions; kinds changes that", path, ", ".join(found))
-    return stimuli
+    return varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -137,15 +174,3 @@ def _values(column: pd.Series) -> pd.Series:
     numbers = pd.to_numeric(values, errors="coerce")
     written = all(isinstance(value, str) for value in values.dropna())
     return numbers if written and numbers.notna().equals(values.notna()) else values
-
-
-def _warn_of_levels(path: str | Path, column: pd.Series) -> None:
-    """Warn of levels that may not be meant: words among numbers, and names that differ in white space or case."""
-    texts = [each for each in column.dropna().unique() if isinstance(each, str)]
-    words = [each for each in texts if pd.isna(pd.to_numeric(each, errors="coerce"))]
-    if words and 2 * len(words) <= len(texts):
-        log.warning("warning: %s: %s is nominal, as it has %r among its numbers", path, column.name, words[0])
-    first: dict[str, str] = {}
-    for each in texts:
-        if (other := first.setdefault(canonical(each), each)) != each:
-            log.warning("warning: %s: %s has the levels %r and %r, which look alike", path, column.name, other, each)

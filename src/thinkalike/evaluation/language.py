@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.data.rows import Corpus, Layout
+from thinkalike.data.corpus import Corpus, Layout
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens import Beyond, TokensBefore
 from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.data.rows import Layout
+from thinkalike.data.corpus import Layout
 from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl

@@ -125,15 +125,10 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
 
 
 class Part(NamedTuple):
-    """A job of an atlas.
+    """A job of an atlas."""
 
-    Attributes:
-        measure: the kind of its measure, or `FORWARD` or `BACK` of stitches.
-        source, target: what the atlas calls the two models of the pair, also where the job stitches them backwards.
-    """
-
-    measure: str
-    source: str
+    measure: str  # the kind of its measure, or `FORWARD` or `BACK` of stitches
+    source: str  # what the atlas calls the first model of the pair, also where the job stitches them backwards
     target: str
     config: AnalyzeConfig | TrainConfig
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.data.rows import Layout
+from thinkalike.data.corpus import Layout
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
 from thinkalike.evaluation.likeness import (
     LikenessSums,

@@ -27,8 +27,7 @@ from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Setting
 from thinkalike.contrib.court.table import entries
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints

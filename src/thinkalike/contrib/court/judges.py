@@ -45,19 +45,12 @@ COURT = ["target", "layer", "seed"]
 
 
 class Judge(NamedTuple):
-    """A measure of likeness.
+    """A measure of likeness."""
 
-    Attributes:
-        name: what tables call it.
-        value: what it says of a source.
-        higher: whether more means more alike.
-        against: the kinds of decoys that it is meant to tell from what is alike.
-    """
-
-    name: str
-    value: Callable[[Evidence], float]
-    higher: bool
-    against: tuple[str, ...] = DECOYS
+    name: str  # what tables call it
+    value: Callable[[Evidence], float]  # what it says of a source
+    higher: bool  # whether more means more alike
+    against: tuple[str, ...] = DECOYS  # the kinds of decoys that it is meant to tell from what is alike
 
 
 def _cka(evidence: Evidence) -> float:

@@ -26,11 +26,7 @@ SHORT = "sae.tokens=163840"
 
 
 class Transfer(NamedTuple):
-    """A source and a target, their layers, the settings of both, and what is claimed.
-
-    Attributes:
-        bound: of the share of FLOPs that is saved against a random start.
-    """
+    """A source and a target, their layers, the settings of both, and what is claimed."""
 
     source: str
     source_layer: int
@@ -38,7 +34,7 @@ class Transfer(NamedTuple):
     layer: int
     settings: tuple[str, ...]
     claim: str
-    bound: Bound
+    bound: Bound  # of the share of FLOPs that is saved against a random start
 
     @property
     def label(self) -> str:

@@ -42,20 +42,13 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A job that an experiment rests on.
+    """A job that an experiment rests on."""
 
-    Attributes:
-        label: the name of its result.
-        models: its source and its target, by name or as they are; only one: it is both; none: the job reads no models.
-        words: its further overrides.
-        changes: parts of its configuration, in place of what the overrides say.
-    """
-
-    label: str
-    models: Sequence[Model | str] = ()
-    words: tuple[str, ...] = ()
+    label: str  # the name of its result
+    models: Sequence[Model | str] = ()  # its source and its target, or one that is both; none: it reads no models
+    words: tuple[str, ...] = ()  # its further overrides
     entry_point: str = "analyze"
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # parts of its configuration, in place of these
 
 
 @dataclass(frozen=True)
@@ -78,17 +71,13 @@ class Case:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder.
-
-    Attributes:
-        blank: columns of the tables whose cells may be empty.
-    """
+    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder."""
 
     table: pd.DataFrame
     claims: Sequence[Claim]
     draw: Callable[[Path], Any] = lambda folder: None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    blank: Sequence[str] = ()
+    blank: Sequence[str] = ()  # columns of the tables whose cells may be empty
 
 
 class Experiment(

@@ -18,8 +18,8 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers import salle2024_profiles as base
 from thinkalike.contrib.papers.claims import FAILS, Bound, Claim, judged, level_of_each, over_models, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import weighted_tau

@@ -21,9 +21,9 @@ from torch import Tensor
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import derivations
 from thinkalike.data.stimuli import Stimuli, from_sentences
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import Estimate, fold_interval, jackknife, stimulus_folds
 from thinkalike.store import Result

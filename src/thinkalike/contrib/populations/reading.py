@@ -7,7 +7,7 @@ from functools import lru_cache
 from thinkalike.contrib.populations.config import PairsConfig
 from thinkalike.contrib.populations.pairs import Pairs, hub_pairs, pairs_in
 from thinkalike.contrib.populations.templates import nli_challenge, nli_training
-from thinkalike.data.from_config import changed_at
+from thinkalike.data.tables import changed_at
 from thinkalike.errors import ConfigError
 
 WHOLE = "challenge"  # the name of the whole of a challenge

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.sae.measures import SparseAutoencoder, spread_of
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import DocumentSums, last_states, next_token_losses
 from thinkalike.measures.bootstrapping import sum_by_document
 from thinkalike.models.frozen import FrozenModel

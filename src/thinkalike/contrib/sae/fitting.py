@@ -37,19 +37,13 @@ class Fitted:
 
     Where there are several rates, the best of a start is chosen on every other document of the report, and judged on
     the others.
-
-    Attributes:
-        errors: (looks, starts, rates, seeds, documents), see `SAETraining`.
-        spread: (documents) Σ‖h - μ‖².
-        active, dead: (looks, starts, rates, seeds).
-        began, ended: the autoencoders, by start, rate and seed.
     """
 
-    errors: Tensor
-    spread: Tensor
-    active: Tensor
+    errors: Tensor  # (looks, starts, rates, seeds, documents), see `SAETraining`
+    spread: Tensor  # (documents) Σ‖h - μ‖²
+    active: Tensor  # (looks, starts, rates, seeds)
     dead: Tensor
-    began: list[SparseAutoencoder]
+    began: list[SparseAutoencoder]  # by start, rate and seed
     ended: list[SparseAutoencoder]
 
     def best_rate(self, start: int, look: int = -1) -> int:
@@ -104,20 +98,13 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
 
 @dataclass(frozen=True)
 class Course:
-    """What the autoencoders of a start explain as they read, and what that takes.
-
-    Attributes:
-        start: its name.
-        tokens: how many had been read at each look, from 0.
-        explained: (looks, seeds), at the rate that is best at that look.
-        fixed, each: operations before training, and of each token.
-    """
+    """What the autoencoders of a start explain as they read, and what that takes."""
 
     start: str
-    tokens: Sequence[int]
-    explained: Float[Tensor, "looks seeds"]
-    fixed: float
-    each: float
+    tokens: Sequence[int]  # how many had been read at each look, from 0
+    explained: Float[Tensor, "looks seeds"]  # at the rate that is best at that look
+    fixed: float  # operations before training
+    each: float  # operations of each token
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the operations of training on this many tokens, including the preparation."""

@@ -14,8 +14,7 @@ from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.evaluation import SiteStates, site_states, states_after
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
@@ -119,21 +118,15 @@ def check_source(made: Result, model: FrozenModel) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a job works with.
-
-    Attributes:
-        opening: rows that training reads early, from which states are scaled, and maps and decoders are fitted.
-        source: the model whose autoencoders are carried over, or None.
-        made: the result that has these autoencoders.
-    """
+    """What a job works with."""
 
     config: SAEConfig
     seed: int
     model: FrozenModel
     corpus: Corpus
-    opening: Tensor
-    source: FrozenModel | None = None
-    made: Result | None = None
+    opening: Tensor  # rows that training reads early, from which states are scaled, and maps and decoders are fitted
+    source: FrozenModel | None = None  # the model whose autoencoders are carried over, or None
+    made: Result | None = None  # the result that has these autoencoders
 
     @classmethod
     def of(cls, config: SAEJob, inputs: Mapping[str, Any]) -> Setting:

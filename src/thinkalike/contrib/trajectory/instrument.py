@@ -61,7 +61,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         from thinkalike.contrib.trajectory.answers import tasks_of_features
         from thinkalike.data.documents import text_fingerprint
-        from thinkalike.data.from_config import read_stimuli
+        from thinkalike.data.tables import read_stimuli
 
         stimuli = read_stimuli(config.stimuli)
         tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.schema import COUNTS
-from thinkalike.data.rows import Corpus
+from thinkalike.data.corpus import Corpus
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplained_variance
 from thinkalike.job import Instrument, fingerprints

@@ -28,8 +28,8 @@ from thinkalike.contrib.transfer.maps import (
 )
 from thinkalike.contrib.transfer.measures import STEPS
 from thinkalike.contrib.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.setting import shared_text

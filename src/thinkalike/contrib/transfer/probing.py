@@ -36,22 +36,15 @@ SPLITS = ("sentence", "word")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together.
-
-    Attributes:
-        rows: the numbers of the stimuli among all.
-        labels: the number of each one's level.
-        sentences: the number of the text of each.
-        groups: the number of the sentence or the word of each.
-    """
+    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together."""
 
     feature: str
     split: str
     levels: Sequence[str]
-    rows: Int[Tensor, " n"]
-    labels: Int[Tensor, " n"]
-    sentences: Int[Tensor, " n"]
-    groups: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"]  # the numbers of the stimuli among all
+    labels: Int[Tensor, " n"]  # the number of each one's level
+    sentences: Int[Tensor, " n"]  # the number of the text of each
+    groups: Int[Tensor, " n"]  # the number of the sentence or the word of each
     fold_of: Int[Tensor, " n"]
 
     def learnable(self) -> Task:
@@ -116,20 +109,15 @@ States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 @dataclass(frozen=True, eq=False)
 class Probing:
-    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds.
-
-    Attributes:
-        source, target, untrained: the states of all stimuli; the last those of an untrained target, if there is one.
-        maps, back: between source and target, and between source and untrained target.
-    """
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
 
     measure: Any
     seed: int
     source: States
     target: States
     maps: Mapping[LayerPair, PairMap]
-    untrained: States = ()
-    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
+    untrained: States = ()  # of an untrained target, if there is one
+    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)  # between the source and that
     fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:

@@ -209,10 +209,6 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
 class Trial:
     """The contrasts as both models read them, to steer the target.
 
-    Attributes:
-        natural: how far the counterpart of each text moves the target's log-probability gap, in nats.
-        groups: the pairs of one word, over which intervals are, and which folds keep together if there are as many.
-
     Raises:
         DataError: there are fewer pairs than folds.
     """
@@ -222,8 +218,8 @@ class Trial:
         self.read = read_prompts(source, contrasts), read_prompts(target, contrasts)
         texts, counterparts = self.read[1]
         self.texts, self.before = texts, gaps(target, texts)
-        self.natural = gaps(target, counterparts) - self.before
-        self.groups = contrasts.groups
+        self.natural = gaps(target, counterparts) - self.before  # how far each counterpart moves the gap, in nats
+        self.groups = contrasts.groups  # the pairs of one word, which folds keep together if there are as many
         owners = self.groups if len(self.groups.unique()) >= measure.folds else None
         try:
             self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, owners)

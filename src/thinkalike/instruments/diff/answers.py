@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from torch import Tensor
 
 from thinkalike.data.contrasts import Contrasts, kind_of_token
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents

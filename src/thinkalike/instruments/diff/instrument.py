@@ -22,7 +22,7 @@ from thinkalike.store import Headline, Result
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinkalike.data.rows import TokenRows
+    from thinkalike.data.corpus import TokenRows
     from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
@@ -163,8 +163,7 @@ def read_rows(
     import torch
 
     from thinkalike.arguments import seeded
-    from thinkalike.data.corpus import read_corpus
-    from thinkalike.data.rows import TokenRows
+    from thinkalike.data.corpus import TokenRows, read_corpus
 
     measure: Any = config.measure
     context = config.data.context or min(ROW, base.context)

@@ -19,8 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.paired import alignment_shares
-from thinkalike.data.rows import Corpus, PairedRows
+from thinkalike.data.corpus import Corpus, PairedRows
 from thinkalike.errors import listed
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.setting import Setting
@@ -207,7 +206,9 @@ def alignment_scalars(corpus: Corpus) -> dict[str, float]:
     """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
     if not isinstance(corpus.report, PairedRows):
         return {}
-    return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
+    counts = corpus.counts
+    exactly, nowhere = (counts[f"aligned_{how}"] / counts["report_tokens"] for how in ("exactly", "nowhere"))
+    return {"aligned_exactly": exactly, "aligned_earlier": 1 - exactly - nowhere, "aligned_nowhere": nowhere}
 
 
 def _seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
