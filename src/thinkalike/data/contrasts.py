@@ -154,7 +154,7 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     entries = words["female"] + words["male"] + words["neither"]
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
-    texts, counterparts = [], []
+    texts, counterparts = list[Prompt](), list[Prompt]()
     for determiner, entry, (after, _, _) in drawn:
         singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
         other = (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
@@ -187,7 +187,7 @@ def read_contrasts(path: str | Path) -> Contrasts:
     """
     frame = read_frame(Path(path)).astype(str)
     chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
-    texts, counterparts = [], []
+    texts, counterparts = list[Prompt](), list[Prompt]()
     for number, row in enumerate(frame.to_dict("records"), 1):
         place = f"{path} row {number}"
         if empty := [name for name in COLUMNS if not row[name]]:

@@ -134,20 +134,15 @@ def identity_stitches(
         masks = None if mask is None else mask.repeat(len(sources), 1)
         outcomes = []
         for target in models:
-            logits = _stitched_logits(states, target, cuts, masks)
+            entering = (
+                torch.cat([own.to(target.device, target.dtype) for own in cut]) for cut in zip(*states, strict=True)
+            )
+            tails = [target.tail(group, cut, masks) for group, cut in zip(entering, cuts, strict=True)]
+            logits = torch.stack(tails, 1).unflatten(0, (len(states), -1)).transpose(1, 2)  # (s, cuts, b, c)
             losses = class_losses(logits, labels, target.classes, wanted).losses
             outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
         found.append([torch.stack(values, 1) for values in zip(*outcomes, strict=True)])
     return IdentityStitches(*(torch.cat(values) for values in zip(*found, strict=True)))
-
-
-def _stitched_logits(
-    states: Sequence[Sequence[Tensor]], target: FrozenModel, cuts: Sequence[Layer], masks: Tensor | None
-) -> Float[Tensor, "s cuts b c"]:
-    """Return the logits that a target gives from the states of some sources at each cut."""
-    entering = ([own.to(target.device, target.dtype) for own in at_cut] for at_cut in zip(*states, strict=True))
-    tails = [target.tail(torch.cat(group), cut, masks) for group, cut in zip(entering, cuts, strict=True)]
-    return torch.stack(tails, 1).unflatten(0, (len(states), -1)).transpose(1, 2)
 
 
 def check_alike(models: Sequence[FrozenModel]) -> None:

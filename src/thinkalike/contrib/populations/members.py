@@ -19,7 +19,7 @@ from thinkalike.contrib.populations.class_losses import IdentityStitches, identi
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
-from thinkalike.contrib.populations.reading import read_pairs
+from thinkalike.contrib.populations.templates import read_pairs
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.interrupts import at_boundaries, stop
@@ -89,7 +89,6 @@ def _published(name: str, number: Any) -> ModelConfig:
 
 
 def _base(config: PopulationJob) -> ModelConfig:
-    """Return the configuration of the model that members are fine-tunings of."""
     return _composed("population.base", str(config.population.base))
 
 
@@ -128,7 +127,7 @@ def _finetuned(config: PopulationJob) -> list[Member]:
         with doing(f"member {index + 1} of {chosen.size}"):
             result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
         member = _member(f"{chosen.base}-nli-{index}", "", result)
-        made.append((accuracy_on(load_model(member.config), pairs, config.pairs.truncate), member))
+        made.append((accuracy_on(load_model(member.config), pairs), member))
     ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
     groups = zip(GROUPS, (ranked[: chosen.per_group], ranked[: -chosen.per_group - 1 : -1]), strict=True)
     return [member._replace(group=group) for group, best in groups for member in best]
@@ -211,7 +210,11 @@ def stitched_members(
     Args:
         measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
     """
-    found, first = _begun(models, len(pairs), work)
+    if (kept := work.resume(STITCHES)) is not None:
+        found, first = IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
+    else:
+        shape, first = (len(models), len(models), models[0].n_layers + 1, len(pairs)), 0
+        found = IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8))
     parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
 
     def add(number: int, batch: PairBatch) -> None:
@@ -239,15 +242,6 @@ def stitched_members(
         gather()
     work.processes.end_of_share()
     return found
-
-
-def _begun(models: Sequence[FrozenModel], pairs: int, work: Work) -> tuple[IdentityStitches, int]:
-    """Return what an earlier run left, or nothing but zeros, and how many batches it did."""
-    kept = work.resume(STITCHES)
-    if kept is not None:
-        return IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
-    shape = len(models), len(models), models[0].n_layers + 1, pairs
-    return IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)), 0
 
 
 def likeness_of_members(
@@ -317,7 +311,6 @@ def pair_batches(
         pairs: how many are read, the first in that order.
     """
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
-
     numbers = numbered_by_part(torch.arange(len(order)))
 
     def states_of(batch: PairBatch, owners: Int[Tensor, " b"]) -> list[list[Shaped[Tensor, "n ..."]]]:

@@ -10,9 +10,8 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,6 @@ class Pairs:
     heuristics: list[str] = field(default_factory=list)  # "" where the set names no heuristic
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
-    unlabelled: int = 0  # rows that were left out because annotators did not agree on a label
-    repeated: int = 0  # pairs that were left out because they are also fitted on
 
     def __post_init__(self) -> None:
         nothing = [""] * len(self)
@@ -94,7 +91,7 @@ class Pairs:
             raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
         if repeated := len(self) - len(kept):
             log.warning("%s: left out %s of %s pairs, which are also in %s", self.source, repeated, len(self), source)
-        return replace(self.take(kept), repeated=self.repeated + repeated)
+        return self.take(kept)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, labels, heuristics and subcases, as 16 hexadecimal digits."""
@@ -127,7 +124,6 @@ class EncodedPairs:
 
     @property
     def longest(self) -> int:
-        """The tokens of the longest pair."""
         return max(map(len, self.tokens))
 
     def batch(self, rows: Sequence[int], at_least: int = 0) -> PairBatch:
@@ -140,15 +136,14 @@ class EncodedPairs:
         return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
 
 
-def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) -> EncodedPairs:
-    """Encode pairs as the tokenizer itself writes them.
+def encode(pairs: Pairs, tokenizer: Any, context: int) -> EncodedPairs:
+    """Encode pairs as the tokenizer itself writes them; the number of those that are cut is logged.
 
     Args:
         context: the most tokens of a pair; in a longer one the longer text loses its end, token by token.
-        truncate: whether that is allowed; the number of such pairs is logged.
 
     Raises:
-        DataError: a pair is longer and `truncate` is false, or the tokenizer does not write [CLS] and [SEP].
+        DataError: the tokenizer does not write [CLS] and [SEP].
     """
 
     def encoded_as(**options: Any) -> Any:
@@ -158,17 +153,11 @@ def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) ->
     first, *_, last = encoded["input_ids"][0]
     if tokenizer.cls_token_id is None or (first, last) != (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise DataError("the tokenizer does not write pairs as [CLS] premise [SEP] hypothesis [SEP]; use one of BERT's")
-    long = [row for row, tokens in enumerate(encoded["input_ids"], 1) if len(tokens) > context]
-    if long and not truncate:
-        raise DataError(
-            f"{pairs.source} row {long[0]} has {len(encoded['input_ids'][long[0] - 1])} tokens, but context={context}; "
-            "raise it, or allow truncation"
-        )
-    if long:
+    if long := sum(len(tokens) > context for tokens in encoded["input_ids"]):
         encoded = encoded_as(truncation="longest_first", max_length=context)
-        log.warning("%s: cut %s of %s pairs to %s tokens", pairs.source, len(long), len(pairs), context)
+        log.warning("%s: cut %s of %s pairs to %s tokens", pairs.source, long, len(pairs), context)
     padding = tokenizer.pad_token_id or 0  # without a padding token any will do: the mask hides it
-    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, len(long))
+    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, long)
 
 
 def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
@@ -200,8 +189,8 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
         DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
     """
     readers = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
-    records = read_with(Path(path), {end: partial(_records, read) for end, read in readers.items()})
-    return _pairs(records, CLASSES[name], str(path))
+    records = read_with(Path(path), {end: lambda path, read=read: list(read(path)) for end, read in readers.items()})
+    return _pairs([record for _, record in records], CLASSES[name], str(path))
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
@@ -215,10 +204,6 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
     remedy = "use files (pairs=files) or the templates (pairs=templates)"
     records = list(stream_records(name, repository, split=split, revision=revision, remedy=remedy))
     return _pairs(records, CLASSES[name], f"{repository} {split}")
-
-
-def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -> list[Record]:
-    return [record for _, record in read(path)]
 
 
 def _separated(path: Path) -> Iterator[tuple[str, Record]]:
@@ -247,7 +232,7 @@ def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pai
         log.info("%s: left out %s of %s pairs, which have no agreed label", source, f"{unlabelled:,}", f"{len(rows):,}")
     premises, hypotheses = ([texts[row] for row in kept] for texts in (premises, hypotheses))
     numbers = torch.tensor([places[labels[row]] for row in kept], dtype=torch.long)
-    return Pairs(premises, hypotheses, numbers, classes, heuristics, subcases, source, unlabelled)
+    return Pairs(premises, hypotheses, numbers, classes, heuristics, subcases, source)
 
 
 def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:

@@ -30,7 +30,7 @@ from thinkalike.contrib.populations.members import (
     stitched_members,
 )
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, tokens_of
-from thinkalike.contrib.populations.reading import read_pairs
+from thinkalike.contrib.populations.templates import read_pairs
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.frozen import FrozenModel
@@ -54,9 +54,7 @@ class PopulationMeasureConfig(MeasureConfig):
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
     site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
-    tokens: Literal["all", "cls"] = left_open(
-        "all"
-    )  # that CKA compares; cls: of each pair the first, which the classifier reads
+    tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
     padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
     # brown2023 512; null: those of the longest pair of `batch`
@@ -100,7 +98,14 @@ class Population(
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-        return {**_changes(stated, members)} | {each.name: each for each in members}
+        changed = {  # what the key has to know of how members run, where it is not as stated
+            f"{key}={getattr(now.config, key)}"
+            for before, now in zip(stated, members, strict=True)
+            for key in ("dtype", "context")
+            if getattr(now.config, key) != getattr(before.config, key)
+        }
+        known: dict[str, Any] = {"members run with": ", ".join(sorted(changed))} if changed else {}
+        return known | {each.name: each for each in members}
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""
@@ -197,17 +202,6 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     return replace(member, **{key: value for key, value in given.items() if key in RUNS})
 
 
-def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
-    """Return what the key has to know of how members run: dtype and context, where they are not those stated."""
-    changed = {
-        f"{key}={getattr(now.config, key)}"
-        for before, now in zip(stated, members, strict=True)
-        for key in ("dtype", "context")
-        if getattr(now.config, key) != getattr(before.config, key)
-    }
-    return {"members run with": ", ".join(sorted(changed))} if changed else {}
-
-
 def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> list[FrozenModel]:
     """Return the models, whose labels are checked on pairs that they should get right."""
     models = [load_model(each.config) for each in members]
@@ -229,7 +223,11 @@ def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> lis
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: PopulationJob) -> EncodedPairs:
-    return encode(pairs, models[0].tokenizer, min(model.context for model in models), config.pairs.truncate)
+    return encode(
+        pairs,
+        models[0].tokenizer,
+        min(model.context for model in models),
+    )
 
 
 def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:

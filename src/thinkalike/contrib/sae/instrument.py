@@ -2,33 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
-import pandas as pd
-
 from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.sae.config import SAEJob
-from thinkalike.contrib.sae.fitting import (
-    BLANK,
-    break_even_table,
-    courses_of,
-    curves,
-    fitted,
-    savings_table,
-    table_of,
-)
+from thinkalike.contrib.sae.fitting import BLANK, break_even_table, courses_of, curves, fitted, savings_table, table_of
 from thinkalike.contrib.sae.saelens import save_sae
-from thinkalike.contrib.sae.setting import (
-    Setting,
-    seed_folder,
-    source_jobs,
-    source_model,
-    source_result,
-)
+from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, source_model, source_result
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
@@ -46,7 +30,7 @@ from thinkalike.screen import (
     span,
     text_column,
 )
-from thinkalike.store import Headline, Result, open_result
+from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, loggers_of
 
 NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
@@ -65,14 +49,10 @@ class SparseAutoencoders(
 
     def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
-            raise ModelError(
-                f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
-            )
+            raise ModelError(f"{config.model.called} predicts no next token, and task=sae reports the loss of the next")
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:
             read["source_model"] = checkpoint_fingerprint(source_model(config))
-        if config.sae.stitch:
-            read["stitch"] = open_result(config.sae.stitch)
         return read
 
     def prepare(self, config: SAEJob) -> Mapping[str, Any]:
@@ -121,13 +101,12 @@ class SparseAutoencoders(
             tables["break_even"] = break_even_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
         numbers = [name for name in NUMBERS if not isnan(last[name])]
-        models = [each.describe() for each in (setting.model, setting.source) if each]
         return Outcome(
             table,
             {name: float(last[name]) for name in numbers} | document_numbers(made.judged[1]),
             {name: each.numpy() for name, each in arrays.items()},
             tables,
-            models=models,
+            models=[each.describe() for each in (setting.model, setting.source) if each],
             facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
             blank=BLANK,
         )
@@ -168,15 +147,10 @@ class SparseAutoencoders(
             f"After {last['tokens']:,} tokens the autoencoder explains {last['explained_variance']:.1%} of the "
             f"variance, and the model loses {last['penalty']:+.3f} nats per token with its output in place of states."
         )
-        if "savings" in result.tables:
-            for line in _savings(result.tables["savings"], result.tables["break_even"]):
-                show_text(line)
-
-
-def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Iterator[str]:
-    """Yield what each start saves on the way to what another one explains after all tokens, and from where on."""
-    for row in savings[savings["tokens"] == savings["tokens"].max()].merge(even).itertuples():
-        saved = f"{row.start} saves {span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
-        count = row.break_even_tokens
-        from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
-        yield f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}; it saves {from_here}."
+        if (savings := result.tables.get("savings")) is None:
+            return
+        for row in savings[savings["tokens"] == last["tokens"]].merge(result.tables["break_even"]).itertuples():
+            saved = f"{row.start} saves {span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
+            count = row.break_even_tokens
+            from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
+            show_text(f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}; it saves {from_here}.")
