@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,13 +116,13 @@ def _probes(case: Case) -> Conclusion:
             probed = Probed(f"{label}, layer {layer} → {depth}", result, rows)
             claims += [*_kept(probed), *_lexical(probed), _random(probed), _refitted(probed)]
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
-    return Conclusion(table, claims, partial(_draw, case), blank=BLANK)
 
+    def draw(folder: Path) -> None:
+        for label, result in case.results.items():
+            name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+            figures.carried_probes(result.table, folder, name)
 
-def _draw(case: Case, folder: Path) -> None:
-    for label, result in case.results.items():
-        name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
-        figures.carried_probes(result.table, folder, name)
+    return Conclusion(table, claims, draw, blank=BLANK)
 
 
 def _kept(probed: Probed) -> Iterator[Claim]:

@@ -61,12 +61,15 @@ class Case:
 
     @property
     def scale(self) -> str:
-        """The scale of its models: mini or paper."""
         return "mini" if self.config.scale == "mini" else "paper"
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.models]
 
     def fingerprint(self) -> str:
         """Return the models, and the keys of the results, which say what is in them."""
-        return repr([*(model.name for model in self.models), *(result.key for result in self.results.values())])
+        return repr([*self.names, *(result.key for result in self.results.values())])
 
 
 @dataclass(frozen=True)
@@ -144,14 +147,10 @@ class Experiment(
         return Case(config, [Model(each) for each in given])
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return completed(
-            config, ("stimuli", "population")
-        )  # what is left open of a measure may be a matter of its jobs
+        return completed(config, ("stimuli", "population"))  # what is left open of a measure is up to its jobs
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read = copy(
-            completed(config, self.reads)
-        )  # not `replace`, as a configuration that a user gives must have a population
+        read = copy(completed(config, self.reads))  # not `replace`: a configuration must have a population
         read.population = None  # type: ignore[assignment]
         if not self.measures:
             read.measure = None  # type: ignore[assignment]
@@ -187,7 +186,6 @@ class Experiment(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return how many of the claims hold."""
         return [Headline("claims_that_hold", result.scalars["claims_that_hold"], of=int(result.scalars["claims"]))]
 
     def show(self, result: Result) -> None:
@@ -219,10 +217,9 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
-    words = [*part.words, f"scale={Case(config, ()).scale}"]
-    runs = (
-        {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    )
+    words, runs = [*part.words, f"scale={Case(config, ()).scale}"], dict[str, Any]()
+    if not config.model.name:
+        runs = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
     models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
     chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":

@@ -78,11 +78,7 @@ class Profiles:
         return f" ({shares.mean():.0%} of its split-half reference)" if shares.notna().any() else ""
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
-        """Return the importance of a feature in every layer on every fold.
-
-        Raises:
-            DataError: the stimuli do not have it.
-        """
+        """Return the importance of a feature in every layer on every fold; see `place_of`."""
         return self.importances[..., place_of(feature, self.features)]
 
     @property
@@ -104,13 +100,11 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 
 def parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
-    own: Any = case.config.measure
-    changes = {"measure": replace(own, massive="keep")}
+    changes: dict[str, Any] = {"measure": replace(case.config.measure, massive="keep")}
     return [Part(model.name, (model,), changes=changes) for model in case.models]
 
 
 def all_profiles(case: Case) -> list[Profiles]:
-    """Return the profiles of all models."""
     return [Profiles(model, case.results[model.name]) for model in case.models]
 
 
@@ -136,9 +130,6 @@ def lead_over_others(importances: Float[Tensor, "k *l f"], features: Sequence[st
     """Return by how much PoS is more important on each fold than the most important of the other features.
 
     Which one that is, is decided by the means over folds.
-
-    Raises:
-        DataError: the stimuli have no feature PoS.
     """
     place = place_of("PoS", features)
     others = importances[..., [number for number in range(len(features)) if number != place]]
@@ -202,8 +193,7 @@ def _table_s1(case: Case) -> Conclusion:
     stimuli = from_sentences([derivations(text)[0] for text in texts])
     made = stimuli.features.astype(object).map(printed)
     made.insert(0, "word", stimuli.words)
-    same = int((made == table[made.columns]).all(axis=1).sum())
-    rows = f"{len(table)} rows"
+    same, rows = int((made == table[made.columns]).all(axis=1).sum()), f"{len(table)} rows"
     claim = counted("the grammar makes every row of table S1", same == len(table), f"{same} of {rows}", rows)
     return Conclusion(made, [claim])
 

@@ -89,7 +89,7 @@ class ClassifierFinetuning(
         scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
         if config.nli.ship:
             _ship(config, module.base_model, tokenizer, scalars)
-        facts = {"pairs": {side: each.fingerprint() for side, each in pairs.items()}}
+        facts: dict[str, Any] = {"pairs": {side: each.fingerprint() for side, each in pairs.items()}}
         facts["truncated"] = {side: each.truncated for side, each in encoded.items()}
         return Outcome(table, scalars, models=[model.describe()], facts=facts)
 

@@ -10,8 +10,9 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -189,8 +190,12 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
         DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
     """
     readers = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
-    records = read_with(Path(path), {end: lambda path, read=read: list(read(path)) for end, read in readers.items()})
-    return _pairs([record for _, record in records], CLASSES[name], str(path))
+    records = read_with(Path(path), {end: partial(_records, read) for end, read in readers.items()})
+    return _pairs(records, CLASSES[name], str(path))
+
+
+def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -> list[Record]:
+    return [record for _, record in read(path)]
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
