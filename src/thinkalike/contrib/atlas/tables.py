@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, MeasureConfig, TrainConfig, compose_job, jobs_of, measure_schema
+from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, jobs_of, measure_schema
 from thinkalike.errors import DataError
 from thinkalike.instruments import instrument
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
@@ -22,6 +22,7 @@ from thinkalike.store import Result
 PAIR = ["source", "target"]
 PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
+# how a source is stitched into its target at all layer pairs, by a short recipe
 STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
 FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
 SHARED = ("model", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe", "threads")
@@ -140,27 +141,21 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
         ConfigError: the models are no list of two or more, or a setting does not go with a measure; see `jobs_of`.
     """
     measure: Any = config.measure
-    settings = [_settings_for(measure, kind) for kind in measure.measures]
     pairs = _pairs(config, config.models)
-    names = names_of(pairs)
-    parts = [
-        Part(each.kind, *name, replace(pair, measure=each))
-        for each in settings
-        for name, pair in zip(names, pairs, strict=True)
-    ]
+    names, parts = names_of(pairs), []
+    for kind in measure.measures:  # with those settings of the atlas that it has
+        schema = measure_schema(kind)
+        known = {item.name for item in fields(schema)} & {item.name for item in fields(measure)} - {"kind"}
+        own = schema(**{name: getattr(measure, name) for name in known})
+        parts += [Part(kind, *name, replace(pair, measure=own)) for name, pair in zip(names, pairs, strict=True)]
     if measure.stitches:
         # the pairs of the reversed list are the same ones, last first, each the other way round
         ways = {FORWARD: pairs, BACK: _pairs(config, (config.models or [])[::-1])[::-1]}
         for way, jobs in ways.items():
-            parts += [Part(way, *name, _stitch(job)) for name, job in zip(names, jobs, strict=True)]
+            for name, job in zip(names, jobs, strict=True):
+                given = {key: getattr(job, key) for key in SHARED}
+                parts.append(Part(way, *name, compose_job("train", [*STITCH, "logger=none"], **given)))
     return parts
-
-
-def _settings_for(measure: Any, kind: str) -> MeasureConfig:
-    """Return the settings of one measure: those of the atlas that it has."""
-    schema = measure_schema(kind)
-    known = {item.name for item in fields(schema)} - {"kind"}
-    return schema(**{item.name: getattr(measure, item.name) for item in fields(measure) if item.name in known})
 
 
 def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
@@ -173,11 +168,6 @@ def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
 def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
     """Return a job of one measure for each pair of models."""
     return jobs_of(replace(config, models=models, measure=measure_schema("cka")()), "pairs")
-
-
-def _stitch(pair: AnalyzeConfig) -> Any:
-    """Return the job that stitches the source of a pair into its target at all layer pairs, by a short recipe."""
-    return compose_job("train", [*STITCH, "logger=none"], **{name: getattr(pair, name) for name in SHARED})
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:

@@ -91,7 +91,6 @@ def trained_on(setting: Setting, config: PretrainConfig, name: str) -> States:
 
 
 def at_layer(setting: Setting, model: FrozenModel) -> States:
-    """Return the states of a variant of the target at the layer of the setting."""
     return lambda rows: stage(model, setting.layer, rows)
 
 
@@ -121,7 +120,7 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
 
 
 def components(setting: Setting, first: float, last: float) -> States:
-    """Return some of the target's principal components on the fit rows: between two shares of them, largest first."""
+    """Return the target's principal components on the fit rows between two shares of them, the largest first."""
     mean, covariance = setting.moments
     start, stop = (round(share * setting.itself.d_model) for share in (first, last))
     chosen = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, start:stop].to(setting.itself.dtype)

@@ -17,17 +17,9 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.data.corpus import Layout
+from thinkalike.evaluation import likeness
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
-from thinkalike.evaluation.likeness import (
-    LikenessSums,
-    TargetBatch,
-    TargetReader,
-    TokensBefore,
-    codes_of,
-    inner,
-    output_roots,
-    source_states,
-)
+from thinkalike.evaluation.likeness import LikenessSums, TargetBatch, TargetReader, TokensBefore, inner
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate
@@ -81,16 +73,14 @@ class Bench:
         return self._read(self.setting.report, self.setting.documents)
 
     def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
-        target = self.setting.target
-        before = TokensBefore(target, self.setting.fit)
-        reader = TargetReader(target, [self.setting.layer], before, codes_of(target))
+        target, before = self.setting.target, TokensBefore(self.setting.target, self.setting.fit)
+        reader = TargetReader(target, [self.setting.layer], before, likeness.codes_of(target))
         with torch.no_grad():
             return list(reader.batches(rows, documents, Layout(rows.shape[1])))
 
     @cached_property
     def roots(self) -> dict[int, Tensor]:
-        """See `output_roots`."""
-        return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
+        return likeness.output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
@@ -148,7 +138,7 @@ class Evidence:
         self.source, self.bench, self.setting = source, bench, bench.setting
 
     def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
-        states = source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        states = likeness.source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
         return {layer: inner(each) for layer, each in states.items()}
 
     @cached_property
@@ -189,21 +179,18 @@ def token_features(
     """
     known = rows.unique()
     place = torch.searchsorted(known, rows)
-    texts = [words[token] for token in known.tolist()]
-    seen = torch.tensor([_seen(text) for text in texts], dtype=torch.float32)[place]
-    length, sort, begins = seen.unbind(-1)
+    looks = []  # length, number of the class, and whether it begins a word
+    for text in (words[token] for token in known.tolist()):
+        bare = text.strip() or text
+        kind = next((n for n, holds in enumerate(CLASSES) if holds(bare)), len(CLASSES))
+        looks.append((len(text), kind, text[:1].isspace()))
+    length, sort, begins = torch.tensor(looks, dtype=torch.float32)[place].unbind(-1)
     earlier = (rows[:, :, None] == rows[:, None]).tril(-1).any(-1)
     before, two_before = (sort.roll(steps, 1) for steps in (1, 2))
     two_before[:, 1] = -1  # the second token has only one token before it
     places = torch.arange(rows.shape[1]).expand_as(rows)
     features = (length, sort, begins, counts[rows].add(1).log(), places, before, two_before, earlier)
     return torch.stack([each[:, 1:-1].flatten().float() for each in features], -1)
-
-
-def _seen(text: str) -> tuple[int, int, bool]:
-    """Return the length of a token, the number of its class, and whether it begins a word."""
-    bare = text.strip() or text
-    return len(text), next((n for n, holds in enumerate(CLASSES) if holds(bare)), len(CLASSES)), text[:1].isspace()
 
 
 def profile_likeness(

@@ -12,17 +12,8 @@ from typing import Any, Optional
 import pandas as pd
 import torch
 
-from thinkalike.config import (
-    AnalyzeConfig,
-    MeasureConfig,
-    ModelConfig,
-    TrainerConfig,
-    left_open,
-    model_named,
-    options,
-    ranged,
-)
-from thinkalike.config.schema import COUNTS
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, TrainerConfig, model_named, options
+from thinkalike.config.schema import COUNTS, left_open, ranged
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Setting
@@ -42,6 +33,7 @@ from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import StepData, SteppedModule
 
 STATE = "court"
+SHOWN, ROWS = ("penalty", "KL", "CKA", "RSA"), 10  # on the screen
 
 
 # ruff: noqa: UP045
@@ -102,9 +94,6 @@ class Court(Instrument, kind="court", version=4, reads=("model", "data", "measur
         show_text(f"{len(rows)} of {len(result.table)} sources and {len(SHOWN)} of {len(JUDGES)} judges are shown.")
 
 
-SHOWN, ROWS = ("penalty", "KL", "CKA", "RSA"), 10  # on the screen
-
-
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
     given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
@@ -121,8 +110,7 @@ def _bench(
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
-    tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}
-    for name, count in tokens.items():
+    for name, count in {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
             raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
 
@@ -155,8 +143,7 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
     for name in chosen or []:
         one_of("measure.sources", name, [entry.name for entry in table])
     table = [entry for entry in table if chosen is None or entry.name in chosen]
-    kept = work.resume(STATE)
-    rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
+    rows: list[dict[str, Any]] = (work.resume(STATE) or {"rows": []})["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
         try:

@@ -53,10 +53,6 @@ class Judge(NamedTuple):
     against: tuple[str, ...] = DECOYS  # the kinds of decoys that it is meant to tell from what is alike
 
 
-def _cka(evidence: Evidence) -> float:
-    return float(cka(*(states.double() for states in evidence.states)))
-
-
 def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
     """Return the mean of a measure of all pairs of tokens over the bench's samples."""
 
@@ -86,7 +82,7 @@ JUDGES = (
     Judge("distance", lambda evidence: evidence.course.distances[0], False),
     Judge("penultimate match", lambda evidence: evidence.course.distances[-1], False),
     Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), False),
-    Judge("CKA", _cka, True),
+    Judge("CKA", lambda evidence: float(cka(*(states.double() for states in evidence.states))), True),
     Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
     Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
@@ -163,17 +159,13 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
 
     It has no rows where there are no two doses.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[str, float, float, float]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
         values = scores(table, judge, ["dose"]).mean()
         said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
         rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
-        rows += [
-            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
-            | {"rank_correlation": rho}
-            for share, value in said
-        ]
-    return pd.DataFrame(rows)
+        rows += [(judge.name, share / 100, value * (1 if judge.higher else -1), rho) for share, value in said]
+    return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
 
 
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
@@ -261,6 +253,5 @@ def shares(found: pd.DataFrame) -> pd.DataFrame:
         decided = own[own["verdict"] != UNDECIDED]
         said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
         right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
-        row = {"kind": kind, "sources": len(own), "decided": len(decided) / len(own), "right": right, "verdicts": said}
-        rows.append(row)
-    return pd.DataFrame(rows)
+        rows.append((kind, len(own), len(decided) / len(own), right, said))
+    return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])

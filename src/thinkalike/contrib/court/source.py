@@ -79,7 +79,6 @@ class Setting:
         return Source("itself", "same", states, self.target)
 
     def own(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the target's own states of these tokens."""
         return self.itself.residuals(rows, [0])[0]
 
     @cached_property

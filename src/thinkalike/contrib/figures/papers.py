@@ -47,21 +47,15 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
             for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
                 _words(axes, words, f"{name}, by {contrast.feature}")
             left.legend(fontsize=6, markerscale=2)
-            _against(middle, contrast)
+            table, (first, second) = contrast.importance, contrast.names
+            values, colours = table[["x", "y"]].to_numpy(), [colour_of(number) for number in range(len(table))]
+            middle.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
+            for row in table[values.max(axis=1) > 0.04 * values.max()].itertuples():  # the others lie together at 0
+                middle.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
+            ends = [min(values.min(), 0), 1.1 * values.max()]
+            middle.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
+            middle.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
         save(figure, folder, "contrasts")
-
-
-def _against(axes: Any, contrast: Contrast) -> None:
-    table = contrast.importance
-    axes.scatter(table["x"], table["y"], color=[colour_of(number) for number in range(len(table))], s=18, zorder=3)
-    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].to_numpy().max()]
-    for row in telling.itertuples():  # the others lie on each other at 0
-        axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
-    low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
-    ends = [min(low.min(), 0), 1.1 * high.max()]
-    axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
-    first, second = contrast.names
-    axes.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
 
 
 def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
@@ -80,8 +74,7 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     layers = max(curve.shape[1] for curve in curves.values())
-    size = 2.3 * layers, 2.3 * len(groups)
-    with canvas(*size, len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
+    with canvas(2.3 * layers, 2.3 * len(groups), len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             inside = {label: curve for (name, label), curve in curves.items() if name == group}
             for layer, axes in enumerate(row):
@@ -150,16 +143,12 @@ def distances(table: pd.DataFrame, folder: Path) -> None:
         order = f"model: {', then '.join(dict.fromkeys(groups))}"
         left.set(xlabel=order, ylabel=order)
         figure.colorbar(image, ax=left, label="distance (equation 2)", shrink=0.85)
-        kinds = [(str(pair), rows["value"]) for pair, rows in table[table["source"] < table["target"]].groupby("pair")]
-        _spread(right, kinds)
+        kinds = {str(pair): rows["value"] for pair, rows in table[table["source"] < table["target"]].groupby("pair")}
+        right.boxplot(list(kinds.values()), widths=0.5, showfliers=False, medianprops={"color": "0.2"})
+        shift = np.random.default_rng(0)
+        for place, values in enumerate(kinds.values(), 1):
+            across = place + shift.uniform(-0.15, 0.15, len(values))
+            right.plot(across, values, "o", color=COLOURS[(place - 1) % len(COLOURS)], markersize=2.5, alpha=0.6)
+        right.set_xticks(range(1, len(kinds) + 1), [name.replace(" and ", "\nand ") for name in kinds])
+        right.set_ylabel("distance (equation 2)")
         save(figure, folder, "distances")
-
-
-def _spread(axes: Any, kinds: list[tuple[str, pd.Series]]) -> None:
-    axes.boxplot([values for _, values in kinds], widths=0.5, showfliers=False, medianprops={"color": "0.2"})
-    shift = np.random.default_rng(0)
-    for place, (_, values) in enumerate(kinds, 1):
-        across = place + shift.uniform(-0.15, 0.15, len(values))
-        axes.plot(across, values, "o", color=COLOURS[(place - 1) % len(COLOURS)], markersize=2.5, alpha=0.6)
-    axes.set_xticks(range(1, len(kinds) + 1), [name.replace(" and ", "\nand ") for name, _ in kinds])
-    axes.set_ylabel("distance (equation 2)")

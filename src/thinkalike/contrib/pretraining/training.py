@@ -29,7 +29,7 @@ class WholeModel(SteppedModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
 
     def step_loss(self, loss: Tensor, setting: str) -> Tensor:
-        """Note a step's loss, which is not finite where `setting` is too large, and return it."""
+        """Log a step's loss, which is not finite where `setting` is too large, and return it."""
         self.log_losses(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
         return loss
 

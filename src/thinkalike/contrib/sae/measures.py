@@ -28,11 +28,7 @@ class SparseAutoencoder(nn.Module):
     Weights with a leading axis s are s independent autoencoders. They read the same states (n, d), or each its own
     (s, n, d), and give the same bits as each alone.
 
-    Attributes:
-        d, f: The width of the states, and the number of latents.
-        W_enc, b_enc: (d, f) and (f).
-        W_dec, b_dec: (f, d), one direction a row, and (d).
-        k: The most latents that a state can have, in 1..f; None: a ReLU.
+    W_enc is (d, f), b_enc (f), W_dec (f, d), one direction a row, and b_dec (d); k is in 1..f.
     """
 
     def __init__(self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None):

@@ -27,17 +27,20 @@ class SubjectsMLEM(FeatureProfiles, kind="mlem", version=FeatureProfiles.version
     """Finds the feature profiles of every recorded layer, also of the group, and of all layers of the models."""
 
     def beside(
-        self,
-        config: AnalyzeConfig,
-        stimuli: Stimuli,
-        sides: Sequence[StimulusStates],
-        profiles: pd.DataFrame,
-        scores: pd.DataFrame,
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates], *tables: pd.DataFrame
     ) -> dict[str, pd.DataFrame]:
-        return group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
+        return group_tables(config, stimuli, sides[: len(config.subjects)], *tables)
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-        return with_group(result)
+        """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
+        table, scores = result.table, result.tables["scores"]
+        if "group" not in result.tables:
+            return table, scores
+        subjects = result.provenance["subjects"]
+        name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
+        own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
+        profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
+        return profiles, scores
 
 
 def group_tables(
@@ -97,15 +100,3 @@ def _held_out_ceiling(layers: Sequence[NeuralDistances], held_out: Sequence[Int[
     found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
     ends = [[float(each.lower.mean()), float(each.upper.mean())] for each in found]
     return torch.tensor(ends, dtype=torch.float64).mean(0).tolist()
-
-
-def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
-    table, scores = result.table, result.tables["scores"]
-    if "group" not in result.tables:
-        return table, scores
-    subjects = result.provenance["subjects"]
-    name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
-    own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
-    profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
-    return profiles, scores

@@ -15,15 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import PairMap
-from thinkalike.contrib.transfer.measures import (
-    Accuracy,
-    CrossFitted,
-    balanced_accuracies,
-    balanced_folds,
-    cross_fitted,
-    turned_at_random,
-)
+from thinkalike.contrib.transfer.measures import Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.closed_forms import LayerPair
@@ -70,7 +64,7 @@ def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, se
         rows, labels, levels = _labelled(stimuli, name, least)
         groups = (stimuli.groups if split == "sentence" else words)[rows]
         try:
-            fold_of = balanced_folds(labels, groups, folds, seed)
+            fold_of = measures.balanced_folds(labels, groups, folds, seed)
         except ValueError as error:
             if split == "sentence":
                 raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
@@ -87,9 +81,7 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
     """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
     column = stimuli.features[name]
     if stimuli.kinds[name] == "continuous":
-        raise DataError(
-            f"{stimuli.source}: {name} is continuous, and a probe tells levels apart; leave it out of stimuli.features"
-        )
+        raise DataError(f"{stimuli.source}: {name} is continuous, without levels; leave it out of stimuli.features")
     values = column.dropna()
     kept = values[values.map(values.value_counts()).astype(int) >= least]
     if kept.nunique() < 2:
@@ -158,19 +150,20 @@ class Probing:
 
     def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
         labels = task.labels if labels is None else labels
-        inner = self.measure.inner_folds
-        return cross_fitted(states, labels, len(task.levels), task.fold_of, task.groups, alphas, inner, self.seed)
+        how = (task.fold_of, task.groups, alphas, self.measure.inner_folds, self.seed)
+        return measures.cross_fitted(states, labels, len(task.levels), *how)
 
     def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
         """Return the share of random maps through which the answer to each stimulus is right."""
         generator = self._generator()
-        turned = (turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
+        turned = (measures.turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
         right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
         return torch.stack(right).double().mean(0)
 
     def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
         rows = torch.stack([each.double() for each in right.values()])
-        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, len(task.levels)), strict=True))
+        found = measures.balanced_accuracies(rows, labels, task.sentences, len(task.levels))
+        return dict(zip(right, found, strict=True))
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)
