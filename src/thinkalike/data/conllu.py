@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, varied
+from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen
 from thinkalike.errors import DataError
 
 ENDS = ["Word length", "Word position"]
@@ -44,7 +44,7 @@ def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None
     names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ENDS}), *ENDS]
     table = pd.DataFrame(rows)[chosen(path, features, names)]
     texts = [each.text.rstrip(" ") for each in sentences]
-    return varied(Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)))
+    return Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
 
 @dataclass

@@ -98,8 +98,8 @@ class TokenRows:
 
     @property
     def layout(self) -> Layout:
-        """The parts of a row."""
-        return Layout(self.context)
+        """The parts of a row, which are four where it has more tokens than documents."""
+        return Layout(self.context, max(self.tokens.shape[1] // 2 - self.context, 0))
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,6 @@ class PairedRows(TokenRows):
     target_bytes: Int[Tensor, " documents"]  # the bytes in UTF-8 of all tokens that each model predicts
     source_bytes: Int[Tensor, " documents"]
     names: Int[Tensor, " documents"]  # a hash of each document's text
-
-    @property
-    def layout(self) -> Layout:
-        """The parts of a row."""
-        return Layout(self.context, self.tokens.shape[1] // 2 - self.context)
 
 
 @dataclass(frozen=True)

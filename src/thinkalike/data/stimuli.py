@@ -124,6 +124,14 @@ class Stimuli:
         table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})
 
+    def varied(self) -> Stimuli:
+        """Return the stimuli; a feature with one level only is a DataError."""
+        for name, column in self.features.items():
+            if column.nunique(dropna=False) < 2:
+                only = f"{name} has one level only, {column.iloc[0]}"
+                raise DataError(f"{self.source}: {only}; leave it out of features")
+        return self
+
     def correlation(self) -> FeatureCorrelation:
         """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
 
@@ -172,14 +180,6 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")
     return list(there if names is None else names)
-
-
-def varied(stimuli: Stimuli) -> Stimuli:
-    """Return the stimuli; a feature with one level only is a DataError."""
-    for name, column in stimuli.features.items():
-        if column.nunique(dropna=False) < 2:
-            raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
-    return stimuli
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:

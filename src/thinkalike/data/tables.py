@@ -20,17 +20,7 @@ import pandas as pd
 from thinkalike.config import StimuliConfig
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import (
-    Kinds,
-    Names,
-    Span,
-    Stimuli,
-    chosen,
-    controlled_stimuli,
-    crossed_stimuli,
-    duplicates,
-    varied,
-)
+from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, controlled_stimuli, crossed_stimuli, duplicates
 from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -103,7 +93,7 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values)
-    return varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
+    return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
 
 def read_frame(path: Path) -> pd.DataFrame:

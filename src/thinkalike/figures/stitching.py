@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.colors import LogNorm
@@ -37,15 +36,12 @@ def penalties(table: pd.DataFrame, folder: Path, name: str = "penalty") -> None:
             if column in table and first.stitch != other:
                 line(axes, table, column, (f"{column}_low", f"{column}_high"), label, COLOURS[number], "s--")
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])
+        sites = zip(table["source_layer"].map(str), table["target_layer"].map(str), strict=True)
+        axes.set_xticks(range(len(table)), [a if a == b else f"{a}→{b}" for a, b in sites])
         title = f"{first.source} into {first.target}"
         axes.set(xlabel="layer of the stitch", ylabel="penalty [nats per token]", title=title)
         figure.legend(loc="outside lower center", ncols=2)
         save(figure, folder, name)
-
-
-def _site(row: Any) -> str:
-    return str(row.source_layer) if row.source_layer == row.target_layer else f"{row.source_layer}→{row.target_layer}"
 
 
 def directions(table: pd.DataFrame, folder: Path) -> None:
@@ -64,6 +60,3 @@ def directions(table: pd.DataFrame, folder: Path) -> None:
             axes.legend(fontsize=7)
         panels[0][0].set_ylabel("penalty [nats per token]")
         save(figure, folder, "penalties")
-
-
-# Populations of classifiers (Brown et al. 2023, figures 2, 7, 8).
