@@ -118,7 +118,6 @@ def _make_room(folder: Path, size: int, most: int) -> bool:
 
 
 def _digest(entry: Entry) -> str:
-    """Return the SHA-256 of all tensors and facts."""
     digest = hashlib.sha256(json.dumps(entry.about, sort_keys=True).encode())
     for name, part in sorted(entry.tensors.items()):
         digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())

@@ -58,7 +58,6 @@ class Layout:
         return rows[:, : self.target]
 
     def source_tokens(self, rows: Int[Tensor, "b width"]) -> Int[Tensor, "b s"]:
-        """Return the tokens that the source reads."""
         return rows[:, self.target : self.target + self.source] if self.source else rows
 
     def source_documents(self, rows: Int[Tensor, "b width"], documents: Int[Tensor, "b t"]) -> Int[Tensor, "b s"]:
@@ -129,13 +128,11 @@ class Corpus:
         return digest.hexdigest()[:16]
 
     def entry(self) -> Entry:
-        """Return the corpus as the cache keeps it."""
         sides = {"fit": self.fit, "report": self.report}
         return Entry({f"{side}.{key}": each for side in sides for key, each in vars(sides[side]).items()}, self.counts)
 
     @classmethod
     def of(cls, entry: Entry) -> Corpus:
-        """Return the corpus of an entry."""
         sides: dict[str, dict[str, Tensor]] = {"fit": {}, "report": {}}
         for name, each in entry.tensors.items():
             side, _, part = name.partition(".")
@@ -255,11 +252,9 @@ class _Packer:
 
     @property
     def full(self) -> bool:
-        """Whether no further document is needed."""
         return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Append a document."""
         kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
         self.tokens.extend(kept)
         self.lengths.append(len(kept))
@@ -376,7 +371,6 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
 def _check(
     config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str, *, bounded: bool
 ) -> None:
-    """Refuse too little text, and warn of a report that is shorter than asked for."""
     if not counts["fit_tokens"]:
         raise DataError(
             f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text, or "

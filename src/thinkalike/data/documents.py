@@ -256,7 +256,6 @@ def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -
 
 
 def _joined(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
-    """Return the shingles of all documents, with the numbers of their documents."""
     return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(each) for each in documents])
 
 

@@ -89,7 +89,6 @@ class Phrase(NamedTuple):
 
 
 def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
-    """Return a pronoun."""
     return Word(form, "Pronoun", gender, number, person=person)
 
 
@@ -103,13 +102,11 @@ WHICH, WHO = [Word("which", "Wh-word")], [Word("who", "Wh-word")]
 
 
 def determiners(words: Lexicon, number: str) -> Slot:
-    """Return the determiners of a number."""
     own = [Word(form, "Det", number=number) for form in words[number]]
     return [Word(form, "Det") for form in words["either"]] + own
 
 
 def nouns(words: Lexicon, number: str) -> Slot:
-    """Return the common nouns in a number."""
     genders = {"female": "female", "male": "male", "neither": None}
     return [noun(entry, gender, number) for group, gender in genders.items() for entry in words[group]]
 
@@ -176,7 +173,6 @@ class Pattern(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of its sentences."""
         return prod(map(len, self.slots))
 
 
@@ -214,7 +210,6 @@ class Sentence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words, separated by spaces."""
         return " ".join(word.form for word in self.words)
 
 

@@ -99,7 +99,6 @@ class Side:
         self.longest = int(max(ends.max(), self.lead, 1))
 
     def rows(self) -> PairedRows:
-        """Return the rows, see `Layout`."""
         read, stretches, reader = self.read, self.stretches, self.reader
         of = np.repeat(np.arange(len(stretches.row)), stretches.length)  # the stretch of each source token
         order = np.arange(len(of)) - (np.cumsum(stretches.length) - stretches.length)[of]
@@ -206,7 +205,6 @@ class TwoTokenizers:
         return (self._known[name] for name in names)
 
     def everything(self) -> AllTokens:
-        """Return all tokens that were read."""
         targets, sources, alignments = zip(*self._read, strict=True)
         target_first, source_first = (np.cumsum([0, *map(len, each[:-1])]) for each in (targets, sources))
         lasts = [each.last.astype(np.int64) + first for each, first in zip(alignments, source_first, strict=True)]

@@ -125,7 +125,6 @@ def stream_records(
 
 @contextlib.contextmanager
 def _explained(label: str, repository: str, revision: str | None, remedy: str) -> Iterator[None]:
-    """Turn errors of the libraries that ask the hub into one line."""
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard

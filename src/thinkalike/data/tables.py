@@ -125,7 +125,6 @@ def _separated(path: Path) -> pd.DataFrame:
 
 
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the column of each role that the table has."""
     there = list(map(str, frame.columns))
     chosen("columns", list(columns), ROLES, "role")
     chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
@@ -138,7 +137,6 @@ def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | No
 
 
 def _span(place: str, text: str, cells: dict[str, str]) -> Span:
-    """Return the characters of a row's word, by its cells of each role."""
     word = cells.get("word")
     if "start" in cells:
         start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))

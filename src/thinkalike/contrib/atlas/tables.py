@@ -196,7 +196,6 @@ def measured(parts: Sequence[Part]) -> dict[str, bool]:
 
 
 def is_distance(name: str) -> bool:
-    """Return whether less is closer in a column."""
     if name in (FORWARD, BACK):
         return True
     own: Any = instrument(MEASURES[name.removesuffix("_back")])

@@ -64,12 +64,10 @@ class Bench:
 
     @cached_property
     def fit(self) -> list[TargetBatch]:
-        """The target's side of the rows that maps are fitted on."""
         return self._read(self.setting.fit, torch.zeros_like(self.setting.fit))
 
     @cached_property
     def report(self) -> list[TargetBatch]:
-        """The target's side of the rows that scores are of."""
         return self._read(self.setting.report, self.setting.documents)
 
     def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
@@ -94,7 +92,6 @@ class Bench:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Sets of tokens of the report by their numbers."""
         count = sum(len(part.parts) for part in self.report)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
         return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]

@@ -85,7 +85,6 @@ class Court(Instrument, kind="court", version=4, reads=("model", "data", "measur
         )
 
     def show(self, result: Result) -> None:
-        """Print what the judges say of each source."""
         first = result.table.iloc[0]
         title = f"sources of known likeness to {first['target']}, layer {first['layer']}"
         rows = result.table.iloc[few(len(result.table), ROWS)]
@@ -106,7 +105,6 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
 def _bench(
     config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
 ) -> Bench:
-    """Return what all sources are judged against."""
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)

@@ -168,27 +168,19 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
 
 
+WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
     "same": (SAME,),
     "near": (SAME, RELATED),
-    "distorted": (RELATED,),
-    "answers": (RELATED,),
     "part": (PART,),
-    "layer": (PART, RELATED),
-    "mixture": (PART, RELATED),
-    "scaled": (BEYOND,),
-    "wrong tokens": (BEYOND,),
     "superset": (SUPERSET,),
-    "n-gram": (TOKENS, RELATED),
-    "delay": (TOKENS, RELATED),
-    "token": (TOKENS,),
-    "position": (TOKENS,),
-    "bag": (TOKENS,),
-    "untrained": (TOKENS,),
-    "shortcut": (TOKENS,),
     "leak": (LEAK,),
+    **dict.fromkeys(("distorted", "answers"), (RELATED,)),
+    **dict.fromkeys(("layer", "mixture"), (PART, RELATED)),
+    **dict.fromkeys(("scaled", "wrong tokens"), (BEYOND,)),
+    **dict.fromkeys(("n-gram", "delay"), (TOKENS, RELATED)),
+    **dict.fromkeys(WITHOUT_CONTEXT, (TOKENS,)),
 }
-WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
 
 
@@ -202,10 +194,8 @@ class _Rule(NamedTuple):
 
 
 RULES = {  # by the field of `Thresholds`
-    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple(kind for kind in RIGHT if kind != "leak")),
-    "same": _Rule(
-        lambda table: table[LEAST].min(axis=1), ("same",), tuple(kind for kind in RIGHT if kind not in ("same", "near"))
-    ),
+    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
+    "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
     "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 

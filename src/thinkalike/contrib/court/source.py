@@ -74,7 +74,6 @@ class Setting:
 
     @cached_property
     def itself(self) -> Source:
-        """The target's own states."""
         states = Remembered(lambda rows: stage(self.target, self.layer, rows))
         return Source("itself", "same", states, self.target)
 
@@ -89,12 +88,10 @@ class Setting:
 
     @property
     def spread(self) -> Float[Tensor, " d"]:
-        """The standard deviation of each dimension of the target's own states on the fit rows."""
         return self.moments[1].diagonal().sqrt().to(self.itself.dtype)
 
     @property
     def mean(self) -> Float[Tensor, " d"]:
-        """The mean of the target's own states on the fit rows."""
         return self.moments[0].to(self.itself.dtype)
 
     def number(self, purpose: str) -> int:

@@ -23,7 +23,6 @@ class Entry(NamedTuple):
     make: Callable[[Setting], States]
 
     def made(self, setting: Setting) -> Source:
-        """Return the source in a setting."""
         return Source(self.name, self.kind, Remembered(self.make(setting)), setting.target)
 
 

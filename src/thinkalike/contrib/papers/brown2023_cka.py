@@ -63,7 +63,6 @@ def one_sidedness(cells: Tensor) -> Tensor:
 
 
 def _parts(case: Case, pairs: str) -> list[Part]:
-    """Return a job for each model with the largest, for every two models, or for each model within itself."""
     models = case.models
     chosen = list(itertools.combinations(models, 2))
     if pairs != "between":

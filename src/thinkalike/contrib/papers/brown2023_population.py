@@ -106,7 +106,6 @@ def _figure8(case: Case) -> Conclusion:
 
 
 def _by_pair(means: populations.Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
-    """Return mean and interval of each kind of pair at each place."""
     rows = []
     for (a, source), (b, target) in itertools.product(enumerate(population.names), repeat=2):
         for place in range(means.cells.value.shape[-1]):
@@ -159,7 +158,6 @@ class Population:
 
     @property
     def null(self) -> Population:
-        """The two groups whose parents differ in nothing but the seed."""
         return replace(self, wanted=tuple(self.config.null or ()))
 
     @cached_property
@@ -169,7 +167,6 @@ class Population:
 
     @cached_property
     def groups(self) -> dict[str, str]:
-        """The group of each model, by its name."""
         return {name: group for name, group in self._all.items() if not self.wanted or group in self.wanted}
 
     @property
@@ -178,7 +175,6 @@ class Population:
 
     @property
     def units(self) -> str:
-        """Over what intervals of pairs of models are."""
         sizes = [list(self.groups.values()).count(group) for group in self.names]
         return f"{len(self.groups)} models in groups of {' and '.join(map(str, sizes))}"
 
@@ -187,7 +183,6 @@ class Population:
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
-        """Return an array (m, m, ...) of the job for the models that are wanted."""
         places = torch.tensor([place for place, model in enumerate(self._all) if model in self.groups])
         return torch.from_numpy(self.result.arrays[name])[places[:, None], places]
 
@@ -209,7 +204,6 @@ class Population:
 
     @cached_property
     def likeness(self) -> Float[Tensor, "m m l"]:
-        """CKA of every two models at each layer."""
         return self._array("cka")
 
     @cached_property

@@ -39,7 +39,6 @@ class Direction(NamedTuple):
 
 
 def _all_directions(depth: int, ending: str = "") -> list[Direction]:
-    """Return all directions between the models of a depth."""
     models = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
     return [Direction(f"{depth} layers", (a, b), models[a], models[b]) for a in models for b in models]
 
@@ -124,7 +123,6 @@ def _figure1(case: Case) -> Conclusion:
 
 
 def _figure6(case: Case) -> Conclusion:
-    """The learning curves of the stitches of figure 1."""
     directions = [each for each in DIRECTIONS[case.scale] if each not in OTHER_SEED]
     curves = {each: case.results[each.label].arrays["curve"] for each in directions}
     claims = [_learn({each: curve for each, curve in curves.items() if each.source != each.target})]
@@ -148,7 +146,6 @@ def _claims(case: Case, group: str) -> list[Claim]:
 
 
 def _greater(case: Case, claim: str, pairs: Sequence[tuple[Direction, Direction]]) -> Claim:
-    """Say whether penalties are above others at every layer, by intervals over the same documents for all together."""
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, counts = penalty_differences(results)
     numbers = "; ".join(

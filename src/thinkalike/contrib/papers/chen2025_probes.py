@@ -54,7 +54,6 @@ class Pair(NamedTuple):
 
 
 def pairs_of(case: Case) -> list[Pair]:
-    """Return the models of a case two by two."""
     return [Pair(*case.models[place : place + 2]) for place in range(0, len(case.models), 2)]
 
 
@@ -109,7 +108,6 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _probes(case: Case) -> Conclusion:
-    """Say which features' probes are carried, and which are of single words."""
     claims: list[Claim] = []
     for label, result in case.results.items():
         for (layer, depth), rows in result.table.groupby(["source_layer", "target_layer"], sort=False):
@@ -170,7 +168,6 @@ def _refitted(probed: Probed) -> Claim:
 
 
 def _of_all(probed: Probed, claim: str, bound: Bound, found: dict[str, Estimate], what: str, spec: str) -> Claim:
-    """Return a claim about one number of every feature."""
     numbers = ", ".join(f"{name} {each:{spec}}" for name, each in found.items())
     parts = [(bound, each) for each in found.values()]
     return judged(f"{probed.label}: {claim}", parts, f"{what}: {numbers}{together(len(found))}", probed.units)

@@ -73,7 +73,6 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _sae(case: Case) -> Conclusion:
-    """Say what transferred starts save against random ones, and against those with a fitted decoder."""
     transfers, tables = TRANSFERS[case.scale], {}
     for name in ("table", "savings", "break_even", "curves"):
         parts = [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers]
@@ -87,7 +86,6 @@ def _sae(case: Case) -> Conclusion:
 
 
 def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
-    """Return whether what a transferred start saves is within a bound at all budgets together, over seeds."""
     result = case.results[transfer.label]
     table = result.tables["savings"].reset_index()
     rows = table[(table["start"] == "transferred") & (table["against"] == against)]

@@ -72,7 +72,6 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _steering(case: Case) -> Conclusion:
-    """Say what carried vectors do, where, and beside what controls."""
     claims: list[Claim] = []
     for pair in pairs_of(case):
         number, question = (Steered(pair, case.results[f"{name}, {pair.label}"]) for name in ("number", "question"))

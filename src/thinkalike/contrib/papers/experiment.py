@@ -197,7 +197,6 @@ class Experiment(
 
 
 def _column(cells: pd.Series) -> Column:
-    """Return a column of a table, with a blank where there is no value."""
     if pd.api.types.is_numeric_dtype(cells):
         return number_column(str(cells.name), ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
     return text_column(str(cells.name), ["" if pd.isna(cell) else cell for cell in cells])

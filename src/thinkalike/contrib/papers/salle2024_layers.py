@@ -50,7 +50,6 @@ class Layers:
 
     @property
     def profiles(self) -> Float[Tensor, "l f"]:
-        """The profile of each layer, which is the mean over folds."""
         return self.by_fold.mean(0)
 
     @property
@@ -59,7 +58,6 @@ class Layers:
 
 
 def _with_distances(case: Case) -> list[Part]:
-    """Return the jobs of the profiles, and of the distances of every two models."""
     own: Any = case.config.measure
     measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
     pairs = itertools.combinations(case.models, 2)

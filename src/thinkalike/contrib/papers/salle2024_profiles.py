@@ -63,7 +63,6 @@ class Profiles:
 
     @property
     def importances(self) -> Float[Tensor, "k l f"]:
-        """The importance of every feature in every layer on every fold."""
         return torch.from_numpy(self.result.arrays["importances"]).movedim(-1, 0)
 
     @property
@@ -83,7 +82,6 @@ class Profiles:
 
     @property
     def leading(self) -> list[str]:
-        """The most important feature of each layer."""
         return [self.features[place] for place in self.importances.mean(0).argmax(-1)]
 
 
@@ -199,7 +197,6 @@ def _table_s1(case: Case) -> Conclusion:
 
 
 def printed(value: Any) -> str:
-    """Return a value as the table prints it."""
     if pd.isna(value):
         return "NaN"
     return str(int(value)) if isinstance(value, float) else str(value)

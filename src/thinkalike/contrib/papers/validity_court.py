@@ -64,7 +64,6 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _court(case: Case) -> Conclusion:
-    """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = court.summary(table), court.doses(table)
     units, several = f"{table['source'].nunique()} sources in {len(case.results)} courts", len(case.models) > 1

@@ -182,7 +182,6 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
-    """Return accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
     report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
     rows = [_row(REPORT, report, range(len(pairs["report"])))]
     rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]

@@ -266,7 +266,6 @@ def likeness_of_members(
 def _compared(
     models: Sequence[FrozenModel], batches: Iterable[list[list[Tensor]]]
 ) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
-    """Return CKA of every two models at each layer, and the HSICs of each batch."""
     from thinkalike.measures.metric import CKA
 
     m = len(models)

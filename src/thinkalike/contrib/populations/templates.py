@@ -54,7 +54,6 @@ def read_pairs(config: PairsConfig, side: str) -> Pairs:
 
 
 def _whole(source: str, side: str, path: str | None) -> Pairs:
-    """Return all pairs that the hub or a file has for a side."""
     name = "hans" if side == "challenge" else "mnli"
     if source == "hub":
         return hub_pairs(name, "train" if side == "fit" else None)

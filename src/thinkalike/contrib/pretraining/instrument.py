@@ -118,7 +118,6 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
 
 
 def _card(config: PretrainJob, facts: dict[str, Any], mini: FrozenModel) -> str:
-    """Return the model card."""
     training, heldout = facts["training"], facts["heldout"]
     parameters, blocks = mini.parameters()
     shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())

@@ -74,12 +74,10 @@ class SAEConfig(Checked, part="sae"):
 
     @property
     def revived(self) -> int:
-        """How many dead latents get a gradient at once, at most."""
         return min(32, self.width)
 
     @property
     def buffer(self) -> int:
-        """The tokens whose states are shuffled among each other."""
         return self.tokens_per_step * self.steps_per_buffer
 
     @property

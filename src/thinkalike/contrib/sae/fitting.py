@@ -357,6 +357,5 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
 
 
 def _explained(missed: Estimate) -> Estimate:
-    """Return the share of the variance that is explained, given that which is not."""
     value, low, high = missed
     return Estimate(1 - value, 1 - high, 1 - low)

@@ -53,7 +53,6 @@ class SparseAutoencoder(nn.Module):
         return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
 
     def unstacked(self) -> list[SparseAutoencoder]:
-        """Return each autoencoder of a stack by itself."""
         each = zip(*(part.detach().clone() for part in self.parameters()), strict=True)
         return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
 
@@ -77,7 +76,6 @@ class SparseAutoencoder(nn.Module):
         return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
 
     def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
-        """Return ĥ of each state."""
         return self.decode(self.encode(states))
 
 

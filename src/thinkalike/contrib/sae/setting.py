@@ -132,7 +132,6 @@ class Setting:
 
     @property
     def tokens_seen(self) -> list[int]:
-        """How many tokens have been read at each look."""
         return [look * self.config.tokens_per_step for look in self.config.looks]
 
     @cached_property
@@ -149,12 +148,10 @@ class Setting:
 
     @cached_property
     def mean(self) -> Tensor:
-        """The mean of these states."""
         return self.states.mean(0)
 
     @cached_property
     def scale(self) -> float:
-        """The root of their mean variance."""
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property

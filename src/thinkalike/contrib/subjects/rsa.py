@@ -110,7 +110,6 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
 
 
 def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per recorded layer: recorded, lower, upper."""
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
@@ -124,7 +123,6 @@ def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
 def _tables(
     place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
 ) -> dict[str, pd.DataFrame]:
-    """Return the rows of one recorded layer, by table."""
     measure: Any = config.measure
     count, settings = len(config.subjects), dict[str, Any](resamples=measure.resamples, seed=config.seed)
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
@@ -151,7 +149,6 @@ def _written(row: Any, column: str) -> str:
 
 
 def _ends(columns: Collection[str]) -> tuple[str, str]:
-    """Return the columns of the widest interval that a table has."""
     return ("both_low", "both_high") if "both_low" in columns else ("low", "high")
 
 

@@ -219,12 +219,10 @@ def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFram
 
 
 def _by(kept: Kept, part: str, number: int, layer: int) -> Tensor:
-    """Return what a task gives in a layer at each step."""
     return torch.stack([each[part][number][layer] for each in kept])
 
 
 def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves) -> pd.DataFrame:
-    """Return accuracy, its null and importance by step, layer and feature."""
     parts = []
     for task, layer, curve in curves:
         columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}

@@ -41,7 +41,6 @@ class Probe:
     converged: bool = True  # whether the fit reached its tolerance
 
     def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-        """Return the score of every level for each state."""
         return states.to(self.weight) @ self.weight.T + self.bias
 
     def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
@@ -109,7 +108,6 @@ class CrossFitted:
 
     @property
     def converged(self) -> bool:
-        """Whether all fits reached their tolerance."""
         return all(probe.converged for probe in self.probes)
 
     def through(self, mapping: AffineMap) -> CrossFitted:
