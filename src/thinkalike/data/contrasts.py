@@ -77,8 +77,7 @@ def continuations(
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
     """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair.
 
-    Raises:
-        DataError: one of them is not one token where it follows the text, or its counterpart, or both are the same.
+    Each is one token where it follows the text and its counterpart, and both differ; otherwise it is a DataError.
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
     up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
@@ -134,15 +133,12 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
 
     A verb whose third person is its stem and one further token is asked for that token, after the stem, against the end
     of the word. A verb whose forms are single tokens is asked for one form against the other, after the subject.
-    Other verbs are left out.
+    Other verbs are left out; if none is left, that is a DataError.
 
     Args:
         kind: number: a singular subject against a plural one; question: a statement against a do-question.
         count: how many, at most as many as there are.
         size: of the grammar.
-
-    Raises:
-        DataError: no verb of the grammar can be asked for with this tokenizer.
     """
     words = lexicon(size)
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
@@ -180,11 +176,7 @@ OPTIONAL = "counterpart_word"  # where the word is another one in the counterpar
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
-    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header.
-
-    Raises:
-        DataError: the file cannot be read, a column or a cell is missing, or a text does not have its word just once.
-    """
+    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header."""
     frame = read_frame(Path(path)).astype(str)
     chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
     texts, counterparts = list[Prompt](), list[Prompt]()

@@ -62,11 +62,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash i
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`.
-
-    Raises:
-        DataError: files are missing, damaged or of an unknown kind; a field is missing; the hub cannot be reached.
-    """
+    """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
     if len(first) == FEW:
@@ -120,9 +116,6 @@ def text_fingerprint(config: DataConfig) -> str:
 
     This is the content of local files, the version of the grammar, or the name and commit of a set of the hub; and
     the versions of the rules that keep the sides apart and cut documents, which those of the minis never are.
-
-    Raises:
-        DataError: files are missing or not regular, or the hub does not tell the commit.
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")

@@ -22,11 +22,7 @@ Lexicon = dict[str, list[str]]
 
 
 def lexicon(size: str) -> Lexicon:
-    """Return the words of the small, the large or the crossed grammar, by group.
-
-    Raises:
-        DataError: there is no such size.
-    """
+    """Return the words of the small, the large or the crossed grammar, by group."""
     if size not in SIZES:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     parts = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())

@@ -47,9 +47,6 @@ class SourceText:
         """Tokenise and pack for a target as `corpus.pack` does, with the source's tokens beside the target's.
 
         Rows are shorter than `context` where the source could not take what it reads in one of them.
-
-        Raises:
-            DataError: there is too little text, a tokenizer lacks EOS or BOS, or the source's context is too short.
         """
         reader, length = TwoTokenizers(tokenizer, self, bos), context
         while True:

@@ -183,11 +183,7 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred.
-
-    Raises:
-        DataError: the kind is not known, or the values do not fit it; the message begins with `source`.
-    """
+    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred."""
     kind = kind or kind_of(column)
     if kind in NUMBERS:
         return _numbers(column, name, source)

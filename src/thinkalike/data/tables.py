@@ -30,11 +30,7 @@ ROLES = ("text", "word", "start", "stop", "id")
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
-    """Return the stimuli that a configuration describes; the last ones are kept as long as their file stays as it is.
-
-    Raises:
-        DataError: a file is missing, damaged or lacks something, or there are too few stimuli for the sample.
-    """
+    """Return the stimuli that a configuration describes; the last ones are kept while their file stays as it is."""
     return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
 
 
@@ -97,11 +93,7 @@ def read_table(
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return a table with the cells of a text file as they are written.
-
-    Raises:
-        DataError: the file cannot be read, or has no rows.
-    """
+    """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
     frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")

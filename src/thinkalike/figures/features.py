@@ -71,8 +71,7 @@ ACROSS = 8  # layers of a model that are drawn
 def levels(table: pd.DataFrame, folder: Path) -> None:
     """Draw the levels of each feature as points in a plane, a row per model and feature, a column per layer.
 
-    Args:
-        table: model, layer, feature, level, x, y; panels of one row have one scale.
+    Panels of one row have one scale.
     """
     rows = [group for _, group in table.groupby(["model", "feature"], sort=False)]
     layers = []  # of each row at most `ACROSS`, from the first to the last

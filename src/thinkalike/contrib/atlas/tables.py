@@ -29,23 +29,15 @@ SHARED = ("model", "target", "data", "seed", "store", "force", "screen", "wait",
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
-    """Return a table in which more is closer in every column.
-
-    Args:
-        table: `source`, `target`, `source_layer`, `target_layer`, and a column for each measure.
-        measures: whether each is a distance.
-    """
+    """Return a table of cells with a column for each measure, in which more is closer: distances are negated."""
     return table.assign(**{name: -table[name] for name, is_distance in measures.items() if is_distance})
 
 
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures over the layer pairs of each pair of models, in [-1, 1].
 
-    Table and measures are those of `oriented`. It is blank where a measure has the same value for all layer pairs, or
-    where fewer than three have both.
-
-    Raises:
-        DataError: all are blank.
+    Table and measures are those of `oriented`. ρ is blank where a measure has the same value for all layer pairs, or
+    where fewer than three have both; if all are blank, that is a DataError.
     """
     rows = []
     for (source, target), cells in oriented(table, measures).groupby(PAIR, sort=False):
@@ -98,8 +90,7 @@ def over_models(pairs: pd.DataFrame) -> Estimate:
 def shares(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return the rank of each layer pair among those of its pair of models, from 0, the farthest, to 1, the closest.
 
-    Args:
-        table: as `oriented` returns it; blank cells stay blank, and so does a measure of fewer than three layer pairs.
+    Blank cells of a table of `oriented` stay blank, and so does a measure of fewer than three layer pairs.
     """
     groups = table.groupby(PAIR, sort=False)[list(measures)]
     counts = groups.transform("count")
@@ -135,11 +126,7 @@ class Part(NamedTuple):
 
 
 def parts_of(config: AnalyzeConfig) -> list[Part]:
-    """Return the jobs of an atlas, by measure and then by pair; the configuration is one of `measure=atlas`.
-
-    Raises:
-        ConfigError: the models are no list of two or more, or a setting does not go with a measure; see `jobs_of`.
-    """
+    """Return the jobs of an atlas, by measure and then by pair, given the configuration of `measure=atlas`."""
     measure: Any = config.measure
     pairs = _pairs(config, config.models)
     names, parts = names_of(pairs), []

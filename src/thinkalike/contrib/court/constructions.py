@@ -239,9 +239,8 @@ def code(setting: Setting, of: str) -> States:
 def at_position(setting: Setting, token: float, noise: float = 0.0) -> States:
     """Return the mean of the target's states at each place of a row in other documents, whatever the tokens are.
 
-    Args:
-        token: 1 takes the token's own mean off before, and adds it at the end.
-        noise: of what is left of each dimension after all that, in its standard deviations.
+    With `token` 1 the token's own mean is taken off before, and added at the end; `noise` is a share of the standard
+    deviation of what is left.
     """
     mean, seed = means(setting, TokenMeans), setting.number("at position")
     left = setting.own(setting.other) - token * mean(setting.other)

@@ -170,9 +170,7 @@ def token_features(
 ) -> Float[Tensor, "n f"]:
     """Return the features `KINDS` of the tokens of rows, but of the first and the last of each.
 
-    Args:
-        words: The text of each token.
-        counts: How often each token occurs in other text.
+    `words` has the text of each token, and `counts` how often it occurs in other text.
     """
     known = rows.unique()
     place = torch.searchsorted(known, rows)

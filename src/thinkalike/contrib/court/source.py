@@ -117,12 +117,9 @@ HALF = 2**32
 
 
 def normals(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*b d"]:
-    """Return independent standard normal numbers for each code, of this width, in float32.
+    """Return independent standard normal numbers for each code, of this width, in float32; other seeds give other ones.
 
     The two halves of 32 bits give two normal numbers by Box and Muller.
-
-    Args:
-        seed: other numbers for the same codes.
     """
     start = mixed(codes.long() * STEP + seed)
     places = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)

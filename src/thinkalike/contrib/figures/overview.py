@@ -14,11 +14,7 @@ from thinkalike.figures.style import canvas, colour_of, save, write_values
 
 
 def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
-    """Draw the rank correlation of every two measures as a matrix, the one that agrees most with the others first.
-
-    Args:
-        table: measure, other, rho.
-    """
+    """Draw a table of measure, other and rho as a matrix, the measure that agrees most with the others first."""
     both = pd.concat([table, table.rename(columns={"measure": "other", "other": "measure"})])
     cells = both.pivot(index="measure", columns="other", values="rho").loc[list(measures), list(measures)]
     cells = cells.mask(np.eye(len(measures), dtype=bool), 1.0)
@@ -38,8 +34,7 @@ def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> Non
 def ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
     """Draw the layer pairs of every pair of models, a column, by every measure, a row: bright is close.
 
-    Args:
-        table: source, target, source_layer, target_layer, and by measure the rank, from 0, the farthest, to 1.
+    The table has the rank of each layer pair by measure, from 0, the farthest, to 1.
     """
     pairs = list(table.groupby(["source", "target"], sort=False))
     with canvas(0.75 * len(pairs) + 1.8, 0.72 * len(measures) + 1.3, len(measures), len(pairs), squeeze=False) as drawn:
@@ -93,11 +88,9 @@ def doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str) -> None:
-    """Draw the mean score of each layer of each model with its interval, a panel per recorded layer, and the ceiling.
+    """Draw the mean score of each layer of each model with its interval, a panel per recorded layer.
 
-    Args:
-        table: recorded, model, layer, value, low, high.
-        ceilings: recorded, lower, upper; a grey band from one to the other.
+    A grey band is the noise ceiling, from `lower` to `upper` of `ceilings`.
     """
     recorded = list(ceilings["recorded"])
     with canvas(3.4 * len(recorded) + 1.2, 3.4, 1, len(recorded), squeeze=False, sharey=True) as (figure, panels):

@@ -67,11 +67,7 @@ def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
 
 
 def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
-    """Draw the loss against step, a running mean of ten steps: a row per group of models, a panel per layer.
-
-    Args:
-        curves: (group, direction) to losses (steps, layers), in nats per token.
-    """
+    """Draw losses (steps, layers) by group and direction against step, running means of ten, a panel per layer."""
     groups = list(dict.fromkeys(group for group, _ in curves))
     layers = max(curve.shape[1] for curve in curves.values())
     with canvas(2.3 * layers, 2.3 * len(groups), len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
@@ -97,10 +93,8 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
 def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
 
-    Panels of one quantity have one scale, so that a null looks as small as it is.
-
-    Args:
-        tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
+    Panels of one quantity have one scale, so that a null looks as small as it is. Each table, by title, has pair,
+    place, mean, low and high, and column, what it is.
     """
     columns = min(len(tables), ACROSS if len(tables) % ACROSS == 0 else 2)
     rows = -(-len(tables) // columns)
@@ -127,11 +121,7 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def distances(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the distances of all pairs of models: a matrix in the order of the groups, and the kinds of pairs.
-
-    Args:
-        table: source, target, pair, value.
-    """
+    """Draw the distances of all pairs of models: a matrix in the order of the groups, and the kinds of pairs."""
     names = list(dict.fromkeys(table["source"]))
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
     with canvas(8.4, 3.6, 1, 2) as (figure, (left, right)):

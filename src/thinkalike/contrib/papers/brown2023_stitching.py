@@ -82,10 +82,7 @@ def penalty_differences(pairs: Sequence[tuple[Result, Result]], together: bool =
     """Return the first penalty minus the second at every layer of each pair of results, and the tokens of documents.
 
     Models share a tokenizer. Differences are in nats per token, (p, l); with `together` their intervals hold for all
-    of them together.
-
-    Raises:
-        StoreError: the results report on different documents.
+    of them together. Results that report on different documents are a StoreError.
     """
     first = pairs[0][0]
     for each in (each for pair in pairs for each in pair):

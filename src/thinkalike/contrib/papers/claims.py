@@ -119,11 +119,8 @@ def over_models(
 ) -> Estimate:
     """Return a statistic of some layers or models, given by their places, with a jackknife interval over the models.
 
-    Layers of one model are left out together. Where the statistic does not exist without one of the models, the
-    interval is (-∞, ∞).
-
-    Args:
-        models: The model at each place.
+    `models` has the model at each place, and the layers of one model are left out together. Where the statistic does
+    not exist without one of the models, the interval is (-∞, ∞).
     """
     every = list(range(len(models)))
     without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]

@@ -117,11 +117,7 @@ class Experiment(
         self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
     def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Any]]]:
-        """Return the case without results, and the jobs that it rests on with their labels.
-
-        Raises:
-            ConfigError: the command line names another measure.
-        """
+        """Return the case without results, and the jobs that it rests on with their labels."""
         if config.measure.kind != (self.measure or "loss"):
             only = f"is about measure={self.measure}" if self.measure else "has no measure"
             raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
@@ -129,11 +125,7 @@ class Experiment(
         return case, [(part.label, job_of(config, part)) for part in self.parts(case)]
 
     def case(self, config: AnalyzeConfig) -> Case:
-        """Return the configuration and the models: those of the command line if given, else its own.
-
-        Raises:
-            ConfigError: the experiment does not take this number of models, or one is given twice.
-        """
+        """Return the configuration and the models: those of the command line if given, else its own."""
         own = self.models["mini" if config.scale == "mini" else "paper"]
         given = [each for each in (config.model, config.target) if each.name is not None]
         given = given[:1] if given[0:1] == given[1:] else given

@@ -86,11 +86,7 @@ class Profiles:
 
 
 def place_of(feature: str, features: Sequence[str]) -> int:
-    """Return the place of a feature that claims are about.
-
-    Raises:
-        DataError: the stimuli do not have it.
-    """
+    """Return the place of a feature that claims are about; one that the stimuli do not have is a DataError."""
     if feature not in features:
         raise DataError(f"claims are about {feature}, which these stimuli do not have; measure=mlem takes any")
     return list(features).index(feature)

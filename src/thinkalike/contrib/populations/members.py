@@ -150,11 +150,8 @@ def published_accuracies(
 ) -> dict[str, pd.DataFrame]:
     """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
 
-    A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
-    `pairs.challenge_pairs=null` ask for.
-
-    Args:
-        accuracies: on `count` pairs of `measure.side`.
+    Accuracies are on `count` pairs of `measure.side`. A sample of the pairs may differ by three standard errors more
+    than all of them, which `pairs.report_pairs=null` or `pairs.challenge_pairs=null` ask for.
     """
     side = config.measure.side  # type: ignore[attr-defined]
     known = (config.population.published or {}).get(PUBLISHED[side])
@@ -200,12 +197,9 @@ class PopulationCKA(NamedTuple):
 def stitched_members(
     models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, measure: Any, work: Work
 ) -> IdentityStitches:
-    """Return losses and predicted classes of all stitches (source, target, cut, pair).
+    """Return losses and predicted classes of all stitches (source, target, cut, pair), `measure.batch` pairs at once.
 
     A checkpoint is kept every few batches, from which an interrupted job resumes. Processes share the batches.
-
-    Args:
-        measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
     """
     if (kept := work.resume(STITCHES)) is not None:
         found, first = IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
@@ -246,11 +240,8 @@ def likeness_of_members(
 ) -> PopulationCKA:
     """Return CKA of every two models at each layer, or what an earlier run left of it.
 
-    Args:
-        measure: `tokens`, `tokens_per_batch`, `cka_pairs` and `batch`, see `population.PopulationMeasureConfig`.
-
-    Raises:
-        DataError: there are too few pairs, or states have no CKA.
+    The settings are those of `population.PopulationMeasureConfig`. Too few pairs, or states without a CKA, are a
+    DataError.
     """
     if (kept := work.resume(CKA_STATE)) is not None:
         return PopulationCKA(**kept)

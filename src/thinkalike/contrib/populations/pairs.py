@@ -36,11 +36,7 @@ HANS = ("entailment", "non-entailment")
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Premises, hypotheses, and the class of each pair.
-
-    Raises:
-        DataError: there are no pairs; the message begins with `source`.
-    """
+    """Premises, hypotheses, and the class of each pair; without any pair it is a DataError."""
 
     premises: list[str]
     hypotheses: list[str]
@@ -134,13 +130,10 @@ class EncodedPairs:
 
 
 def encode(pairs: Pairs, tokenizer: Any, context: int) -> EncodedPairs:
-    """Encode pairs as the tokenizer itself writes them; the number of those that are cut is logged.
+    """Encode pairs as the tokenizer itself writes them, which must be [CLS] premise [SEP] hypothesis [SEP].
 
-    Args:
-        context: the most tokens of a pair; in a longer one the longer text loses its end, token by token.
-
-    Raises:
-        DataError: the tokenizer does not write [CLS] and [SEP].
+    A pair has at most `context` tokens: in a longer one the longer text loses its end, token by token. The number of
+    those is logged.
     """
 
     def encoded_as(**options: Any) -> Any:
@@ -180,11 +173,7 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`.
-
-    Raises:
-        DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
-    """
+    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`."""
     readers = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
     records = read_with(Path(path), {end: partial(_records, read) for end, read in readers.items()})
     return _pairs(records, CLASSES[name], str(path))
@@ -195,11 +184,7 @@ def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
-    """Return MNLI ("mnli") or HANS ("hans") from the hub; without a split, the one that results are reported on.
-
-    Raises:
-        DataError: the hub cannot be reached; or as in `pairs_in`.
-    """
+    """Return MNLI ("mnli") or HANS ("hans") from the hub; without a split, the one that results are reported on."""
     repository, default, revision = HUB[name]
     split = split or default
     remedy = "use files (pairs=files) or the templates (pairs=templates)"

@@ -34,11 +34,7 @@ def read_pairs(config: PairsConfig, side: str) -> Pairs:
     """Return the pairs to fit on, to report on, or of the whole challenge.
 
     No pair is both fitted and reported on: where files and the hub repeat a pair to fit on, up to case and white space,
-    it is left out of the report, and counted in `repeated`.
-
-    Raises:
-        ConfigError: source=files, and there is no file for this side.
-        DataError: pairs cannot be read, or all of them are also fitted on.
+    it is left out of the report.
     """
     if config.source == "templates":  # of one draw, in which no pair occurs twice
         fit, report = int(config.fit_pairs or 0), int(config.report_pairs or 0)
@@ -87,13 +83,9 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
     counterexamples, which are made like the challenge set's.
 
     Args:
-        count: how many pairs.
         counterexamples: the share, in [0, 1].
         lexical: the share of all pairs, in [0, 1], that are made like the lexical-overlap part of the challenge set,
             entailed except for the share of counterexamples; the rest is as without them.
-
-    Raises:
-        DataError: the count is not possible.
     """
     alike = round(lexical * count)
     against = round(counterexamples * alike)
@@ -118,9 +110,6 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 
     A hash of a sentence decides whether it is for training or for the challenge, so no sentence is in both, whatever
     the counts and seeds.
-
-    Raises:
-        DataError: the count is not possible.
     """
     kinds = [(heuristic, kind) for heuristic in HEURISTICS for kind in "en"]
     parts = [

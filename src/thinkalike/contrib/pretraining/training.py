@@ -73,11 +73,7 @@ class MaskedPretraining(Pretraining):
 
 
 class Finetuning(WholeModel):
-    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero.
-
-    Raises:
-        ModelError: it has fewer blocks than `nli.freeze`.
-    """
+    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero."""
 
     config: NLIConfig
     model: Any  # a classifier of transformers

@@ -64,11 +64,7 @@ class Fitted:
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
-    """Train all autoencoders of a job.
-
-    Raises:
-        TrainingError: a loss is no number.
-    """
+    """Train all autoencoders of a job."""
     config, rows = setting.config, setting.corpus.fit.tokens
     fits = [
         SAEFit(setting.begins(start, seed), factor, seed)
@@ -207,9 +203,7 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
     """Return what each start saves against each before it in the list, one row for each look after the first.
 
     `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much for the others.
-
-    Returns:
-        The table with means over seeds and intervals, and the share that each seed saves, row by row.
+    Beside the table of means over seeds comes the share that each seed saves, row by row.
     """
     pairs = _pairs(courses)
     by_seed = [savings(course, against) for course, against in pairs]

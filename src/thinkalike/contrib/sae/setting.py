@@ -54,9 +54,7 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
 def source_result(config: SAEJob) -> Result:
     """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
 
-    Raises:
-        ConfigError: it is a result of another kind, layer or size.
-        StoreError: it is neither a model nor a result, or that is damaged.
+    A result of another kind, layer or size is a ConfigError.
     """
     name, own = str(config.sae.source), config.sae
     if jobs := source_jobs(config):
@@ -106,12 +104,7 @@ class Setting:
 
     @classmethod
     def of(cls, config: SAEJob, inputs: Mapping[str, Any]) -> Setting:
-        """Load models and text, and check that they go together.
-
-        Raises:
-            ModelError: a model cannot be loaded, has no such layer, or another tokenizer than the source.
-            DataError: there is too little text.
-        """
+        """Load models and text, and check that they go together."""
         sae, made = config.sae, inputs.get("source")
         others = [source_model(config)] if made else []
         model, *sources = load_models(config.model, *others)

@@ -32,16 +32,11 @@ class SAEFit(NamedTuple):
 
 
 class SAETraining(SteppedModule):
-    """Trains autoencoders on (h - mean) / scale; its state holds them and never the model.
+    """Trains autoencoders of one shape on (h - mean) / scale; its state holds them and never the model.
 
     The rate is constant. Reported and kept is a mean of the weights so far, which those after step t enter with the
     share (m + 1) / (t + m), m = 8 (polynomial-decay averaging; Shamir & Zhang 2013, section 4). It does what a rate
     that falls to zero does, but at every step: the autoencoder after n tokens is the one that n tokens would end with.
-
-    Args:
-        fits: all of one shape.
-        mean, scale: standardise the model's states.
-        report: states of held-out text.
     """
 
     errors: Tensor  # (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units

@@ -52,15 +52,8 @@ def group_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
 
-    Args:
-        profiles, scores: The tables of all sides.
-
-    Returns:
-        group: layer, feature, importance, low, high, p. group_scores: layer, score, low, high, p, and lower and upper,
-        the noise ceiling of Spearman's ρ over the same held-out pairs.
-
-    Raises:
-        DataError: the distances of a fold are all equal in a subject.
+    Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ over the same held-out
+    pairs. Equal distances of a fold are a DataError.
     """
     names, held_out = [side.name for side in subjects], _held_out(config, stimuli)
     recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)

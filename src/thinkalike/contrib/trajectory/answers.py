@@ -72,11 +72,7 @@ class Reading:
         self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
 
     def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
-        """Return what one checkpoint gives: states and losses of the text, and of stimuli accuracies and importances.
-
-        Raises:
-            DataError: its tokenizer cuts the text otherwise than that of the first checkpoint.
-        """
+        """Return what one checkpoint gives: states and losses of text, and of stimuli accuracies and importances."""
         with self.work.phase("loading"):
             model = load_model(checkpoint)
             cut = tokenizer_fingerprint(model.tokenizer)
@@ -182,11 +178,7 @@ def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.Data
 
 
 def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
-    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position.
-
-    Raises:
-        DataError: at some step all states of a layer are the same.
-    """
+    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position."""
     documents = numbered_by_part(reading.text["documents"].flatten().long())
     tokens = reading.text["tokens"].flatten().long()
     positions = torch.arange(reading.text["tokens"].shape[1]).expand_as(reading.text["tokens"]).flatten()

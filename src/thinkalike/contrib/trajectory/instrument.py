@@ -145,11 +145,7 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
 
 
 def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
-    """Return the checkpoints of a run at these steps, in their order.
-
-    Raises:
-        ConfigError: there are fewer than two, or none of a step.
-    """
+    """Return the checkpoints of a run at these steps, in their order; fewer than two are a ConfigError."""
     there = steps_of(model)
     wanted = list(there) if steps == "all" else sorted(set(steps))
     if missing := [step for step in wanted if step not in there]:

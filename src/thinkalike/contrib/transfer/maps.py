@@ -85,9 +85,6 @@ def fitted_maps(
     """Return the maps of each layer pair, from one pass of both models over the text.
 
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
-
-    Raises:
-        ModelError: the states of a layer do not vary.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
     fit, held_out = (

@@ -53,11 +53,7 @@ class Task:
 def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
     """Yield the task of each feature by each split; a split by too few words is left out with a warning.
 
-    Args:
-        least: the least number of stimuli of a level.
-
-    Raises:
-        DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
+    Levels of fewer than `least` stimuli are left out. A feature without two levels, or a continuous one, is refused.
     """
     words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
     for name, split in itertools.product(stimuli.names, splits):

@@ -62,9 +62,7 @@ def steered_gaps(
 ) -> Float[Tensor, "c n"]:
     """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
 
-    Args:
-        added: a vector for each text.
-        later: at all tokens from the last one of the word on; otherwise at that alone.
+    They are added at the last token of the word, and where it is `later` also at all tokens after it.
     """
     parts = []
     for where, part in prompts.batches():
@@ -191,11 +189,7 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
 
 
 class Trial:
-    """The contrasts as both models read them, to steer the target.
-
-    Raises:
-        DataError: there are fewer pairs than folds.
-    """
+    """The contrasts as both models read them, to steer the target."""
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
         self.source, self.target, self.measure, self.seed = source, target, measure, seed
