@@ -1,4 +1,4 @@
-"""Figures of stitches and of populations of stitched classifiers."""
+"""Figures of stitches."""
 
 from __future__ import annotations
 
@@ -42,21 +42,3 @@ def penalties(table: pd.DataFrame, folder: Path, name: str = "penalty") -> None:
         axes.set(xlabel="layer of the stitch", ylabel="penalty [nats per token]", title=title)
         figure.legend(loc="outside lower center", ncols=2)
         save(figure, folder, name)
-
-
-def directions(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the penalty against layer with its interval, one panel per group of models, one line per direction."""
-    groups = list(dict.fromkeys(table["group"]))
-    with canvas(3.1 * len(groups), 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
-        for axes, group in zip(panels[0], groups, strict=True):
-            inside = table[table["group"] == group]
-            for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
-                label = f"{source} → {target}"
-                colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
-                line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
-            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_xticks(range(inside["source_layer"].nunique()))
-            axes.set(xlabel="layer of the stitch", title=group)
-            axes.legend(fontsize=7)
-        panels[0][0].set_ylabel("penalty [nats per token]")
-        save(figure, folder, "penalties")

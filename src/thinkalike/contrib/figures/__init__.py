@@ -7,7 +7,7 @@ from thinkalike import figures
 
 _NAMES = {
     "overview": ("agreement", "court", "doses", "ranks", "subject_scores"),
-    "papers": ("Contrast", "correlation", "distances", "groups_by_depth", "learning_curves", "scatter"),
+    "papers": ("Contrast", "correlation", "directions", "distances", "groups_by_depth", "learning_curves", "scatter"),
     "trajectories": ("settling", "trajectory"),
     "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
 }

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import COLOURS, canvas, colour_of, save, write_values
+from thinkalike.figures.style import COLOURS, canvas, colour_of, line, save, write_values
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
@@ -64,6 +64,24 @@ def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
     axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
     axes.set_aspect("equal", adjustable="datalim")
     axes.set(xticks=[], yticks=[])
+
+
+def directions(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the penalty against layer with its interval, one panel per group of models, one line per direction."""
+    groups = list(dict.fromkeys(table["group"]))
+    with canvas(3.1 * len(groups), 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
+        for axes, group in zip(panels[0], groups, strict=True):
+            inside = table[table["group"] == group]
+            for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
+                label = f"{source} → {target}"
+                colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
+                line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xticks(range(inside["source_layer"].nunique()))
+            axes.set(xlabel="layer of the stitch", title=group)
+            axes.legend(fontsize=7)
+        panels[0][0].set_ylabel("penalty [nats per token]")
+        save(figure, folder, "penalties")
 
 
 def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
