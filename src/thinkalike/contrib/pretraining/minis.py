@@ -29,7 +29,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     bpe.decoder = decoders.ByteLevel()
     special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    own = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
+    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
     trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
     bpe.train_from_iterator(texts, trainer)
     if cls_sep:

@@ -100,6 +100,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             if "models" not in result.tables:
                 continue
             bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
+            row: Any
             lower = float(rows["lower"].mean())
             for row in bests[bests["recorded"] == recorded].itertuples():
                 share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
