@@ -140,6 +140,12 @@ class Corpus:
         fit, report = (PairedRows(**parts) if "names" in parts else TokenRows(**parts) for parts in sides.values())
         return cls(fit, report, entry.about)
 
+    def alignment(self) -> dict[str, float]:
+        """Return which shares of the report's target tokens end where a source token does, later, or before any."""
+        names = ("aligned_exactly", "aligned_nowhere")
+        exactly, nowhere = (self.counts[name] / self.counts["report_tokens"] for name in names)
+        return {"aligned_exactly": exactly, "aligned_earlier": 1 - exactly - nowhere, "aligned_nowhere": nowhere}
+
     def facts(self) -> dict[str, Any]:
         """Return what the provenance of a result says of the corpus."""
         return {"tokens": self.fingerprint(), **self.counts}

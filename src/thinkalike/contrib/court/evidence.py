@@ -17,9 +17,8 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.data.corpus import Layout
-from thinkalike.evaluation import likeness
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
-from thinkalike.evaluation.likeness import LikenessSums, TargetBatch, TargetReader, TokensBefore, inner
+from thinkalike.evaluation.likeness import LikenessSums, TargetBatch, TargetReader, inner, output_roots, source_states
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate
@@ -71,14 +70,14 @@ class Bench:
         return self._read(self.setting.report, self.setting.documents)
 
     def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
-        target, before = self.setting.target, TokensBefore(self.setting.target, self.setting.fit)
-        reader = TargetReader(target, [self.setting.layer], before, likeness.codes_of(target))
+        target = self.setting.target
+        reader = TargetReader(target, [self.setting.layer], self.setting.fit)
         with torch.no_grad():
             return list(reader.batches(rows, documents, Layout(rows.shape[1])))
 
     @cached_property
     def roots(self) -> dict[int, Tensor]:
-        return likeness.output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
+        return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
@@ -135,7 +134,7 @@ class Evidence:
         self.source, self.bench, self.setting = source, bench, bench.setting
 
     def _states(self, batch: TargetBatch) -> dict[int, Tensor]:
-        states = likeness.source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
+        states = source_states(self.source, batch, [0], Layout(batch.rows.shape[1]))
         return {layer: inner(each) for layer, each in states.items()}
 
     @cached_property
