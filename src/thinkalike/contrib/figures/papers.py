@@ -45,7 +45,12 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
     with canvas(9.6, 3.2 * len(contrasts), len(contrasts), 3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
-                _words(axes, words, f"{name}, by {contrast.feature}")
+                for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
+                    axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
+                title = f"{name}, by {contrast.feature}\nstress {words['stress'].iloc[0]:.2f}"
+                axes.set_title(title, fontsize=8)
+                axes.set_aspect("equal", adjustable="datalim")
+                axes.set(xticks=[], yticks=[])
             left.legend(fontsize=6, markerscale=2)
             table, (first, second) = contrast.importance, contrast.names
             values, colours = table[["x", "y"]].to_numpy(), [colour_of(number) for number in range(len(table))]
@@ -56,14 +61,6 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
             middle.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
             middle.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
         save(figure, folder, "contrasts")
-
-
-def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
-    for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
-        axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
-    axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set(xticks=[], yticks=[])
 
 
 def directions(table: pd.DataFrame, folder: Path) -> None:

@@ -22,10 +22,10 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
 from thinkalike.data.grammar import derivations
-from thinkalike.data.stimuli import Stimuli, from_sentences
+from thinkalike.data.stimuli import from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import Estimate, fold_interval, jackknife, stimulus_folds
+from thinkalike.measures.estimates import fold_interval, jackknife, stimulus_folds
 from thinkalike.store import Result
 
 MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
@@ -204,25 +204,16 @@ def _figure_s5(case: Case) -> Conclusion:
     correlation = stimuli.correlation()
     (a, b, _), *_ = correlation.strongest(1)
     pairs = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in correlation.strongest(5))
-    found, parts = _correlated(stimuli, a, b)
+    parts = min(PARTS, len(stimuli.groups.unique()))  # the words of one sentence are in one part
+    part_of = stimulus_folds(len(stimuli), parts, groups=stimuli.groups)
+    some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]
+    values = torch.tensor([each.correlation().table.loc[a, b] for each in some])
+    found = jackknife(values[0], values[1:])
     name, numbers = "no two features of the probing words are nearly the same", f"strongest correlations: {pairs}"
     units = f"{parts} parts of {len(stimuli)} words"
     claim = judged(name, [(Bound("within", NEARLY), found)], f"{numbers}; the first {found:+.2f}", units)
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(figures.correlation, correlation.table))
-
-
-def _correlated(stimuli: Stimuli, a: str, b: str) -> tuple[Estimate, int]:
-    """Return the correlation of two features with its jackknife interval over parts of the stimuli, and their number.
-
-    Words of one sentence are in one part.
-    """
-    groups = stimuli.groups
-    parts = min(PARTS, len(groups.unique()))
-    part_of = stimulus_folds(len(stimuli), parts, groups=groups)
-    some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]
-    values = torch.tensor([each.correlation().table.loc[a, b] for each in some])
-    return jackknife(values[0], values[1:]), parts
 
 
 NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone

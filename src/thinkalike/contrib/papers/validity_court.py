@@ -47,7 +47,7 @@ TARGETS: dict[str, dict[str, tuple[Sequence[int], Siblings]]] = {  # by scale an
 }  # fmt: skip
 MODELS = {scale: list(targets) for scale, targets in TARGETS.items()}
 
-RIGHT_SHARE, DECIDED_SHARE = 0.9, 0.75
+RIGHT_SHARE, DECIDED_SHARE = 0.9, 0.75  # of verdicts on a kind: right among those decided, and decided
 
 
 def _parts(case: Case) -> list[Part]:
@@ -73,7 +73,14 @@ def _court(case: Case) -> Conclusion:
     if "future_low" in table:
         tables["sentences"] = court.nested(table) if several else court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
-        claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
+        how = ", by thresholds from other kinds and targets" * several
+        for row in tables["kinds"].to_dict(
+            "records"
+        ):  # right for nine in ten that are decided, which are three in four
+            claim = f"verdicts are right for sources of kind {row['kind']}{how}"
+            holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
+            numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
+            claims.append(counted(claim, holds, numbers, units))
 
     def draw(folder: Path) -> None:
         figures.court(table, [judge.name for judge in court.judges_of(table)], folder)
@@ -89,16 +96,6 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     by, area = row[f"{prefix}fooled_by"], row[f"{prefix}auc"]
     numbers = f"AUC {area:.3f}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
-
-
-def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
-    """Return whether verdicts on each kind are right for nine in ten that are decided, which are three in four."""
-    claims = []
-    for row in kinds.to_dict("records"):
-        holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
-        numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
-        claims.append(counted(f"verdicts are right for sources of kind {row['kind']}{how}", holds, numbers, units))
-    return claims
 
 
 EXPERIMENTS = [Experiment("validity/court", _court, MODELS, _parts, measure="court", takes=(1, 2))]

@@ -194,18 +194,13 @@ def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estima
     return interval_around(values.mean(-1), half)
 
 
-def _pairs(courses: Sequence[Course]) -> list[tuple[Course, Course]]:
-    """Return each course with each before it in the list, which it is compared with."""
-    return [(course, against) for against, course in itertools.combinations(courses, 2)]
-
-
 def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Return what each start saves against each before it in the list, one row for each look after the first.
 
     `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much for the others.
     Beside the table of means over seeds comes the share that each seed saves, row by row.
     """
-    pairs = _pairs(courses)
+    pairs = [(course, against) for against, course in itertools.combinations(courses, 2)]
     by_seed = [savings(course, against) for course, against in pairs]
     tables = [
         pd.DataFrame(
@@ -246,7 +241,7 @@ def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
     Blank cells: with some seed it does at none.
     """
     rows = []
-    for course, against in _pairs(courses):
+    for against, course in itertools.combinations(courses, 2):
         found = break_even(course, against)
         ends = over_seeds(found) if found.isfinite().all() else NOTHING
         rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})

@@ -16,7 +16,6 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.instruments.of_stimuli import layer_distances
-from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.representational_similarity import distance_vectors
 from thinkalike.measures.estimates import random_effects, splits, stimulus_folds, two_sided
 from thinkalike.states.stimuli import StimulusStates
@@ -55,12 +54,15 @@ def group_tables(
     Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ over the same held-out
     pairs. Equal distances of a fold are a DataError.
     """
-    names, held_out = [side.name for side in subjects], _held_out(config, stimuli)
+    names, held_out, ends = [side.name for side in subjects], _held_out(config, stimuli), []
     recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
     try:
-        lower, upper = zip(*(_held_out_ceiling(layers, held_out) for layers in recorded), strict=True)
+        for layers in recorded:  # both ends of the noise ceiling of held-out pairs, each a mean over the folds
+            found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
+            ends.append([[float(each.lower.mean()), float(each.upper.mean())] for each in found])
     except ValueError as error:
         raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
+    lower, upper = torch.tensor(ends, dtype=torch.float64).mean(1).T.tolist()
     score = _mean(scores, names, ["layer"], "score").assign(lower=lower, upper=upper)
     return {"group": _mean(profiles, names, ["layer", "feature"], "importance"), "group_scores": score}
 
@@ -86,10 +88,3 @@ def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]
         return [kept]
     owners = stimuli.groups[kept] if measure.together == "sentence" else None
     return [kept[test] for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners))]
-
-
-def _held_out_ceiling(layers: Sequence[NeuralDistances], held_out: Sequence[Int[Tensor, " k"]]) -> list[float]:
-    """Return both ends of the noise ceiling of held-out pairs, each a mean over the folds."""
-    found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
-    ends = [[float(each.lower.mean()), float(each.upper.mean())] for each in found]
-    return torch.tensor(ends, dtype=torch.float64).mean(0).tolist()
