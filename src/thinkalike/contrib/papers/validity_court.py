@@ -74,9 +74,7 @@ def _court(case: Case) -> Conclusion:
         tables["sentences"] = court.nested(table) if several else court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
         how = ", by thresholds from other kinds and targets" * several
-        for row in tables["kinds"].to_dict(
-            "records"
-        ):  # right for nine in ten that are decided, which are three in four
+        for row in tables["kinds"].to_dict("records"):
             claim = f"verdicts are right for sources of kind {row['kind']}{how}"
             holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
             numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"

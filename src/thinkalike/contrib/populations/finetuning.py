@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -30,8 +29,6 @@ from thinkalike.models.weights import check_fit, read_weights
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, fit, loggers_of
-
-log = logging.getLogger(__name__)
 
 CHECKPOINT = "model"  # the folder of the classifier in a result
 BATCH = 256  # pairs of a report

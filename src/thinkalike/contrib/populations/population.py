@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,19 +15,11 @@ from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
 from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
+from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
-from thinkalike.contrib.populations.members import (
-    Member,
-    a_member,
-    halves,
-    likeness_of_members,
-    members_in,
-    members_of,
-    published_accuracies,
-    stitched_members,
-)
+from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, tokens_of
 from thinkalike.contrib.populations.templates import read_pairs
 from thinkalike.errors import ConfigError, ModelError
@@ -40,8 +31,6 @@ from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
-
-log = logging.getLogger(__name__)
 
 CHECKED = 300  # pairs that labels are checked on
 
@@ -80,11 +69,11 @@ class Population(
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
-        return {"pairs": halves(config, pairs)[1] if side == "challenge" else pairs}
+        return {"pairs": joint.halves(config, pairs)[1] if side == "challenge" else pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Any]:
         """Return the members, which are fine-tuned first where the store lacks them."""
-        stated = members_of(config)
+        stated = joint.members_of(config)
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
@@ -99,7 +88,7 @@ class Population(
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""
-        return {"member": as_chosen(a_member(config), config)}
+        return {"member": as_chosen(joint.a_member(config), config)}
 
     def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all stitches and those of CKA, without fine-tunings that are missing.
@@ -108,7 +97,7 @@ class Population(
         sources.
         """
         measure: Any = config.measure
-        shape, members, read = shapes["member"], members_in(config), tokens_of(config.pairs, measure.side)
+        shape, members, read = shapes["member"], joint.members_in(config), tokens_of(config.pairs, measure.side)
         alike = min(PAIR * float(measure.cka_pairs or read), read)
         stitches = members**2 * (shape.layers + 1) / 2 + members
         return [
@@ -118,7 +107,7 @@ class Population(
 
     def holds(self, config: PopulationJob, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which is counted as the model."""
-        return (members_in(config) - 1) * shapes["member"].bytes
+        return (joint.members_in(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -128,13 +117,13 @@ class Population(
             models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
         if not work.processes.rank:  # first, as it is quick, and may be refused
-            likeness = likeness_of_members(models, encoded, measure, work)
-        stitched = stitched_members(models, encoded, pairs, measure, work)
+            likeness = joint.likeness_of_members(models, encoded, measure, work)
+        stitched = joint.stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
         table = _table(members, stitched, correct)
         itself = table[table["source"] == table["target"]]
         alone = itself[itself["cut"] == -1]["accuracy"].tolist()  # in the order of the members
-        published = published_accuracies(config, members, alone, len(pairs))
+        published = joint.published_accuracies(config, members, alone, len(pairs))
         own = itself.groupby("group_of_source")["accuracy"].mean()
         read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
         facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -28,8 +27,6 @@ from thinkalike.models.shapes import Passes, Shape, Shapes, new_shape
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Run, StepData, fit, loggers_of
-
-log = logging.getLogger(__name__)
 
 TEXTS = {  # what cards say of a source
     "stdlib": "the source of Python's standard library without its tests",
