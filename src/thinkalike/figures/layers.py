@@ -18,12 +18,7 @@ FEW = 36  # cells into which their values are written
 
 
 def layer_heatmaps(
-    table: pd.DataFrame,
-    folder: Path,
-    file: str,
-    label: str,
-    scale: tuple[float, float] = (0.0, 1.0),
-    across: int = 3,
+    table: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), across: int = 3
 ) -> None:
     """Draw the layer pairs of every pair of models in a table, `across` in a row, on one scale; below it is blue."""
     pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))

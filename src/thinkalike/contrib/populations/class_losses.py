@@ -76,8 +76,6 @@ def check_labels(
     labels: Int[Tensor, " n"],
     classes: Sequence[str],
     wanted: Sequence[str],
-    *,
-    floor: float | None = None,
     name: str = "the classifier",
 ) -> float:
     """Return the accuracy on a few hundred examples, and refuse one that says that the classes are permuted.
@@ -86,14 +84,14 @@ def check_labels(
     more often by three standard errors of the difference (McNemar 1947).
 
     Raises:
-        ModelError: the accuracy is below `floor`, by default chance, or another order is right more often.
+        ModelError: the accuracy is below chance, or another order is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
     accuracies = correct.double().mean(1)
     best = int(accuracies.argmax())
     gained, lost = (correct[best] & ~correct[0]).sum(), (correct[0] & ~correct[best]).sum()
-    accuracy, least = float(accuracies[0]), 1 / len(wanted) if floor is None else floor
+    accuracy, least = float(accuracies[0]), 1 / len(wanted)
     if accuracy < least or gained - lost > 3 * (gained + lost).sqrt():
         found = f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected)"
         order = f"in the order {', '.join(orders[best])} it would be right on {accuracies[best]:.3f}"

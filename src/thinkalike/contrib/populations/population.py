@@ -202,11 +202,7 @@ def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> lis
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: PopulationJob) -> EncodedPairs:
-    return encode(
-        pairs,
-        models[0].tokenizer,
-        min(model.context for model in models),
-    )
+    return encode(pairs, models[0].tokenizer, min(model.context for model in models))
 
 
 def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:
