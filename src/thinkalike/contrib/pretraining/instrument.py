@@ -72,7 +72,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
             save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
 
         with work.phase("fit"):
-            fit(trained, rows, run, loggers_of(run), [Keeping(recipe.kept, keep)])
+            fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(recipe.kept, keep)])
         facts["training"] = {
             "data": config.data.name,
             "tokens_seen": recipe.steps * recipe.tokens_per_step,
