@@ -141,7 +141,8 @@ class Query:
         Raises:
             ConfigError: a key is not known, or `since` is no date.
         """
-        given = dict(word.split("=", 1) if "=" in word else ("store", word) for word in words)
+        pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
+        given = {key: value for key, _, value in pairs}
         for key in given:
             if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
