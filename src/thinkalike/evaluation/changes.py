@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.arguments import seeded
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     TokenChanges,
