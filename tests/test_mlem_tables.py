@@ -11,7 +11,7 @@ from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
 from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, feature_importance, split_half_reference
-from thinkalike.measures.mlem.kinds import Columns, kind_of
+from thinkalike.measures.kinds import Columns, kind_of
 
 N = 60
 WORDS = ("noun", "verb", "adjective", "pronoun")

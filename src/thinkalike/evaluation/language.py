@@ -12,9 +12,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data.rows import Corpus, Layout
-from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    bootstrap_interval,
+    effective_number,
+    interval_around,
+    sum_by_document,
+)
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss, unigram_entropy
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel

@@ -20,8 +20,15 @@ from torch import Tensor
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.tokens import Beyond, TokensBefore
-from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
-from thinkalike.measures.closed_forms import LayerPair, Moments
+from thinkalike.measures.closed_forms import (
+    LEFT,
+    DirectionSums,
+    LayerPair,
+    Moments,
+    canonical_directions,
+    whitening,
+    whitening_among,
+)
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
 from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.models.frozen import FrozenModel

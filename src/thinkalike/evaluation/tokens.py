@@ -17,8 +17,7 @@ from torch.nn.functional import pad
 
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.rows import FEWEST, RowGroups
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.progress import counted

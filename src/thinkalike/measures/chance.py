@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded, takes_arrays
-from thinkalike.measures.bootstrapping import effective_number
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
@@ -20,6 +19,7 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     check_groups,
+    effective_number,
     jackknife,
     numbered_by_part,
 )

@@ -12,9 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
-from thinkalike.measures.rows import ROUNDINGS
-
-FEWEST = 4  # rows; the unbiased estimator divides by n - 3
+from thinkalike.measures.rows import FEWEST, ROUNDINGS
 
 
 class GramStatistics(NamedTuple):

@@ -14,7 +14,6 @@ from torch import Tensor
 from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, one_model
 from thinkalike.measures.hsic import (
-    FEWEST,
     GramStatistics,
     all_hsics,
     block_statistics,
@@ -26,7 +25,16 @@ from thinkalike.measures.hsic import (
     rbf_gram,
     rounding_of,
 )
-from thinkalike.measures.rows import CentredRows, RowGroups, centre, common_dtype, flaw_of, refuse_flaws, size_of
+from thinkalike.measures.rows import (
+    FEWEST,
+    CentredRows,
+    RowGroups,
+    centre,
+    common_dtype,
+    flaw_of,
+    refuse_flaws,
+    size_of,
+)
 
 CHOICES = {
     "estimator": ("unbiased", "biased"),

@@ -9,10 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.measures.accumulators import LayerPairEstimate
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.kernel_alignment import alignment, arc_length, check_choices, cka_measure
-from thinkalike.measures.layer_means import LayerMeans
+from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
 class ModelDistance(Estimate):

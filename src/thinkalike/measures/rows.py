@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 
+FEWEST = 4  # rows that are compared, as the unbiased estimator of HSIC divides by n - 3
 ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 
 

@@ -9,9 +9,9 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import Accumulator, LayerPairEstimate, States
 from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate, States
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 

@@ -24,8 +24,7 @@ from thinkalike.data.rows import Corpus, PairedRows
 from thinkalike.errors import listed
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.setting import Setting
-from thinkalike.measures.bootstrapping import documents_and_seeds_interval
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, documents_and_seeds_interval
 
 log = logging.getLogger(__name__)
 

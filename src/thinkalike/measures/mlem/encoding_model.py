@@ -16,10 +16,10 @@ from torch import Tensor
 from thinkalike.arguments import check_choice, check_rows, tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups
+from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
-from thinkalike.measures.mlem.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
-from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.sums import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
 UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding

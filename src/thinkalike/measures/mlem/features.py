@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.mlem.kinds import NUMBERS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBERS, Columns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels", "points")
 OF_LEVELS = DIFFERENCES[2:]

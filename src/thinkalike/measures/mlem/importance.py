@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import (
@@ -21,15 +20,16 @@ from thinkalike.measures.estimates import (
     Estimate,
     fold_interval,
     interval_around,
+    jackknife,
     numbered_by_part,
     splits,
     stimulus_folds,
 )
+from thinkalike.measures.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
-from thinkalike.measures.mlem.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
-from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.sums import StimulusPairs
 from thinkalike.progress import counted
 
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
@@ -279,7 +279,8 @@ def split_half_reference(
     values = torch.stack(found).mean(0)
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    return Jackknifed(values[0], values[1:].T).interval()
+    enough = len(kept) > FEWEST_GROUPS
+    return jackknife(values[0], values[1:]) if enough else interval_around(values[0], torch.nan)
 
 
 def _references(
