@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures import hsic as gram_products
+from thinkalike.measures import LayerMeans, kernel_alignment, mutual_measure
 from thinkalike.measures import neighbours as mutual
 from thinkalike.measures.layer_means import Batch
 from thinkalike.measures.metric import CKA
@@ -51,7 +50,7 @@ def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
 def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states, *_ = drawn(gram_products.CPU_TILE.step)
+    states, *_ = drawn(kernel_alignment.CPU_TILE.step)
     CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, Batch(states))
     assert len(counts) == sum(map(len, WIDTHS))
 

@@ -240,7 +240,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.measures.losses.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.measures.changes.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 

@@ -24,8 +24,7 @@ distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTAN
 distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
 estimates: Estimate bootstrap_interval documents_and_seeds_interval effective_number fold_interval interval_around
 estimates: jackknife splits stimulus_folds student_t sum_by_document two_sided
-hsic: hsic0 hsic1
-kernel_alignment: alignment arc_length cka cka_measure group_hsics
+kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
 metric: CKA CKAResult

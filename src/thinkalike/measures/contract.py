@@ -39,11 +39,6 @@ class Blocks(NamedTuple):
         return [torch.stack([parts[place] for place in places]) for places in self.models]
 
 
-def one_model(layers: int) -> Blocks:
-    """Return the blocks of a single model of this many different layers: it is compared with itself."""
-    return Blocks([list(range(layers))], [(0, 0)])
-
-
 def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
     """Return the matrix of all layers of the first model and then the second, from the blocks within and between."""
     first, second = pair

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
+from thinkalike.arguments import check_choice
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.kernel_alignment import alignment, arc_length, check_choices, cka_measure
+from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length, cka_measure
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
@@ -117,8 +118,9 @@ class CKA(LayerMeans):
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
-        check_choices(aggregate=aggregate, given=given, **options)
-        measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
+        for name, choice in {"aggregate": aggregate, "given": given, **options}.items():
+            check_choice(name, choice, CHOICES[name])
+        measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
         if given == "token" and not measure.given:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
         super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)

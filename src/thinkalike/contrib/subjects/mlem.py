@@ -15,7 +15,7 @@ from thinkalike.contrib.subjects.measures import noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.instruments.of_stimuli import layer_distances
+from thinkalike.instruments.rsa import layer_distances
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.representational_similarity import distance_vectors
 from thinkalike.measures.estimates import splits, stimulus_folds, two_sided

@@ -26,13 +26,12 @@ from thinkalike.contrib.subjects.measures import (
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import (
-    layer_distances,
     rows_of_sides,
     sentence_groups,
     states_of_sides,
     stimuli_facts,
 )
-from thinkalike.instruments.rsa import RSA
+from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.representational_similarity import distance_vectors
