@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
 from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
@@ -25,7 +25,7 @@ Layers = (
 
 
 def rsa(
-    layers: Layers, others: Layers | None = None, distance: DistanceChoice = "euclidean", comparator: str = "spearman"
+    layers: Layers, others: Layers | None = None, distance: str = "euclidean", comparator: str = "spearman"
 ) -> Float[Tensor, "l m"]:
     """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
 
@@ -44,7 +44,7 @@ def rsa(
 def rsa_estimate(
     layers: Layers,
     others: Layers | None = None,
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     groups: Int[Tensor, " n"] | None = None,
     folds: int = 10,
     seed: int = 0,
@@ -80,7 +80,7 @@ class Mantel(NamedTuple):
 def mantel(
     layers: Layers,
     others: Layers | None = None,
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     permutations: int = 999,
     seed: int = 0,
     comparator: str = "spearman",
@@ -123,9 +123,7 @@ def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) 
     return spearman(matrix.flatten()[chosen], other.flatten()[chosen])
 
 
-def distance_vectors(
-    layers: Layers, distance: DistanceChoice = "euclidean", n: int | None = None
-) -> Float[Tensor, "l p"]:
+def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
     """Return the squared distances of all pairs of n stimuli in each layer, in the order of `upper`.
 
     Raises:
@@ -141,7 +139,7 @@ def distance_vectors(
     return torch.stack([layer.vector() for layer in known])
 
 
-def _both(layers: Layers, others: Layers | None, distance: DistanceChoice) -> tuple[Tensor, Tensor]:
+def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
     """Return the distances in the layers of both sides, the same object where there is one side."""
     vectors = distance_vectors(layers, distance)
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, check_rows, tensor_of
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
@@ -37,7 +36,8 @@ class MLEM(BaseEstimator):
     (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a category's indicator,
     or of the squared difference of a scaled feature. W is diagonal and non-negative, or symmetric positive
     semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in `Ridge(positive=True)`. The
-    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others.
+    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others,
+    and can be pickled.
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
     Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
@@ -74,7 +74,7 @@ class MLEM(BaseEstimator):
         self,
         *,
         weights: str = "diagonal",
-        distance: DistanceChoice = "euclidean",
+        distance: str = "euclidean",
         alpha: float | Sequence[float] | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
@@ -88,18 +88,6 @@ class MLEM(BaseEstimator):
         self.weights, self.distance, self.alpha = weights, distance, alpha
         self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
         self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
-        return tags
-
-    @property
-    def feature_names_in_(self) -> Any:
-        """The names of the columns of the fit, (f) text; absent if they have no names, as in scikit-learn."""
-        if not self.encoder_.columns.names:
-            raise AttributeError("feature_names_in_: the table of the fit has no names of columns")
-        return np.array(self.encoder_.columns.names, dtype=object)
 
     def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
         """Fit all layers, with a warning of features that are constant, taken for continuous, or much the same.
@@ -116,14 +104,11 @@ class MLEM(BaseEstimator):
         """
         table = self.read(X, Y, groups)
         self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
-        features = self.encoder_.encode_values(table.values)
-        fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
+        features, pairs = self.encoder_.encode_values(table.values), table.stimulus_pairs
+        fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
         self.correlation_, self.condition_number_ = describe(fitted, features.labels)
         self._keep(fitted, table)
-        self.level_weights_ = [
-            each._replace(weights=each.weights[0]) if table.single else each
-            for each in level_weights(self._fitted, self.encoder_, features)
-        ]
+        self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
@@ -164,29 +149,6 @@ class MLEM(BaseEstimator):
             layer = int(scores.isnan().nonzero()[0])
             raise ValueError(f"the prediction of layer {layer} is constant: no feature explains its distances")
         return float(scores[0]) if table.single else scores
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters, which must not be functions, and the fit to a file."""
-        check_is_fitted(self, "encoder_")
-        state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
-        state |= {
-            "_found": tuple(self._fitted),
-            "encoder_": vars(self.encoder_) | {"columns": tuple(self.encoder_.columns)},
-        }
-        state["level_weights_"] = [tuple(each) for each in self.level_weights_]
-        torch.save({"params": self.get_params(), "state": state}, path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> MLEM:
-        """Read a model that `save` wrote."""
-        content = torch.load(path, weights_only=True)
-        model, state = cls(**content["params"]), content["state"]
-        fitted = Fitted(*state.pop("_found"))
-        state["level_weights_"] = [LevelWeights(*each) for each in state["level_weights_"]]
-        encoder = state["encoder_"] | {"columns": Columns(*state["encoder_"]["columns"])}
-        for name, value in (state | {"_fitted": fitted, "encoder_": FeatureEncoder(**encoder)}).items():
-            setattr(model, name, value)
-        return model
 
     def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:
         """Check this model's choices, and the data of a `fit`; X is read by these columns, by default its own."""
@@ -292,8 +254,8 @@ class LevelWeights(NamedTuple):
     levels: list[Level | None]  # the values in the table, None where a value is missing
 
 
-def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -> list[LevelWeights]:
-    """Return the weights of all features with weights of pairs of levels."""
+def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, single: bool) -> list[LevelWeights]:
+    """Return the weights of all pairs of levels, feature by feature; those of the first layer if it is `single`."""
     found = []
     for (feature, *_), places in grouped(fitted.terms):
         if size := features.known[feature]:
@@ -301,9 +263,9 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -
             matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
             pairs = fitted.weights[:, places.start : places.stop - 1]
             matrix[:, rows, columns] = matrix[:, columns, rows] = pairs
-            lacks = bool((features.levels[:, feature] == 0).any())
-            values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])
-            first = 0 if lacks else 1
-            names = [level_of(value, encoder.columns.levels[feature]) for value in values[first:].tolist()]
-            found.append(LevelWeights(feature, values[first:], matrix[:, first:, first:], names))
+            first = 0 if (features.levels[:, feature] == 0).any() else 1  # whether a stimulus lacks the value
+            values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])[first:]
+            names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
+            matrix = matrix[:, first:, first:]
+            found.append(LevelWeights(feature, values, matrix[0] if single else matrix, names))
     return found

@@ -71,19 +71,10 @@ class Features:
         return apart * differ
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
-        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1, whatever its weight."""
+        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1."""
         left, right = self.take(pairs[0]), self.take(pairs[1])
         ranges = left.positions.new_tensor(self.ranges)
         return _apart(left.positions, right.positions, ranges) * _differ(left.levels, right.levels)
-
-    def codes(self, pairs: Int[Tensor, "2 p"]) -> Int[Tensor, "p f"]:
-        """Return the codes of these pairs of stimuli, see `pair_codes`; 1 where a feature with one weight differs."""
-        left, right = self.take(pairs[0]).levels, self.take(pairs[1]).levels
-        columns = [
-            pair_codes(left[:, f], right[:, f], size) if size else _differ(left[:, f], right[:, f]).int()
-            for f, size in enumerate(self.known)
-        ]
-        return torch.stack(columns, 1)
 
 
 def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "*c"]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     PARTS,
@@ -47,26 +47,26 @@ class Importance:
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
     groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
 
-    def score(self, level: float = 0.95) -> Estimate:
-        """Return the mean ρ of each layer, (l), with its interval over folds, see `fold_interval`."""
-        return self._over_folds(self.scores, level)
+    def score(self) -> Estimate:
+        """Return the mean ρ of each layer, (l), with its 95 % interval over folds, see `fold_interval`."""
+        return self._over_folds(self.scores)
 
-    def profile(self, level: float = 0.95) -> Estimate:
+    def profile(self) -> Estimate:
         """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds."""
-        return self._over_folds(self.by_fold(), level)
+        return self._over_folds(self.by_fold())
 
     def by_fold(self) -> Float[Tensor, "l f k"]:
         """Return the importance of each feature in each layer on each fold."""
         return self._by_fold([each for each in self.sets if len(each) == 1])
 
-    def pair_effects(self, level: float = 0.95) -> Estimate:
+    def pair_effects(self) -> Estimate:
         """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
 
         S_ab is the score when the values of a and b move together.
         """
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
-        return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
+        return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1])
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
@@ -81,8 +81,8 @@ class Importance:
         assert self.null is not None
         return self._share(self.null.amax((1, 2), keepdim=True).expand_as(self.null))
 
-    def _over_folds(self, values: Float[Tensor, "*b k"], level: float) -> Estimate:
-        found = fold_interval(values, level)
+    def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
+        found = fold_interval(values)
         return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
 
     def _share(self, null: Float[Tensor, "b l f"]) -> Float[Tensor, "l f"]:
@@ -239,7 +239,7 @@ def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator:
 def split_half_reference(
     cells: Any,
     layers: Sequence[Float[Tensor, "n _"]],
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     *,
     groups: Any = None,
     splits: int = 5,
