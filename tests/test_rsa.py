@@ -12,7 +12,6 @@ from sklearn.manifold import smacof
 from thinkalike.measures import (
     jackknife,
     mantel,
-    matrix_agreement,
     mds,
     mid_ranks,
     permuted_rows,
@@ -180,13 +179,6 @@ def test_groups_and_the_largest_pair_keep_mantels_false_alarms():
     assert (not_told.p <= 0.05).double().mean() > 0.3, "control"
     assert (told.p_of_largest >= told.p).all()
     assert told.p_of_largest.min() > 0.05
-
-
-def test_matrix_agreement_is_spearman_of_upper_triangles():
-    a, b = (rsa(drawn(6)) for _ in range(2))
-    expected = scipy.stats.spearmanr(squareform(a, checks=False), squareform(b, checks=False)).statistic
-    assert matrix_agreement(a, b) == pytest.approx(expected, abs=1e-12)
-    assert matrix_agreement(a, a) == pytest.approx(1)
 
 
 def test_weighted_tau_sees_the_top_more_than_the_bottom():

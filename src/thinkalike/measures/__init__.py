@@ -21,7 +21,7 @@ contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
-distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
+distances.representational_similarity: distance_vectors mantel mds rsa rsa_estimate
 estimates: Estimate bootstrap_interval documents_and_seeds_interval effective_number fold_interval interval_around
 estimates: jackknife splits stimulus_folds student_t sum_by_document two_sided
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1

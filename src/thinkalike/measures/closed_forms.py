@@ -90,11 +90,21 @@ class Moments:
         if n == 0:
             return
         means = {layer: states.mean(0) for layer, states in rows.items()}
+        before = self._means or {layer: torch.zeros_like(mean) for layer, mean in means.items()}
         for layer, mean in means.items():
             if not mean.isfinite().all():
                 raise ValueError(f"{layer[0]} layer {layer[1]} is not finite; run the model in a wider dtype")
+            if mean.shape != before[layer].shape:
+                raise ValueError(f"{layer[0]} layer {layer[1]} has width {len(mean)}, but {len(before[layer])} so far")
             rows[layer] = rows[layer] - mean
-        self._absorb(n, means, rows)
+        total = self.n + n
+        shift = {layer: mean - before[layer] for layer, mean in means.items()}
+        for left, right in self._products:  # one at a time: all pairs' products may be gigabytes
+            scatter = rows[left].T @ rows[right]
+            added = torch.addr(scatter, shift[left], shift[right], alpha=self.n * n / total)
+            self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
+        self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
+        self.n = total
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was gathered."""
@@ -105,21 +115,6 @@ class Moments:
         self.n = state["n"]
         self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
         self._scatter = dict(zip(self._products, state["scatter"], strict=False))
-
-    def _absorb(self, n: int, means: dict[ModelLayer, Tensor], rows: dict[ModelLayer, Tensor]) -> None:
-        """Add n rows, which are given less their means."""
-        before = self._means or {layer: torch.zeros_like(mean) for layer, mean in means.items()}
-        for layer, mean in means.items():
-            if mean.shape != before[layer].shape:
-                raise ValueError(f"{layer[0]} layer {layer[1]} has width {len(mean)}, but {len(before[layer])} so far")
-        total = self.n + n
-        shift = {layer: mean - before[layer] for layer, mean in means.items()}
-        for left, right in self._products:  # one at a time: all pairs' products may be gigabytes
-            scatter = rows[left].T @ rows[right]
-            added = torch.addr(scatter, shift[left], shift[right], alpha=self.n * n / total)
-            self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
-        self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
-        self.n = total
 
     def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of one layer pair; a ValueError of fewer than two rows."""
@@ -322,7 +317,7 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     return float((left + statistics.n * offset.square().sum()) / whole)
 
 
-# ---- canonical directions: how much of the directions of one side the other predicts, whatever the coordinates
+# ---- canonical directions: how much of the directions of one side the other predicts on held-out rows
 
 LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
@@ -330,6 +325,10 @@ SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much
 
 class Directions(NamedTuple):
     """Canonical directions of x and y: (x - mean_x) @ source and (y - mean_y) @ target have unit covariance, (.., r).
+
+    These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). No invertible affine map of
+    either side changes them, so neither does it change what is here: the mean over directions is R²_CCA of Kornblith et
+    al. (2019, table 1), but of rows that nothing was fitted on.
 
     `back` makes states of y of them: (y - mean_y) = (y - mean_y) @ target @ back wherever y varies.
     """
@@ -397,9 +396,8 @@ class DirectionSums:
         belongs = torch.nn.functional.one_hot(parts, PARTS).to(v).T
         found = {"onward": v - predicted, "target": v, "backward": u - v * own.correlations, "source": u}
         found = {name: belongs @ each.square() for name, each in found.items()} | {"rows": belongs.sum(1)}
-        found |= {
-            name: belongs @ each.square().sum(1, keepdim=True) for name, each in (("error", error), ("read", read))
-        }
+        whole_rows = {"error": error, "read": read}.items()
+        found |= {name: belongs @ each.square().sum(1, keepdim=True) for name, each in whole_rows}
         self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
 
     def compute(self, documents: int) -> dict[str, Estimate]:

@@ -118,8 +118,8 @@ def fold_interval(
     2003, eq. 8). For `t` see `jackknife`.
     """
     k = values.shape[-1]
-    t = student_t(level, k - 1) if t is None else t
-    return interval_around(values.mean(-1), t * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
+    half = (student_t(level, k - 1) if t is None else t) * values.std(-1)
+    return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:

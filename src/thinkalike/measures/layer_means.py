@@ -6,6 +6,7 @@ Each batch adds a few small tensors to lists, so batches may come in any order a
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -230,16 +231,13 @@ def without_each(
     nothing = {pair: torch.full_like(each, torch.nan) for pair, each in whole.items()}
     found: list[Mapping[Pair, Tensor]] = []
     for kept in (parts != part for part in range(PARTS)):
-        try:
-            found.append(whole if kept.all() else _again(measure, rows.of(kept), blocks))
-        except ValueError:
-            found.append(nothing)
+        found.append(whole if kept.all() else nothing)
+        with contextlib.suppress(ValueError):
+            if not kept.all():
+                left = rows.of(kept)
+                compared, _ = _within(measure, left)
+                found[-1] = compared.compare(compared.prepared(left.layers, left.names), blocks)
     return found
-
-
-def _again(measure: LayerMeasure, rows: BatchRows, blocks: Blocks) -> dict[Pair, Float[Tensor, "_ _"]]:
-    compared, _ = _within(measure, rows)
-    return compared.compare(compared.prepared(rows.layers, rows.names), blocks)
 
 
 def dependence(
@@ -336,7 +334,8 @@ class LayerMeans(Accumulator):
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
         blocks = Blocks(models, whole)
         measure, within = _within(metrics[0].measure, rows)
-        layers, nulls, shared = measure.prepared(rows.layers, rows.names), {}, {}
+        layers, permutations = measure.prepared(rows.layers, rows.names), metrics[0].permutations
+        nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
                 sizes = torch.bincount(rows.documents % PARTS, minlength=PARTS).tolist()
@@ -345,9 +344,11 @@ class LayerMeans(Accumulator):
                 first = measure.compare(layers, blocks)
                 rest = without_each(metrics[0].measure, rows.documents % PARTS, rows, blocks, first)
                 values = {pair: torch.stack([first[pair], *(each[pair] for each in rest)]) for pair in whole}
-            if any(metric._has_null(batch.number) for metric in metrics):
+            if any(
+                all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics if permutations
+            ):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
-                null = BatchNull(measure, layers, rows, within, compared, metrics[0].permutations)
+                null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
             is_apart = batch.number % EVERY == 0 and not measure.finish
             apart = dependence(metrics[0].measure, rows, blocks, values) if is_apart else {}
@@ -365,10 +366,6 @@ class LayerMeans(Accumulator):
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
             metric.add(batch.number, rows.documents, **found)
-
-    def _has_null(self, number: int) -> bool:
-        """Return whether a batch is to have a null: no batch before it has one."""
-        return self.permutations > 0 and all(number < int(moved[0, 0]) for moved in self.moved)
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""

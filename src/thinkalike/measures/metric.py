@@ -15,18 +15,6 @@ from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length,
 from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
-class ModelDistance(Estimate):
-    """The distance between two models in radians, see `CKAResult.distance`.
-
-    Attributes:
-        clipped: CKA values outside [-1, 1], which only rounding can give.
-    """
-
-    def __init__(self, distance: Estimate, clipped: int):
-        super().__init__(*distance)
-        self.clipped = clipped
-
-
 class CKAResult(LayerPairEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
 
@@ -60,14 +48,18 @@ class CKAResult(LayerPairEstimate):
         (a, b), (c, d) = first, second
         return self._interval(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
 
-    def distance(self) -> ModelDistance:
-        """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
+    @property
+    def clipped(self) -> int:
+        """How many layer pairs of one number have a CKA outside [-1, 1], which only rounding can give."""
+        return int((self.value.diagonal().abs() > 1).sum())
+
+    def distance(self) -> Estimate:
+        """Return the `arc_length` of the CKA of corresponding layers in radians; a ValueError if depths differ."""
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
-        distance = self._interval(arc_length(layers), arc_length(without))
-        return ModelDistance(distance, int((layers.abs() > 1).sum()))
+        return self._interval(arc_length(layers), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
         return jackknife(value, without, value if self.is_unbiased else None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
-from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
+from thinkalike.measures.distances.comparators import compare, mid_ranks, stimuli_of, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
@@ -115,12 +115,6 @@ def mantel(
         reached += chance >= found - TIE
         surpassed += chance.max() >= found - TIE
     return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
-
-
-def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) -> Float[Tensor, ""]:
-    """Return Spearman's ρ of two similarity matrices of the same layers, over their triangles above the diagonal."""
-    chosen = upper(len(matrix), matrix.device)
-    return spearman(matrix.flatten()[chosen], other.flatten()[chosen])
 
 
 def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:

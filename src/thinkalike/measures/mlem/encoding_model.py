@@ -14,10 +14,10 @@ from torch import Tensor
 
 from thinkalike.arguments import check_choice, check_rows, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import check_groups
+from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
-from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
+from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
@@ -178,9 +178,13 @@ class MLEM(BaseEstimator):
             owners = owners.to(kept.device)[kept]
         return Table(values[kept], levels, columns, pairs, owners, single)
 
-    def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds for the choice of α, if there is a choice."""
-        return divide(stimulus_pairs, self.folds if len(self._alphas()) > 1 else None, self.seed, groups)
+    def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
+        """Return the folds for the choice of α, if there is a choice, see `stimulus_folds`."""
+        units = pairs.index if pairs.chosen is None else pairs.chosen
+        if len(self._alphas()) == 1:
+            return Division(torch.zeros_like(units), [])
+        cells = stimulus_folds(len(units), self.folds, self.seed, groups).to(units.device)
+        return Division(cells, (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)))
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""

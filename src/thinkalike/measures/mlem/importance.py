@@ -70,22 +70,22 @@ class Importance:
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
-        assert self.null is not None
-        return self._share(self.null)
+        return self._share(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
         """Return the same against the largest null importance of all layers and features in each draw.
 
         It holds for all of them at once, and so for one that was chosen because it is large (Westfall & Young 1993).
         """
-        assert self.null is not None
-        return self._share(self.null.amax((1, 2), keepdim=True).expand_as(self.null))
+        return self._share(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
         found = fold_interval(values)
         return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
 
-    def _share(self, null: Float[Tensor, "b l f"]) -> Float[Tensor, "l f"]:
+    def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
+        assert self.null is not None
+        null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
         share = (1 + (null >= importance).sum(0)) / (1 + len(null))
         return share.where(~null.isnan().any(0), torch.nan)

@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.mlem.features import Features, Term, grouped, of_features, terms_of
 from thinkalike.measures.mlem.sums import StimulusPairs, centred
 from thinkalike.progress import counted
@@ -52,21 +51,10 @@ class Fitted(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Folds for the choice of the ridge."""
+    """Folds of stimuli, or of pairs if folds are of these, for the choice of the ridge."""
 
     cells: Int[Tensor, " k"]  # the fold of each stimulus, or pair
     parts: Iterable[StimulusPairs]  # one at a time: their ranks are most of the memory
-
-
-def divide(
-    stimulus_pairs: StimulusPairs, folds: int | None, seed: int, groups: Int[Tensor, " n"] | None = None
-) -> Division:
-    """Divide stimuli, or pairs if folds are of pairs, into folds, see `stimulus_folds`; None: no folds."""
-    units = stimulus_pairs.index if stimulus_pairs.chosen is None else stimulus_pairs.chosen
-    if folds is None:
-        return Division(torch.zeros_like(units), [])
-    cells = stimulus_folds(len(units), folds, seed, groups).to(units.device)
-    return Division(cells, (stimulus_pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(folds)))
 
 
 def fit_weights(
@@ -190,7 +178,12 @@ def level_path(
         if alpha == torch.inf:
             return solved(own @ gram @ own.T, target @ own.T) @ own
         solve = solved if points is None else points.solve
-        return _completed(solve(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
+        weights = solve(gram + alpha * ridge, target)
+        for places in (places for term, places in grouped(terms) if len(term) == 1):
+            known, part = used[:, None, places], (sizes * used)[:, None, places]
+            mean = (weights[..., places] * (part / part.sum(-1, keepdim=True).clamp(min=1))).sum(-1, keepdim=True)
+            weights[..., places] = torch.where(known, weights[..., places], mean)
+        return weights
 
     return torch.stack([at(alpha) for alpha in alphas])
 
@@ -203,17 +196,6 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
             part = sizes[:, places]
             ridge[:, places, places] -= part[:, :, None] * part[:, None] / part.sum(1).clamp(min=1)[:, None, None]
     return ridge
-
-
-def _completed(
-    path: Tensor, used: Bool[Tensor, "s 1 r"], sizes: Float[Tensor, "s 1 r"], terms: Sequence[Term]
-) -> Tensor:
-    for term, places in grouped(terms):
-        if len(term) == 1:
-            share = sizes[..., places] / sizes[..., places].sum(-1, keepdim=True).clamp(min=1)
-            mean = (path[..., places] * share).sum(-1, keepdim=True)
-            path[..., places] = torch.where(used[..., places], path[..., places], mean)
-    return path
 
 
 def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:

@@ -68,7 +68,6 @@ def normal_equations(
 
 
 def _is_scaled(features: Features, term: Term) -> bool:
-    """Return whether a term is Δ_f² of a scaled feature."""
     return len(term) == 2 and term[0] == term[1] and features.scaled[term[0]]
 
 
@@ -125,7 +124,6 @@ class _Blocks:
         return of_sets(torch.bincount(keys, minlength=self.sets * number).view(self.sets, number).double())
 
     def _pairs(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
-        """Return the number of pairs that agree."""
         counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
@@ -395,22 +393,14 @@ class StimulusPairs:
         It is NaN where the prediction is constant. Pairs of equal differences have one prediction: with their number
         and the sum of their ranks, only the different predictions are sorted.
         """
-        return torch.stack([self._by_pattern(*distinct(differences), terms, weights) for differences in variants])
-
-    def _by_pattern(
-        self,
-        patterns: Sequence[Tensor],
-        code: Int[Tensor, " p"],
-        terms: Sequence[Term],
-        weights: Float[Tensor, "*b l r"],
-    ) -> Float[Tensor, "*b l"]:
-        """Return the scores of pairs with these codes of the patterns of differences."""
-        counts = torch.bincount(code).double()
-        sums = self.ranks.new_zeros(len(self.ranks), len(counts)).index_add_(1, code, self.ranks)
-        rows = weights.flatten(0, -2).split(max(1, PREDICTIONS // len(counts)))
-        owners = torch.arange(weights.shape[:-1].numel(), device=code.device).split(len(rows[0]))
-        parts = [
-            spearman_of_patterns(predict(patterns, terms, part), counts, sums[own % len(sums)])
-            for part, own in zip(rows, owners, strict=True)
-        ]
-        return torch.cat(parts).view(weights.shape[:-1])
+        found = []
+        for patterns, code in map(distinct, variants):
+            counts = torch.bincount(code).double()
+            sums = self.ranks.new_zeros(len(self.ranks), len(counts)).index_add_(1, code, self.ranks)
+            rows = weights.flatten(0, -2).split(max(1, PREDICTIONS // len(counts)))
+            owners = torch.arange(weights.shape[:-1].numel(), device=code.device).split(len(rows[0]))
+            found += [
+                spearman_of_patterns(predict(patterns, terms, part), counts, sums[own % len(sums)])
+                for part, own in zip(rows, owners, strict=True)
+            ]
+        return torch.cat(found).view(-1, *weights.shape[:-1])
