@@ -7,6 +7,7 @@ Each batch adds a few small tensors to lists, so batches may come in any order a
 from __future__ import annotations
 
 import contextlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -87,6 +88,50 @@ class LayerPairEstimate(Estimate):
         return max(float((estimate.high - estimate.low).max()) for estimate in known)
 
 
+class Batch(NamedTuple):
+    """The states of several models for the same tokens; see `Accumulator.update`."""
+
+    states: Sequence[States]
+    mask: Shaped[Tensor, " ..."] | None = None
+    number: int = 0
+    groups: Int[Tensor, " ..."] | None = None
+    documents: Int[Tensor, " ..."] | None = None
+
+    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
+        """Return the rows of the different layers, and where the layers of each model stand among them."""
+        called = {model: f"model {model}" for side in sides for model in side}
+        if len(sides) == 1:
+            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
+        different: dict[int, tuple[Tensor, str]] = {}
+        for model, name in called.items():
+            for index, layer in enumerate(self.states[model]):
+                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
+        numbers = {key: place for place, key in enumerate(different)}
+        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
+        layers, names = zip(*different.values(), strict=True)
+        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
+        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
+        documents, tokens = self._documents(layers[0], flatten), None
+        if self.groups is not None:
+            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
+        for name, row in zip(names, rows, strict=True):
+            if len(row) != len(documents):
+                raise ValueError(
+                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
+                )
+        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
+
+    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
+        """Return the document of each row; where a sequence is one row, that of its first token."""
+        documents = self.documents
+        if documents is None:
+            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
+            documents = documents + self.number * APART
+        if flatten == "token" or first.ndim == 2:
+            return labels_of_rows(documents, self.mask, first, "documents")
+        return documents.to(first.device).flatten(1)[:, 0]
+
+
 class Accumulator(Metric):
     """Gathers a measure of layer pairs batch by batch; the order of the batches does not matter.
 
@@ -131,6 +176,38 @@ class Accumulator(Metric):
             copied[name] = [*state]
         return super().load_state_dict(copied, strict, assign)
 
+    @takes_arrays
+    def update(
+        self,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: int | None = None,
+        groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch: the same tokens, or rows, in both models.
+
+        Args:
+            source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
+            mask: The tokens that count.
+            number: The number of this batch in the whole run; by default the next one. Processes that share a run, and
+                metrics that are merged, need it.
+            groups: The token of each state, (b, t) or (n,), for given="token" only.
+            documents: The number of the document of each state, or of what else rows depend on each other in, the same
+                in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
+                see `numbered_by_part`, and nulls move them as blocks.
+
+        Raises:
+            ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
+                enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
+        """
+        self.gather(Batch([source, target], mask, self.next_number(number), groups, documents))
+
+    @abstractmethod
+    def gather(self, batch: Batch) -> None:
+        """Add a batch; see `update`."""
+
     def next_number(self, number: int | None) -> int:
         """Return the number of a batch: the given one, or else the next."""
         return max((int(each) for each in self.numbers), default=-1) + 1 if number is None else number
@@ -163,53 +240,6 @@ class Accumulator(Metric):
             raise ValueError(f"two batches have number {repeated[0]}: number those of one run, update(..., number=)")
         whole = {name: each[order] for name, each in found.items() if len(each) == len(order)}
         return {**found, **whole, "documents": found["documents"]}
-
-
-# ---- the mean over batches of any measure of layer pairs, with intervals over documents and a null
-
-
-class Batch(NamedTuple):
-    """The states of several models for the same tokens; see `LayerMeans.update`."""
-
-    states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None = None
-    number: int = 0
-    groups: Int[Tensor, " ..."] | None = None
-    documents: Int[Tensor, " ..."] | None = None
-
-    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and where the layers of each model stand among them."""
-        called = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
-        different: dict[int, tuple[Tensor, str]] = {}
-        for model, name in called.items():
-            for index, layer in enumerate(self.states[model]):
-                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
-        numbers = {key: place for place, key in enumerate(different)}
-        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
-        layers, names = zip(*different.values(), strict=True)
-        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
-        documents, tokens = self._documents(layers[0], flatten), None
-        if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
-        for name, row in zip(names, rows, strict=True):
-            if len(row) != len(documents):
-                raise ValueError(
-                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
-                )
-        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
-
-    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; where a sequence is one row, that of its first token."""
-        documents = self.documents
-        if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
-            documents = documents + self.number * APART
-        if flatten == "token" or first.ndim == 2:
-            return labels_of_rows(documents, self.mask, first, "documents")
-        return documents.to(first.device).flatten(1)[:, 0]
 
 
 # ---- a batch without some of its rows
@@ -288,53 +318,24 @@ class LayerMeans(Accumulator):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
         self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
-    @takes_arrays
-    def update(
-        self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Add one batch: the same tokens, or rows, in both models.
-
-        Args:
-            source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
-            mask: The tokens that count.
-            number: The number of this batch in the whole run; by default the next one. Processes that share a run, and
-                metrics that are merged, need it.
-            groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The number of the document of each state, or of what else rows depend on each other in, the same
-                in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
-                see `numbered_by_part`, and nulls move them as blocks.
-
-        Raises:
-            ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
-                enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
-        """
-        batch = Batch([source, target], mask, self.next_number(number), groups, documents)
-        self.update_pairs([self], [(0, 1)], batch)
-
-    @staticmethod
     @torch.no_grad()
-    def update_pairs(metrics: Sequence[LayerMeans], sides: Sequence[Pair], batch: Batch) -> None:
-        """Add one batch of several models to a metric for each pair of them, with the same bits and errors as `update`.
+    def gather(self, batch: Batch, metrics: Sequence[LayerMeans] = (), sides: Sequence[Pair] = ((0, 1),)) -> None:
+        """Add a batch of several models to a metric for each pair of them, with the same bits and errors as `update`.
 
         Args:
-            metrics: One for each pair; they compare in the same way.
+            metrics: One for each pair, by default this one alone; they compare in the same way.
             sides: The numbers of the source and of the target of each metric; both may be the same.
         """
+        metrics = metrics or [self]
         for metric, (a, b) in zip(metrics, sides, strict=True):
             metric.check(batch.states[a], batch.states[b], batch.groups)
-        rows, places = batch.rows(sides, metrics[0].measure.flatten)
+        rows, places = batch.rows(sides, self.measure.flatten)
         models = list(dict.fromkeys(places.values()))  # a model that is the same as another is compared once
         pairs = [(models.index(places[a]), models.index(places[b])) for a, b in sides]
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
         blocks = Blocks(models, whole)
-        measure, within = _within(metrics[0].measure, rows)
-        layers, permutations = measure.prepared(rows.layers, rows.names), metrics[0].permutations
+        measure, within = _within(self.measure, rows)
+        layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
@@ -342,7 +343,7 @@ class LayerMeans(Accumulator):
                 values = measure.compare_without_parts(layers, blocks, sizes)
             else:
                 first = measure.compare(layers, blocks)
-                rest = without_each(metrics[0].measure, rows.documents % PARTS, rows, blocks, first)
+                rest = without_each(self.measure, rows.documents % PARTS, rows, blocks, first)
                 values = {pair: torch.stack([first[pair], *(each[pair] for each in rest)]) for pair in whole}
             if any(
                 all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics if permutations
@@ -351,7 +352,7 @@ class LayerMeans(Accumulator):
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
             is_apart = batch.number % EVERY == 0 and not measure.finish
-            apart = dependence(metrics[0].measure, rows, blocks, values) if is_apart else {}
+            apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
         for metric, (a, b), pair in zip(metrics, sides, pairs, strict=True):

@@ -10,13 +10,13 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.layer_means import APART, Accumulator, LayerPairEstimate, States
+from thinkalike.measures.layer_means import APART, Accumulator, Batch, LayerPairEstimate
 from thinkalike.measures.rows import FEWEST, RowGroups, labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
@@ -211,24 +211,18 @@ class LayerPredictions(Accumulator):
         """Whether every layer pair has an R²."""
         return self.judged == self.source_layers * self.target_layers
 
-    @takes_arrays
-    def update(
-        self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Fit or judge maps on a batch, which is given as to `LayerMeans.update`."""
-        self.check(source, target, groups)
+    def next_number(self, number: int | None) -> int:
+        return self.last + 1 if number is None else number
+
+    def gather(self, batch: Batch) -> None:
+        """Fit or judge maps on a batch."""
+        (source, target), mask, documents = batch.states, batch.mask, batch.documents
+        self.check(source, target, batch.groups)
         sides, within = [[rows_of(layer, "token", mask) for layer in side] for side in (source, target)], None
-        if groups is not None:
-            within = RowGroups.of(labels_of_rows(groups, mask, source[0], "tokens"), FEWEST)
+        if batch.groups is not None:
+            within = RowGroups.of(labels_of_rows(batch.groups, mask, source[0], "tokens"), FEWEST)
             sides = [[within.without_means(layer) for layer in side] for side in sides]
-        number = self.last + 1 if number is None else number
-        reading, place = divmod(number, READING)
+        reading, place = divmod(batch.number, READING)
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
         if place < self.fit_batches:
             prediction.fit(*sides)
@@ -237,8 +231,8 @@ class LayerPredictions(Accumulator):
                 documents = labels_of_rows(documents, mask, source[0], "documents")
                 documents = documents[within.order] if within else documents
             used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-            self.add(number, prediction.judge(*sides, place, documents), used=used)
-        self.last = number
+            self.add(batch.number, prediction.judge(*sides, place, documents), used=used)
+        self.last = batch.number
 
     def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""

@@ -72,7 +72,7 @@ def _by_one_product(group: Sequence[Read]) -> bool:
     moved = [[layer.to(batches[0].states[0][0].device) for layer in side] for side in states.values()]
     try:
         with comparisons[0].watched:
-            LayerMeans.update_pairs(metrics, sides, Batch(moved, **comparisons[0].rows(batches[0])))
+            metrics[0].gather(Batch(moved, **comparisons[0].rows(batches[0])), metrics, sides)
     except ValueError:
         return False
     return True
