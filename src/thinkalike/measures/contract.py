@@ -21,7 +21,6 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.rows import RowGroups, common_dtype
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
-ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
 
 
 class Blocks(NamedTuple):
@@ -161,11 +160,3 @@ def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> 
 def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:
     """Return a prepared matrix of pairs of rows, with the rows in another order."""
     return prepared[order[:, None], order]
-
-
-def unit(matrix: Float[Tensor, "n n"], size: Float[Tensor, ""], name: str) -> Float[Tensor, "n n"]:
-    """Return a centred matrix divided by its norm; a ValueError if only rounding is left of its `size` before that."""
-    norm = matrix.norm()
-    if not norm > ROUNDING * size:
-        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
-    return matrix / norm

@@ -158,7 +158,10 @@ class MLEM(BaseEstimator):
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        single = _is_matrix(Y)
+        rows = Y if isinstance(Y, list | tuple) else ()  # one layer as a list of lists of numbers, or several layers
+        single = getattr(Y, "ndim", 3) == 2 or any(
+            isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1]
+        )
         states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
         values, levels = columns.read(X, states[0].device)
         for index, layer in enumerate(states):
@@ -241,12 +244,6 @@ class Table(NamedTuple):
 def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     """Return which stimuli stay: with `drop` those that lack no value."""
     return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
-
-
-def _is_matrix(Y: Any) -> bool:
-    """Return whether this is one layer, such as a list of lists of numbers, and not a sequence of layers."""
-    rows = Y if isinstance(Y, list | tuple) else None
-    return getattr(Y, "ndim", 3) == 2 or bool(rows and isinstance(rows[0], list | tuple) and np.ndim(rows[0][0]) == 0)
 
 
 class LevelWeights(NamedTuple):
