@@ -7,7 +7,7 @@ import torch
 
 from thinkalike.measures import LayerMeans, kernel_alignment, mutual_measure
 from thinkalike.measures import neighbours as mutual
-from thinkalike.measures.layer_means import Batch
+from thinkalike.measures.contract import Batch
 from thinkalike.measures.metric import CKA
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths

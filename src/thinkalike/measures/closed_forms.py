@@ -365,14 +365,6 @@ def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> F
     return vectors[:, kept] / values[kept].sqrt()
 
 
-def whitening_among(directions: Float[Tensor, "d a"], covariance: Float[Tensor, "d d"]) -> Float[Tensor, "d r"]:
-    """Return `whitening` of what is left of states, among directions of unit variance of the states as they are.
-
-    Only directions that keep `LEFT` of their variance are there.
-    """
-    return directions @ whitening(directions.T @ covariance @ directions, LEFT)
-
-
 class DirectionSums:
     """Sums over held-out rows for one layer pair, by part of their documents.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -17,9 +17,9 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import seeded
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import Batch, Blocks, LayerMeasure, Pair, States, joined
 from thinkalike.measures.estimates import (
     EVERY,
     FEWEST_EQUAL,
@@ -29,10 +29,7 @@ from thinkalike.measures.estimates import (
     effective_number,
     jackknife,
 )
-from thinkalike.measures.rows import BatchRows, RowGroups, common_dtype, labels_of_rows, places_of, rows_of
-
-APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
-States = Sequence[Float[Tensor, " ..."]]
+from thinkalike.measures.rows import BatchRows, RowGroups
 
 
 def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
@@ -88,50 +85,6 @@ class LayerPairEstimate(Estimate):
         return max(float((estimate.high - estimate.low).max()) for estimate in known)
 
 
-class Batch(NamedTuple):
-    """The states of several models for the same tokens; see `Accumulator.update`."""
-
-    states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None = None
-    number: int = 0
-    groups: Int[Tensor, " ..."] | None = None
-    documents: Int[Tensor, " ..."] | None = None
-
-    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and where the layers of each model stand among them."""
-        called = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
-        different: dict[int, tuple[Tensor, str]] = {}
-        for model, name in called.items():
-            for index, layer in enumerate(self.states[model]):
-                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
-        numbers = {key: place for place, key in enumerate(different)}
-        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
-        layers, names = zip(*different.values(), strict=True)
-        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
-        documents, tokens = self._documents(layers[0], flatten), None
-        if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
-        for name, row in zip(names, rows, strict=True):
-            if len(row) != len(documents):
-                raise ValueError(
-                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
-                )
-        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
-
-    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; where a sequence is one row, that of its first token."""
-        documents = self.documents
-        if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
-            documents = documents + self.number * APART
-        if flatten == "token" or first.ndim == 2:
-            return labels_of_rows(documents, self.mask, first, "documents")
-        return documents.to(first.device).flatten(1)[:, 0]
-
-
 class Accumulator(Metric):
     """Gathers a measure of layer pairs batch by batch; the order of the batches does not matter.
 
@@ -176,17 +129,16 @@ class Accumulator(Metric):
             copied[name] = [*state]
         return super().load_state_dict(copied, strict, assign)
 
-    @takes_arrays
     def update(
         self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
+        source: Any,
+        target: Any,
+        mask: Any = None,
         number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
+        groups: Any = None,
+        documents: Any = None,
     ) -> None:
-        """Add one batch: the same tokens, or rows, in both models.
+        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
 
         Args:
             source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
@@ -202,7 +154,7 @@ class Accumulator(Metric):
             ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
                 enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
         """
-        self.gather(Batch([source, target], mask, self.next_number(number), groups, documents))
+        self.gather(Batch.of(source, target, mask, self.next_number(number), groups, documents))
 
     @abstractmethod
     def gather(self, batch: Batch) -> None:

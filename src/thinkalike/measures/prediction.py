@@ -15,8 +15,9 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.layer_means import APART, Accumulator, Batch, LayerPairEstimate
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import FEWEST, RowGroups, labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs

@@ -9,8 +9,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.changes import relative_distance
+from thinkalike.measures.contract import Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.layer_means import Accumulator, Batch, LayerPairEstimate
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 

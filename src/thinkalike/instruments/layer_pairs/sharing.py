@@ -11,7 +11,8 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, rounds
 from thinkalike.job import Outcome, Work, phase_of_all
-from thinkalike.measures.layer_means import Batch, LayerMeans
+from thinkalike.measures.contract import Batch
+from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.memory import FirstBatch
 from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatch

@@ -72,7 +72,8 @@ def fit_weights(
     """
     terms = terms_of(features.known, interactions, features.labels)
     sums = stimulus_pairs.sums(features, terms, division.cells)
-    varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
+    covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
+    varies = ~_constant(covariance, terms)
     if any(features.known):
         counts, used = stimulus_pairs.level_counts(features, division.cells), sums[:, 0, 1 : len(terms)] > 0
         points = Points(terms, [each[0] for each in counts]) if euclidean else None
@@ -91,7 +92,6 @@ def fit_weights(
     weights = path[best, 0, layers]
     means = sums[0, 0] / sums[0, 0, 0]
     intercept = means[len(terms) :] - weights @ means[1 : len(terms)]
-    covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
     return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance, means[len(terms) :])
 
 
