@@ -220,7 +220,7 @@ def test_intervals_and_dates_may_be_categories():
     assert torch.equal(told, codes)
 
 
-@pytest.mark.parametrize("difference", ["indicator", "levels", "points"])
+@pytest.mark.parametrize("difference", ["indicator", "levels"])
 def test_a_new_level_is_refused_by_name(difference):
     codes, frame, states = drawn()
     whole = codes.nan_to_num(0)

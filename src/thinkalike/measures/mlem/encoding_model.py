@@ -16,7 +16,7 @@ from thinkalike.arguments import check_choice, check_rows, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
-from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
+from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
 
@@ -41,8 +41,7 @@ class MLEM(BaseEstimator):
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
     Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
-    feature, see `level_path`. With difference="points" the weights of a feature are the squared distances of points,
-    one per level (a positive semidefinite form), so that distances are a metric.
+    feature, see `level_path`.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
@@ -191,12 +190,11 @@ class MLEM(BaseEstimator):
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""
-        full, euclidean = self.weights == "full", self.difference == "points"
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
 
     def _alphas(self) -> tuple[float, ...]:
         alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
-        levels = self.difference in OF_LEVELS
+        levels = self.difference == "levels"
         if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
             raise ValueError(f"alpha={self.alpha} must be a number >= 0, or several")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()

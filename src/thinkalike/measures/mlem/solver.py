@@ -6,10 +6,6 @@ n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weight
 weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
 near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
 precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli.
-
-With points, w^f_ab = ‖p_a - p_b‖² of p = V S^(1/2) with S ⪰ 0, so that the distances of levels, and of stimuli, are a
-metric. V (k, k - 1) spans the differences of all levels, each scaled by the root of its number of stimuli, so that a
-fit converges in few steps even if some levels are rare.
 """
 
 from __future__ import annotations
@@ -63,12 +59,10 @@ def fit_weights(
     division: Division,
     alphas: Sequence[float],
     interactions: bool,
-    euclidean: bool = False,
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
-    A part scores the fit to the pairs of the others. A constant prediction scores -1. With `euclidean` the weights of
-    pairs of levels are squared distances of points.
+    A part scores the fit to the pairs of the others. A constant prediction scores -1.
     """
     terms = terms_of(features.known, interactions, features.labels)
     sums = stimulus_pairs.sums(features, terms, division.cells)
@@ -76,8 +70,7 @@ def fit_weights(
     varies = ~_constant(covariance, terms)
     if any(features.known):
         counts, used = stimulus_pairs.level_counts(features, division.cells), sums[:, 0, 1 : len(terms)] > 0
-        points = Points(terms, [each[0] for each in counts]) if euclidean else None
-        path = level_path(centred(sums), varies & used, pair_sizes(counts, terms), terms, alphas, points)
+        path = level_path(centred(sums), varies & used, pair_sizes(counts, terms), terms, alphas)
     else:
         path = _path(sums, varies, terms, alphas)
     layers = torch.arange(path.shape[2], device=path.device)
@@ -152,7 +145,6 @@ def level_path(
     sizes: Float[Tensor, "s r"],
     terms: Sequence[Term],
     alphas: Sequence[float],
-    points: Points | None = None,
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer.
 
@@ -163,7 +155,6 @@ def level_path(
         moments: The sums about the means, see `centred`.
         used: Which terms have pairs in a set; the others are found from these.
         sizes: See `pair_sizes`.
-        points: If given, the weights are the squared distances of such points.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
@@ -177,8 +168,7 @@ def level_path(
     def at(alpha: float) -> Float[Tensor, "s l r"]:
         if alpha == torch.inf:
             return solved(own @ gram @ own.T, target @ own.T) @ own
-        solve = solved if points is None else points.solve
-        weights = solve(gram + alpha * ridge, target)
+        weights = solved(gram + alpha * ridge, target)
         for places in (places for term, places in grouped(terms) if len(term) == 1):
             known, part = used[:, None, places], (sizes * used)[:, None, places]
             mean = (weights[..., places] * (part / part.sum(-1, keepdim=True).clamp(min=1))).sum(-1, keepdim=True)
@@ -206,50 +196,6 @@ def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) ->
             left, right = torch.triu_indices(known, known, 1, device=sizes.device)
             sizes[:, places.start : places.stop - 1] = counts[feature][:, left] + counts[feature][:, right]
     return sizes
-
-
-class Points:
-    """The weights of all terms as linear functions of semidefinite matrices, one per feature.
-
-    They depend on the number of stimuli of each level; the matrix of a feature with one weight has one entry.
-    """
-
-    def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " _"]]):
-        parts, self.sizes = [], []
-        for (feature, *_), places in grouped(terms):
-            part = _of_one(counts[feature], places.stop - places.start)
-            parts.append(part)
-            self.sizes.append(size_of(part.shape[1]))
-        self.design = torch.block_diag(*parts)
-
-    def solve(self, gram: Float[Tensor, "s r r"], target: Float[Tensor, "s l r"]) -> Float[Tensor, "s l r"]:
-        """Return the weights with least w'Gw / 2 - t'w, see `psd_least_squares`; 0 for levels without a stimulus."""
-        design = self.design.to(gram)
-        squares = (design * (gram[0] @ design)).sum(0)
-        blocks = squares.split([size * (size + 1) // 2 for size in self.sizes])
-        units = [block.mean().sqrt() if block.any() else torch.ones(()) for block in blocks]
-        design = design / torch.cat(
-            [unit.to(gram).expand(len(block)) for unit, block in zip(units, blocks, strict=True)]
-        )
-        system, aim = design.T @ gram @ design, target @ design
-        system = system[:, None].expand(*aim.shape, aim.shape[2])
-        return psd_least_squares(system, aim, self.sizes) @ design.T
-
-
-def _of_one(counts: Float[Tensor, " k"], terms: int) -> Float[Tensor, "t q"]:
-    """Return the weights of one feature's terms per entry of its matrix."""
-    if not len(counts):
-        return torch.ones(1, 1, dtype=torch.float64)
-    there = counts > 0
-    root = counts[there].sqrt()
-    unit = root / root.norm()
-    vectors = torch.linalg.eigh(torch.outer(unit, unit)).eigenvectors[:, :-1]  # orthogonal to it
-    places = torch.zeros(len(counts), max(len(root) - 1, 0), dtype=torch.float64, device=counts.device)
-    places[there] = vectors / root[:, None]
-    rows, columns = torch.triu_indices(len(counts), len(counts), 1)
-    apart = (places[rows] - places[columns]) * (there[rows] & there[columns])[:, None]
-    design = to_entries(apart[:, :, None] * apart[:, None])
-    return torch.cat([design, design.new_zeros(terms - len(design), design.shape[1])])
 
 
 # ---- least squares of many small systems at once
@@ -356,7 +302,7 @@ def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Te
 
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
     """Return the symmetric W of its f diagonal entries, then √2 W_fg for f < g: ‖W‖_F is the norm of the entries."""
-    f = size_of(entries.shape[-1])
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
     rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
     matrix = torch.diag_embed(entries[..., :f])
     matrix[..., rows, columns] = matrix[..., columns, rows] = entries[..., f:] / 2**0.5
@@ -370,32 +316,21 @@ def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
     return torch.cat([matrix.diagonal(dim1=-2, dim2=-1), matrix[..., rows, columns] * 2**0.5], -1)
 
 
-def size_of(entries: int) -> int:
-    """Return f for f (f + 1) / 2 entries."""
-    return int(((8 * entries + 1) ** 0.5 - 1) / 2)
-
-
-def psd_least_squares(
-    gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"], sizes: Sequence[int] | None = None
-) -> Float[Tensor, "*b r"]:
+def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
     """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w, by accelerated projected gradient.
 
     The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
     uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
     `TOLERANCE`. G is X'X in the coordinates of `to_matrix`, and t is X'y.
-
-    Args:
-        sizes: The sizes of several matrices, whose entries follow each other; by default there is one.
     """
     r = target.shape[-1]
-    sizes = [size_of(r)] if sizes is None else sizes
     gram, aim = gram.reshape(-1, r, r), target.reshape(-1, r)
     slopes = torch.linalg.eigvalsh(gram)[:, -1:].clamp(min=torch.finfo(gram.dtype).tiny)
     weights = (torch.linalg.pinv(gram, hermitian=True) @ aim[..., None])[..., 0]
     ahead, momentum = weights, torch.ones_like(slopes)
     solution, left = torch.empty_like(aim), torch.arange(len(aim), device=aim.device)
     for _ in range(LIMIT):
-        step = _project(ahead - ((gram[left] @ ahead[..., None])[..., 0] - aim[left]) / slopes[left], sizes)
+        step = _project(ahead - ((gram[left] @ ahead[..., None])[..., 0] - aim[left]) / slopes[left])
         moved = (step - ahead).abs().amax(1) * slopes[left, 0]
         going = moved > TOLERANCE * aim[left].abs().amax(1)
         solution[left] = step
@@ -408,8 +343,7 @@ def psd_least_squares(
     raise ValueError(f"no optimum within {LIMIT} steps: features are too much alike; a ridge (alpha > 0) helps")
 
 
-def _project(entries: Float[Tensor, "b r"], sizes: Sequence[int]) -> Float[Tensor, "b r"]:
+def _project(entries: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
     """Return the entries of the nearest semidefinite matrices."""
-    parts = entries.split([size * (size + 1) // 2 for size in sizes], 1)
-    spectra = [torch.linalg.eigh(to_matrix(part)) for part in parts]
-    return torch.cat([to_entries((v * values.clamp(min=0)[:, None]) @ v.mT) for values, v in spectra], 1)
+    values, vectors = torch.linalg.eigh(to_matrix(entries))
+    return to_entries((vectors * values.clamp(min=0)[:, None]) @ vectors.mT)
