@@ -215,14 +215,12 @@ def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> F
     """Return the mean divergence of log-probabilities, some rows at a time."""
     _check_vocabulary(source.shape[1], target.shape[1])
     rows = max(AT_ONCE // source.shape[1], 1)
-    parts = zip(source.split(rows), target.split(rows), strict=True)
-    return torch.stack([_summed(*part) for part in parts]).sum() / len(source)
-
-
-def _summed(p: Float[Tensor, "n v"], q: Float[Tensor, "n v"]) -> Float[Tensor, ""]:
-    middle = torch.logaddexp(p, q) - math.log(2)
-    terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
-    return (terms[0] + terms[1]).sum(dtype=torch.float64) / 2
+    sums = []
+    for p, q in zip(source.split(rows), target.split(rows), strict=True):
+        middle = torch.logaddexp(p, q) - math.log(2)
+        terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
+        sums.append((terms[0] + terms[1]).sum(dtype=torch.float64) / 2)
+    return torch.stack(sums).sum() / len(source)
 
 
 def _disagree(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[Tensor, ""]:
