@@ -21,7 +21,6 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.arguments import seeded
 from thinkalike.data.corpus import TokenRows
-from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     TokenChanges,
     beyond_null,
@@ -30,7 +29,7 @@ from thinkalike.measures.changes import (
     signed_permutation,
     token_changes,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, bootstrap_interval, interval_around, sum_by_document
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved

@@ -15,9 +15,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.corpus import Corpus, Layout
-from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource

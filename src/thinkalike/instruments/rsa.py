@@ -72,6 +72,31 @@ class RSAConfig(DistanceConfig):
         return () if self.distance == "crossnobis" else {"noise"}
 
 
+def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
+    """Return the distances of stimuli in each layer.
+
+    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
+
+    Raises:
+        DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
+        ValueError: see `NeuralDistances`.
+    """
+    if measure.distance != "crossnobis" or not side.runs:
+        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
+        named = zip(side.layers, side.states, strict=True)
+        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
+    found = []
+    for layer, runs in zip(side.layers, side.runs, strict=True):
+        if len(runs) < 2:
+            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
+        try:
+            found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
+        except ValueError as error:
+            message = str(error).replace("noise=", "measure.noise=")
+            raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
+    return found
+
+
 class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
@@ -142,31 +167,6 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}."
             )
-
-
-def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer.
-
-    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
-
-    Raises:
-        DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
-        ValueError: see `NeuralDistances`.
-    """
-    if measure.distance != "crossnobis" or not side.runs:
-        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
-        named = zip(side.layers, side.states, strict=True)
-        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
-    found = []
-    for layer, runs in zip(side.layers, side.runs, strict=True):
-        if len(runs) < 2:
-            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
-        try:
-            found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
-        except ValueError as error:
-            message = str(error).replace("noise=", "measure.noise=")
-            raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
-    return found
 
 
 def _distances(sides: Sequence[StimulusStates], measure: Any) -> list[NeuralDistances]:
