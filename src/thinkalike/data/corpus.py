@@ -296,7 +296,7 @@ class OneTokenizer:
 def without_marks(text: str, tokenizer: Any, start: int | None, end: int) -> str:
     """Return a document without a mark at its beginning and its end that packing adds by itself."""
     before, after = (mark if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
-    return text.removeprefix(before or "").removesuffix(after)
+    return text.removeprefix(before or "").removesuffix(after or "")
 
 
 def pack(
