@@ -106,7 +106,6 @@ def test_a_message_is_one_short_printable_line():
     "layers",
     [
         *(0, "most", [], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]]),
-        [[0, 0], [1, 1], [0, 0]],
         [[0, number] for number in range(5001)],
     ],
 )

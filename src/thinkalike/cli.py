@@ -121,7 +121,7 @@ def _one_line(error: BaseException) -> str:
 
 def _done(job: Job, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, or foretell it, and print the folders of its results."""
-    from thinkalike.screen import watched
+    from thinkalike.screen import aside, watched
 
     chosen, folders = HydraConfig.get(), list[Path]()
     overrides = list(chosen.overrides.task)
@@ -133,9 +133,11 @@ def _done(job: Job, composed: DictConfig) -> list[Path]:
 
         check_read(overrides, config)
         if config.dry_run:
-            from thinkalike.forecast import show_forecast
+            from thinkalike.forecast import forecast, show, speed
 
-            show_forecast(config)
+            plan, here = forecast(config), speed()
+            with aside():
+                show(plan, here)
         else:
             folders = job(config)
     for folder in folders:
