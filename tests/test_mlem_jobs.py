@@ -321,7 +321,7 @@ BAD = {
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (
         ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],
-        "feature word has 60 levels",
+        "word has a level of its own",
     ),
     "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
     "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),
