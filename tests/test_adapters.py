@@ -10,8 +10,8 @@ import torch
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.families import outline, told_apart
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.outline import outline, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import shape_of
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from thinkalike.config import ModelConfig
+from thinkalike.models.families import label, told_apart
 from thinkalike.models.load import load_models
-from thinkalike.models.outline import label, told_apart
 
 MODEL = ModelConfig(name="pythia")
 

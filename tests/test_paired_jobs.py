@@ -25,7 +25,7 @@ from thinkalike.instruments.stitching.fitting import ClosedForms, sums_by_docume
 from thinkalike.instruments.stitching.setting import load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.tokenizers import check_alignable
+from thinkalike.models.survey import check_alignable
 from thinkalike.training.steps import StepData
 from thinkalike.training.stitching import StitchTraining
 

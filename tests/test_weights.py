@@ -12,8 +12,7 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.load import load_model
-from thinkalike.models.outline import THREE
+from thinkalike.models.load import THREE, load_model
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet

@@ -20,7 +20,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError, one_of
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
-from thinkalike.models.outline import names_of
+from thinkalike.models.families import names_of
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows

@@ -23,7 +23,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, completed
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
 from thinkalike.job.record import Phases
-from thinkalike.models.outline import told_apart
+from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
 from thinkalike.screen import Table, show_table, text_column

@@ -38,8 +38,7 @@ from thinkalike.models.surgery import (
     replaced_forward,
     replaced_input,
 )
-from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, without_cache
-from thinkalike.models.weights import tensors_of
+from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, tensors_of, without_cache
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.weights import tensors_of
+from thinkalike.models.survey import tensors_of
 
 COMPONENTS = {  # by a word in the name of a module of a block
     "norms": r"norm|^ln",

@@ -1,4 +1,4 @@
-"""Checks of a model at load by short passes: the outputs of its blocks, the proof of its cuts, and gross damage.
+"""Checks of models: at load the outputs of blocks, the proof of cuts, and gross damage; of two, that tokens agree.
 
 Every `model` here is a FrozenModel, whose own module imports this one.
 """
@@ -9,6 +9,7 @@ import contextlib
 import functools
 import inspect
 import math
+import unicodedata
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,10 +17,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, first_line
 from thinkalike.models.families import EMBED, Layer, after
 from thinkalike.models.surgery import first_tensor, form_of
-from thinkalike.models.weights import check_values
 
 Tokens = Int[Tensor, "b t"]
 
@@ -29,6 +30,8 @@ ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+AT_ONCE = 2**22  # entries of a tensor that are summed together
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -134,6 +137,21 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
+def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers by name; offloaded weights are fetched one module at a time."""
+    state = module.state_dict()
+    names = sorted(state) if in_order else list(state)
+    if getattr(module, "hf_device_map", None) is None:
+        yield from ((name, state[name]) for name in names)
+        return
+    from accelerate.utils import align_module_device
+
+    for name in names:
+        owner = module.get_submodule(name.rpartition(".")[0])
+        with align_module_device(owner, "cpu"):
+            yield name, owner.state_dict()[name.rpartition(".")[2]]
+
+
 def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
@@ -157,6 +175,27 @@ def prove(model: Any) -> None:
             _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=AT_MOST), [last // 2])
         if model.predicts == "next":
             _check_causal(model, sample_tokens(model.vocabulary, model.context))
+
+
+def check_values(module: torch.nn.Module, name: str) -> None:
+    """Check that no weight is NaN or infinite, and that no matrix holds whole numbers alone, such as zeros.
+
+    Vectors may be of ones or zeros, as norms and biases begin.
+
+    Raises:
+        ModelError: a tensor holds such values; the message names it.
+    """
+    trained = {path for path, _ in module.named_parameters()}
+    for path, tensor in tensors_of(module):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        wide = torch.promote_types(tensor.dtype, torch.float32)  # in parts, because summing in it makes a copy
+        finite = all(part.sum(dtype=wide).isfinite() for part in tensor.reshape(-1).split(AT_ONCE))
+        if not finite and (bad := int((~tensor.isfinite()).sum())):
+            remedy = "; load it in float32" if tensor.dtype == torch.float16 else ""
+            raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+        if path in trained and tensor.dim() > 1 and all((part == part.round()).all() for part in (tensor[0], tensor)):
+            raise ModelError(f"{name}: {path} holds whole numbers alone, such as zeros, so it is damaged")
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
@@ -210,3 +249,50 @@ def check_loss(model: Any) -> None:
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}, "
             "so its weights are damaged or not those of its config.json"
         )
+
+
+def same_vocabulary(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut every text into the same tokens.
+
+    Raises:
+        ModelError: the tokenizers differ; the message names the parts.
+    """
+    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
+            "other tokens; choose models of one tokenizer, or use task=stitch or words (measure=cka measure.level=word)"
+        )
+
+
+def check_alignable(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
+
+    Raises:
+        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
+    """
+    for model in (source, target):
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
+    for word in PROBES:
+        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
+        if mine != theirs:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
+                "aligned; choose models that treat case and accents alike"
+            )
+
+
+def _as_read(tokenizer: Any, word: str) -> str:
+    """Return a word as a tokenizer's normaliser writes it, without added spaces."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    read = word if normalizer is None else _letters(normalizer.normalize_str(word))
+    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+
+
+def _letters(text: str) -> str:
+    """Return the letters of a text in which bytes may be written as a byte-level tokenizer writes them."""
+    try:
+        return bytes(BYTE_OF[character] for character in text).decode()
+    except (KeyError, UnicodeDecodeError):
+        return text

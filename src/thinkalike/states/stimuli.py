@@ -22,9 +22,9 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.rows import massive
+from thinkalike.models.families import names_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.outline import names_of
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
 from thinkalike.states.batches import say_massive
@@ -64,16 +64,12 @@ def stimulus_states_of(
     cache, found = cache_folder(config.data) / "states", []
     for side, name in zip(config.sides, names_of(config.sides), strict=True):
         if isinstance(side, str):
-            found.append(_recorded(side, name, stimuli))
+            runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
+            about = {"name": Path(side).name, "fingerprint": origin}
+            found.append(StimulusStates(name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]))
         else:
             found.append(_of_model(side, name, stimuli, embed, cache, loaded))
     return found
-
-
-def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
-    layers = read_recording(path, stimuli).layers
-    origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
-    return StimulusStates(name, list(layers), list(map(mean_of_runs, layers.values())), origin, list(layers.values()))
 
 
 def _of_model(

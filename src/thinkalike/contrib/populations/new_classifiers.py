@@ -12,8 +12,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import CLASSIFIER, FAMILIES
 from thinkalike.models.places import explained, reached, read_shape
-from thinkalike.models.tokenizers import read_tokenizer
-from thinkalike.models.weights import check_fit, read_weights
+from thinkalike.models.readers import read_tokenizer, read_weights
 
 BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
 
@@ -38,19 +37,17 @@ def new_classifier(
         if kind != family.model_type:
             raise ModelError(f"task=nli fine-tunes bert; {config.called} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
-        module, fit = read_weights(
+        module = read_weights(
             getattr(transformers, family.architecture),
             config,
             place,
+            ["embeddings", "encoder"],
             dtype=torch.float32,
             id2label=names,
             label2id={name: number for number, name in names.items()},
             **({} if spread is None else {"initializer_range": spread}),
         )
         body, blocks = module.base_model, module.base_model.encoder.layer
-        check_fit(
-            fit, config.called, place, [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")]
-        )
         if redraw is not None and redraw >= len(blocks):
             raise ModelError(f"nli.redraw={redraw}: {config.called} has blocks 0 to {len(blocks) - 1}")
         anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]

@@ -32,7 +32,7 @@ from thinkalike.contrib.sae.setting import (
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
-from thinkalike.models.outline import outline
+from thinkalike.models.families import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import (

@@ -13,7 +13,9 @@ from typing import Any, ClassVar, Literal
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
 from thinkalike.config.schema import Numbers
 from thinkalike.errors import ConfigError, listed
+from thinkalike.hub import revisions
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.places import STEP, checkpoint_fingerprint, explained, named_folder, revisions_in
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
 
@@ -104,8 +106,6 @@ class Checkpoints(dict[int, ModelConfig]):
 
     def fingerprint(self) -> str:
         """Return the step and the content of each."""
-        from thinkalike.models.places import checkpoint_fingerprint
-
         return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.items())
 
 
@@ -129,14 +129,24 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
     return replace(config.model, path=str(folder), seed=job.model.seed)
 
 
+def steps_of(model: ModelConfig) -> dict[int, str]:
+    """Return the revisions of a model that are named by a step of its training, in the order of the steps.
+
+    Raises:
+        ModelError: the model is on the hub, which does not give them, and the cache has no copy of any.
+    """
+    folder = named_folder(replace(model, revision=None))
+    with explained(model):
+        names = [path.name for path in revisions_in(folder)] if folder else revisions("model", str(model.hub_id))
+    return dict(sorted((int(step[1]), name) for name in names if (step := STEP.search(name))))
+
+
 def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
     """Return the checkpoints of a run at these steps, in their order.
 
     Raises:
         ConfigError: there are fewer than two, or none of a step.
     """
-    from thinkalike.models.places import steps_of
-
     there = steps_of(model)
     wanted = list(there) if steps == "all" else sorted(set(steps))
     if missing := [step for step in wanted if step not in there]:

@@ -19,11 +19,11 @@ from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplain
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
+from thinkalike.models.families import check_layer_pairs
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.outline import check_layer_pairs
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 
 
 @dataclass

@@ -92,7 +92,7 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         from thinkalike.instruments.diff.answers import Answers
         from thinkalike.models.load import load_models
         from thinkalike.models.parts import changed_parts, check_one_basis, is_packed, norms
-        from thinkalike.models.tokenizers import same_vocabulary
+        from thinkalike.models.survey import same_vocabulary
 
         measure: Any = config.measure
         with work.phase("loading"):

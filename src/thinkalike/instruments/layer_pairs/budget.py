@@ -12,7 +12,7 @@ from thinkalike.config import AnalyzeConfig, completed
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, layers_compared
-from thinkalike.models.outline import label
+from thinkalike.models.families import label
 
 log = logging.getLogger(__name__)
 SECONDS = {"s": 1, "min": 60, "h": 3600}

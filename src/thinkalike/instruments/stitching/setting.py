@@ -19,7 +19,7 @@ from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_us
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
-from thinkalike.models.tokenizers import check_alignable
+from thinkalike.models.survey import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.training.optimizers import momenta
 
