@@ -26,8 +26,7 @@ from thinkalike.errors import ResourceError
 from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.steps import Microbatch, largest_microbatch, mean_losses
-from thinkalike.training.stitching import StitchTraining
+from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
 
 CONTEXT = 1024
 GPT2 = GPT2Config()

@@ -31,14 +31,13 @@ from scipy import stats
 
 from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
 from thinkalike.contrib.pretraining.minis import save_mini, train_tokenizer
-from thinkalike.contrib.pretraining.training import Pretraining
+from thinkalike.contrib.pretraining.training import Keeping, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.native import build_mini
 from thinkalike.training.optimizers import scheduled
-from thinkalike.training.run import Keeping, Run, fit
-from thinkalike.training.steps import StepData
+from thinkalike.training.run import Run, StepData, fit
 
 STEPS, EVERY, TOKENS = 800, 100, 1024
 PROMPT = "{} sings and"

@@ -88,7 +88,7 @@ PARTS = {  # of the Python API, below the names of the package itself
     "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel",
                  "thinkalike.measures.PairMoments",
                  "thinkalike.measures.both_directions"),
-    "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.steps.StepData",
+    "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.run.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),
     "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",
                                "thinkalike.data.conllu.read_conllu",

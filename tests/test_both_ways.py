@@ -7,7 +7,7 @@ import tiny
 from conftest import composed
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.maps import residual_sums, state_moments
-from thinkalike.instruments.stitching.setting import load_setting
+from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch
 

@@ -288,8 +288,7 @@ NEUTRAL = {
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "model.base", "target.base", "budget",
-    "trainer.log_every",
+    "model.base", "target.base", "trainer.log_every",
 }  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
-from thinkalike.instruments.r2 import bytes_of_maps, readings_of
+from thinkalike.instruments.r2 import readings_of
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -199,10 +199,11 @@ def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, minis, tm
 
 
 @pytest.mark.parametrize("pairs", [1, 5, 12])
-def test_maps_take_the_memory_that_is_foreseen(pairs, monkeypatch):
+def test_maps_take_the_memory_of_the_pairs_at_once(pairs, monkeypatch):
     d, e, n = 96, 64, 20
     monkeypatch.setattr(prediction, "MAPS", pairs * 16 * d * e)
-    foreseen, count = bytes_of_maps([d] * 4, [e] * 3), readings_of([d] * 4, [e] * 3)
+    own = min(-(-pairs // 3) + 1, 4) * d**2 + min(pairs, 3) * e**2  # pairs go from row to row
+    foreseen, count = 8 * 2 * (pairs * d * e + own), readings_of((4, d), (3, e))  # two maps of each, and their factors
     assert count == -(-12 // pairs)
     batches = [([torch.randn(n, d) for _ in range(4)], [torch.randn(n, e) for _ in range(3)]) for _ in range(3)]
     metric = LayerPredictions(4, 3, fit_batches=2, ridge=1.0)

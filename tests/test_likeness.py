@@ -14,7 +14,7 @@ import tiny
 from conftest import composed
 from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation import tokens as tokens_alone
+from thinkalike.evaluation import likeness as tokens_alone
 from thinkalike.evaluation.likeness import Beyond, Likeness, TokensBefore, in_parts, likeness_of, output_roots
 from thinkalike.measures import surprises, token_codes
 from thinkalike.models.load import load_model

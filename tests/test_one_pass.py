@@ -151,12 +151,12 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(cli, words, chec
 
 @pytest.mark.slow
 def test_pairs_at_different_batches_resume_to_the_same_bits(cli, words, chosen, minis, tmp_path, monkeypatch):
-    from thinkalike.instruments.layer_pairs import rounds
+    from thinkalike.instruments.layer_pairs import comparison
 
     monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
     whole = results(cli("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
-    monkeypatch.setattr(rounds, "KEPT_EVERY", 2)
+    monkeypatch.setattr(comparison, "KEPT_EVERY", 2)
     stopped = f"store={tmp_path}/stopped"
     _, second, third = chosen.values()
     with interrupted_at(5):
@@ -177,7 +177,7 @@ def interrupted_at(pools):
     """Let a signal wait after so many pools of a job."""
     calls = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("thinkalike.instruments.layer_pairs.rounds.asked", lambda: next(calls) == pools)
+        patch.setattr("thinkalike.instruments.layer_pairs.comparison.asked", lambda: next(calls) == pools)
         patch.setattr("thinkalike.interrupts._waiting", signal.SIGTERM)
         yield
 

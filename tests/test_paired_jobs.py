@@ -21,12 +21,11 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.paired import Side, TwoTokenizers
 from thinkalike.data.rows import PairedRows, SourceText, TokenRows
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments.stitching.fitting import ClosedForms, sums_by_document
-from thinkalike.instruments.stitching.setting import load_setting
+from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting, sums_by_document
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import check_alignable
-from thinkalike.training.steps import StepData
+from thinkalike.training.run import StepData
 from thinkalike.training.stitching import StitchTraining
 
 
@@ -237,7 +236,7 @@ def test_a_relabelled_model_trains_as_with_one_tokenizer(words):
             rows, config = setting.corpus.fit, replace(setting.config, loss=loss)
             given = setting.source, setting.target, [(0, 1), (3, 2)], config, 0
             module = StitchTraining(*given, layout=rows.layout)
-            batch = StepData(rows.tokens, config.tokens_per_step, config.steps, 0, rows.context).batches()[1]
+            batch = StepData(rows.tokens, config.tokens_per_step, config.steps, 0, rows.context).batch(1)
             losses.append(torch.stack(module.losses(batch)))
             assert len(batch) == 256 // 32, "only the target's tokens count"
         torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=0)

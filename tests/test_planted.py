@@ -8,8 +8,7 @@ from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.evaluation.language import document_sums
 from thinkalike.evaluation.maps import state_moments
-from thinkalike.instruments.stitching.fitting import ClosedForms, fitted
-from thinkalike.instruments.stitching.setting import Setting
+from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
 from thinkalike.measures import both_directions, procrustes
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

@@ -12,7 +12,7 @@ from thinkalike import Stitch, plugins
 from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.layer_pairs.plugged import _of_function
+from thinkalike.instruments.layer_pairs.declared import of_function
 from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.optimizers import optimizer_of
@@ -221,6 +221,6 @@ def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
 
 @pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])
 def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
-    compare = _of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
+    compare = of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
     with pytest.raises(PluginError, match="bad"):
         compare(torch.zeros(3, 3), torch.zeros(3, 3))

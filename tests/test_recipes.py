@@ -11,8 +11,7 @@ import tiny
 from conftest import step_data
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.language import Reader, document_sums, states_onwards
-from thinkalike.evaluation.tokens import BigramMeans
+from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, states_onwards
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
@@ -76,11 +75,11 @@ def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
     module = trained("ours", [(1, 1)], config)
     phi = StitchTraining(*models, [(1, 1)], config)
     optimizer = torch.optim.AdamW(phi.stitches.parameters(), lr=0.01, weight_decay=0.1, eps=EPSILON)
-    batches = step_data(rows, module).batches()
+    data = step_data(rows, module)
     for step in range(10):
         optimizer.param_groups[0]["lr"] = 0.01 * ((step + 1) / 3 if step < 2 else (10 - step) / 8)
         optimizer.zero_grad()
-        phi.losses(batches[step])[0].mean().backward()
+        phi.losses(data.batch(step))[0].mean().backward()
         optimizer.step()
     same(module.stitches[0], phi.stitches[0])
 

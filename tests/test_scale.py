@@ -13,12 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
-from conftest import step_data
 from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, forecast, hours_on, precision_of, summary
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Operations, Passes, Shape, operations, shape_of
-from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 
 PUBLISHED = {  # parameters; of Pythia from table 1 of Biderman et al. 2023
@@ -103,16 +101,6 @@ def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     maps = 4 * 32 * 32 * 256 * len(module.stitches)
     assert sum(each.flops for each in training) == pytest.approx(3 * (step - maps), rel=0.1)
     assert {each.tokens for each in training} == {768}
-
-
-def test_a_training_says_how_fast_it_was(tmp_path):
-    rows, config = torch.randint(300, (8, 16)), StitchConfig(steps=3, warmup=1, tokens_per_step=32)
-    module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], config)
-    step = counted(lambda: module.losses(rows[:2])[0].mean().backward())
-    fit(module, step_data(rows, module), Run(tmp_path, torch.device("cpu"), TrainerConfig()))
-    facts = module.speed()
-    assert 0.8 * 3 * step < facts["flops"] <= 3 * step  # torch does not count the flash attention of a CPU
-    assert facts["flops_per_second"] == facts["flops"] / module.seconds
 
 
 def test_jobs_of_one_pass_share_the_passes_of_their_models():

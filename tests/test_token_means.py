@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.evaluation import tokens as token_means
-from thinkalike.evaluation.tokens import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation import language as token_means
+from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
 
 LAYERS = [0, 2]
 

@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -20,10 +21,11 @@ from conftest import break_off, composed, step_data
 from thinkalike.config import LoggerConfig, ModelConfig, StitchConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.minis import train_tokenizer
-from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
+from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.errors import DataError, TrainingError
-from thinkalike.evaluation.language import document_sums, last_states, masked_losses, next_token_losses
+from thinkalike.evaluation.language import document_sums, last_states, next_token_losses
 from thinkalike.evaluation.maps import state_moments
+from thinkalike.instruments.loss import masked_losses
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
@@ -31,9 +33,8 @@ from thinkalike.models.load import load_model
 from thinkalike.models.native import build_mini
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
-from thinkalike.training.optimizers import cosine, rate
-from thinkalike.training.run import Run, fit, loggers_of
-from thinkalike.training.steps import StepBatches
+from thinkalike.training.optimizers import rate
+from thinkalike.training.run import Run, StepData, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -100,24 +101,30 @@ def test_cosine_rises_falls_and_keeps_a_tenth():
 
 
 def test_batches_are_reordered_epochs_that_resume_at_any_step(rows):
-    whole = StepBatches(rows, 128, steps=25, seed=3)
-    batches = [whole[step] for step in range(25)]
+    data = StepData(rows, 128, steps=25, seed=3)
+    batches = [data.batch(step) for step in range(25)]
     first, second = torch.cat(batches[:10]), torch.cat(batches[10:20])
     for epoch in (first, second):
         assert torch.equal(epoch.unique(dim=0), rows.long().unique(dim=0))
     assert not torch.equal(first, second)
-    later = StepBatches(rows, 128, steps=25, seed=3, first=17)
-    assert all(torch.equal(later[index], batches[17 + index]) for index in range(8))
-    assert not torch.equal(StepBatches(rows, 128, 25, seed=4)[0], batches[0])
+    data.trainer = SimpleNamespace(global_step=17, global_rank=0, world_size=1, strategy=SimpleNamespace())
+    data.trainer.strategy.root_device = torch.device("cpu")
+    assert all(
+        torch.equal(*each) for each in zip(itertools.islice(data.train_dataloader(), 8), batches[17:], strict=True)
+    )
+    assert not torch.equal(StepData(rows, 128, 25, seed=4).batch(0), batches[0])
 
 
 def test_processes_share_the_rows_of_a_step(rows):
-    whole = StepBatches(rows, 128, steps=3, seed=3)[2]
-    shares = [StepBatches(rows, 128, steps=3, seed=3, rank=rank, world=2)[2] for rank in (0, 1)]
-    assert torch.equal(torch.stack(shares, 1).flatten(0, 1), whole)
+    def share(rank, world, tokens=128):
+        data = StepData(rows, tokens, steps=3, seed=3)
+        data.trainer = SimpleNamespace(global_rank=rank, world_size=world)
+        return data.batch(2)
+
+    assert torch.equal(torch.stack([share(0, 2), share(1, 2)], 1).flatten(0, 1), share(0, 1))
     for tokens, world in ((128, 3), (31, 1)):  # four rows for three processes; less than a row
         with pytest.raises(DataError):
-            StepBatches(rows, tokens, steps=3, seed=3, world=world)
+            share(0, world, tokens)
 
 
 def test_each_process_of_a_shared_job_has_a_gpu_of_its_own(monkeypatch):

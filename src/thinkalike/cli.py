@@ -41,11 +41,9 @@ def headline(folders: Sequence[Path]) -> float | None:
 
 def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     """Print the cost of a job; returns no folder, as there is no result."""
-    from thinkalike.forecast import forecast, show
+    from thinkalike.forecast import forecast, show, speed
 
     with at_work():
-        from thinkalike.instruments.layer_pairs.budget import speed
-
         plan = forecast(config)
         here = speed() if config.dry_run is True else float(config.dry_run)
     show(plan, here)
@@ -63,10 +61,6 @@ def done(config: TrainConfig | AnalyzeConfig, overrides: Sequence[str]) -> list[
     with at_work():
         from thinkalike.instruments import asked_for, check_read, run_jobs  # torch takes seconds to import
 
-        if isinstance(config, AnalyzeConfig) and config.budget:
-            from thinkalike.instruments.layer_pairs.budget import within_budget
-
-            config = within_budget(config)
         check_read(overrides, config)
         if not config.dry_run:
             return [result.folder for result in run_jobs(asked_for(config))]

@@ -5,9 +5,12 @@ FLOPs are those of the passes of models; what a job computes from states comes o
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.errors import ThinkalikeError
@@ -83,6 +86,18 @@ class Forecast:
 def hours_on(gpu: str, each: Passes, precision: str) -> float:
     """Return the hours of passes on a GPU at `SHARE` of its peak."""
     return each.flops / (SHARE * PEAKS[gpu][precision]) / 3600
+
+
+def speed(seconds: float = 0.3) -> float:
+    """Return how many operations per second a product of large float32 matrices reaches on this machine."""
+    place, n, done = pick_device("auto"), 1024, 0
+    matrix = torch.randn(n, n, device=place)
+    float((matrix @ matrix)[0, 0])  # the first product waits for the device
+    began = time.perf_counter()
+    while (took := time.perf_counter() - began) < seconds:
+        float((matrix @ matrix)[0, 0])
+        done += 1
+    return 2 * n**3 * done / took
 
 
 def precision_of(dtype: str, trainer: TrainerConfig) -> str:

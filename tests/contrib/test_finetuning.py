@@ -93,7 +93,7 @@ def test_an_index_decides_the_head_and_the_order_alone(cli, words, bert, monkeyp
     assert all(name in body or "pooler" in name or "classifier" in name for name in ours[0])
     assert not torch.equal(*(weights["classifier.weight"] for weights in ours))
     assert (first.pairs, first.labels.tolist(), first.config.lr) == (second.pairs, FITTED.labels.tolist(), 1e-3)
-    orders = [torch.cat([module.data().batches()[step] for step in (0, 1)])[:, 0].tolist() for module in seen]
+    orders = [torch.cat([module.data().batch(step) for step in (0, 1)])[:, 0].tolist() for module in seen]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(FIT))  # an epoch is every pair, once
 

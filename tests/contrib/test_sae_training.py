@@ -84,7 +84,7 @@ def test_a_step_is_adams_on_a_shuffled_buffer_of_states(tmp_path):
     module = training(fits_of([7]), tokens=128, lr=1e-3)
     run(module, tmp_path)
     model, config = tiny.frozen(), module.config
-    rows = module.data(ROWS).batches()[0]
+    rows = module.data(ROWS).batch(0)
     states = (states_after(model, 1, rows, config.skip_first_tokens) - module.mean) / module.scale
     assert len(states) == 128 // CONTEXT * (CONTEXT - 1)
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(7 * 1_000_003))

@@ -28,7 +28,6 @@ from thinkalike.errors import ConfigError
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
-Budget = Annotated[str, Field(pattern=r"^[0-9.]*[0-9](s|min|h)$")]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -92,8 +91,6 @@ class AnalyzeConfig(JobConfig):
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
-    # of time, 1min, of a measure of layer pairs: it chooses layers and batches
-    budget: Budget | None = not_in_key(None)
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
 
@@ -107,7 +104,7 @@ class AnalyzeConfig(JobConfig):
 
     @property
     def stands_for_jobs(self) -> bool:  # type: ignore[override]
-        return bool(self.models is not None or self.experiment or self.budget)
+        return bool(self.models is not None or self.experiment)
 
     @property
     def recordings(self) -> list[str]:

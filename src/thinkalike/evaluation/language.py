@@ -1,29 +1,36 @@
-"""Losses on text of language models and of stitched ones, summed by document, all on the same tokens."""
+"""Losses of stitched models on text, summed by document, all on the same tokens; and sources that know only tokens.
+
+`TokenMeans` knows the current token, `BigramMeans` the current and the last one. The penalty of a stitch from them is
+that of the tokens alone, without any context.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from thinkalike.data.rows import Corpus, Layout
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
-from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss, unigram_entropy
+from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.progress import counted
 
 BATCH_TOKENS = 8192  # of a report
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them
 
+MOST_TOKENS = 2**18  # that means of tokens are taken over
+
 Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
+Codes = Callable[[Tensor, int], Tensor]  # rows (b, t) and the size of the vocabulary to numbers (b, t)
 
 
 def rows_at_once(corpus: Corpus) -> int:
@@ -94,69 +101,6 @@ class DocumentSums(dict[str, Tensor]):
         for name, each in values.items():
             summed = sum_by_document(each.cpu()[..., kept], documents[kept], self.count)
             self[name] = self[name] + summed if name in self else summed
-
-
-def masked_losses(
-    model: Callable[[Tensor], Any], tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
-) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
-    """Return the cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
-
-    15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
-    The model takes tokens to a tuple that begins with logits (b, t, v).
-    """
-    chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
-    noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)
-    special = torch.isin(tokens, torch.tensor(tokenizer.all_special_ids, device=tokens.device))
-    chosen = (chance < 0.15) & ~special
-    visible = torch.where(chosen & (action < 0.8), tokenizer.mask_token_id, tokens)
-    visible = torch.where(chosen & (action >= 0.9), noise, visible)
-    return cross_entropy(model(visible)[0][chosen], tokens[chosen], reduction="none"), chosen
-
-
-def _predicted(
-    model: FrozenModel, tokens: Int[Tensor, "b t"], generator: torch.Generator
-) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
-    """Return the losses of the tokens that the model predicts, and which they are."""
-    if not model.predicts_next:
-        losses, hidden = masked_losses(model.module, tokens.to(model.device), model.tokenizer, generator)
-        return losses.cpu(), hidden.cpu()
-    losses = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)[0].flatten().cpu()
-    later = torch.ones_like(tokens, dtype=torch.bool)
-    later[:, 0] = False
-    return losses, later
-
-
-def _that_fit(model: FrozenModel, rows: Int[Tensor, "rows context"], most: int) -> int:
-    """Return how many rows fit into memory, at most `most`, from what the rows of one chunk and of two take."""
-    few = -(-49 * CHUNK // (50 * rows.shape[1]))  # 98 % of a chunk count as one
-    if 2 * few > min(most, len(rows)):
-        return most
-    taken = []
-    for count in (few, 2 * few):
-        with LiveBytes(model.device) as live:
-            _predicted(model, rows[:count].long(), torch.Generator().manual_seed(0))
-        taken.append(live.peak)
-    slope, room = (taken[1] - taken[0]) / few, Budget.of(model.device).room
-    return halved(most, lambda count: taken[0] + slope * (count - few) <= room)
-
-
-@torch.no_grad()
-def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
-    """Return the loss on the report rows with its interval over documents, and the tokens' unigram entropy, in nats.
-
-    `documents` and `effective_documents` are those of `document_numbers`. A model that predicts hidden tokens is asked
-    for those that `masked_losses` hides, the same each time.
-    """
-    rows = corpus.report
-    batch, sums = _that_fit(model, rows.tokens, rows_at_once(corpus)), DocumentSums(rows.documents)
-    asked, generator = [], torch.Generator().manual_seed(0)
-    parts = zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True)
-    for part, documents in counted(parts, "batch", -(-len(rows) // batch)):
-        losses, predicted = _predicted(model, part, generator)
-        sums.add(documents[predicted], {"loss": losses, "tokens": torch.ones_like(losses)})
-        asked.append(part[predicted])
-    entropy = {"unigram_entropy": unigram_entropy(torch.cat(asked))}
-    return with_ends("loss", sums["loss"], sums["tokens"]) | entropy | document_numbers(sums["tokens"])
 
 
 class Reader(NamedTuple):
@@ -377,3 +321,107 @@ def report_share(
     rows_at_once = halved(most, fits)
     pairs = max(sum(fits(rows_at_once, count) for count in range(1, len(layer_pairs) + 1)), 1)
     return Share(rows_at_once, pairs)
+
+
+def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
+    """Return current token + vocabulary * last token; before the first of a row the last one counts as `vocabulary`."""
+    last = torch.cat([torch.full_like(rows[:, :1], vocabulary), rows[:, :-1]], 1)
+    return rows + vocabulary * last
+
+
+_CONTEXTS: tuple[Codes, ...] = (lambda rows, _: torch.zeros_like(rows), lambda rows, _: rows)  # of all, of each token
+
+
+class _Means:
+    """Running means of states by code, for the codes of a sorted list."""
+
+    def __init__(self, codes: Int[Tensor, " c"], layers: int):
+        self._codes, self._counts = codes, torch.zeros(len(codes))
+        self._means: list[Tensor] = [torch.empty(0)] * layers
+
+    def _places(self, codes: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Return where each code is in the list, -1 where it is not."""
+        places = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
+        return torch.where(self._codes[places] == codes, places, -1)
+
+    def update(self, codes: Int[Tensor, " n"], states: Sequence[Float[Tensor, "n d"]]) -> None:
+        """Add states: the mean of n₁ + n₂ of them is m + Σ(x - m) / (n₁ + n₂), with m that of the first n₁."""
+        places = self._places(codes)
+        kept = places >= 0
+        present, inverse, counts = places[kept].unique(return_inverse=True, return_counts=True)
+        self._counts[present] += counts
+        for layer, state in enumerate(states):
+            if not len(self._means[layer]):
+                self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
+            means = self._means[layer][present]
+            departures = torch.zeros_like(means).index_add_(0, inverse, state[kept] - means[inverse])
+            self._means[layer][present] = means + departures / self._counts[present, None].to(means)
+
+    def of(self, codes: Int[Tensor, " n"], layer: int, otherwise: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return the mean of each code, or `otherwise` where none of its states was seen."""
+        places = self._places(codes)
+        means, seen = self._means[layer][places.clamp(min=0)], self._counts[places.clamp(min=0)] > 0
+        return torch.where((seen & (places >= 0))[:, None], means, otherwise.to(means))
+
+
+class TokenMeans:
+    """The mean state of each token after several blocks of a model, over at most 2^18 tokens of fit rows.
+
+    Only the means of the tokens of `report`, the rows that `residuals` will be asked for, are in memory. A token that
+    no fit row has gets the mean of all tokens.
+
+    Args:
+        fit: rows that the model reads now; another pass over text can give `update` its states instead.
+    """
+
+    contexts: ClassVar[tuple[Codes, ...]] = _CONTEXTS  # each stands in where the next was not seen
+
+    def __init__(
+        self, model: StateSource, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
+    ):
+        self.layers = list(dict.fromkeys(layers))
+        self.d_model, self.n_layers, self.vocabulary = model.d_model, model.n_layers, model.vocabulary
+        self.device, self.dtype = model.device, model.dtype
+        asked = report.long().cpu()
+        self._tables = [_Means(codes(asked, self.vocabulary).unique(), len(self.layers)) for codes in self.contexts]
+        self.read(model, fit)
+
+    @torch.no_grad()
+    def read(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
+        """Add the states of the first 2^18 tokens of rows."""
+        most, batch = (max(tokens // fit.shape[1], 1) for tokens in (MOST_TOKENS, BATCH_TOKENS))
+        for part in counted(fit[:most].long().cpu().split(batch), "batch of token means"):
+            if len(part):
+                self.update(part, model.residuals(part, self.layers))
+
+    def update(self, rows: Int[Tensor, "b t"], states: Sequence[Float[Tensor, "b t d"]]) -> None:
+        """Add the states of rows, one tensor for each of `layers`."""
+        flat = [state.flatten(0, 1).float().cpu() for state in states]
+        for codes, table in zip(self.contexts, self._tables, strict=True):
+            table.update(codes(rows.long().cpu(), self.vocabulary).flatten(), flat)
+
+    def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+        """Return for each token the mean state of that token at each of these layers."""
+        tokens, found = rows.long().cpu(), []
+        for layer in layers:
+            state = torch.zeros(rows.numel(), self.d_model)
+            for codes, table in zip(self.contexts, self._tables, strict=False):
+                state = table.of(codes(tokens, self.vocabulary).flatten(), self.layers.index(layer), state)
+            found.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
+        return found
+
+
+class BigramMeans(TokenMeans):
+    """The mean state of each pair of the last token and the current one; see `bigrams` for the first of a row.
+
+    A pair that no fit row has gets the mean of its current token.
+    """
+
+    contexts: ClassVar[tuple[Codes, ...]] = (*_CONTEXTS, bigrams)
+
+    @property
+    def tokens(self) -> BigramMeans:
+        """`TokenMeans` of the same pass."""
+        view = copy(self)
+        view._tables = self._tables[:2]
+        return view

@@ -16,14 +16,18 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
+from torch.nn.functional import one_hot, pad
 
 from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.tokens import Beyond, TokensBefore
 from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
 from thinkalike.measures.closed_forms import LayerPair, Moments
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
+from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.losses import surprises, token_codes, token_loss
+from thinkalike.measures.rows import RowGroups
+from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 
@@ -33,10 +37,13 @@ OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
 AHEAD = 2  # how many of the next tokens a source may know
+COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
+LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
+DECAYS = (0.5, 0.7, 0.85, 0.95)  # of running means of the tokens before, beside the mean of all
+ROWS_PER_COVARIATE = 8  # at least
+RIDGE = 1e-6  # of the covariates' mean variance
 
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
-Seen = Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None]  # rows, states of source and target by layer
-Whitened = tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]]  # directions of unit variance of source and target
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +100,74 @@ def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
     return states[:, 1:-1].flatten(0, 1)
 
 
+def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
+    """Return Σ decay^(s-1) code at s places before, over all s, as a weighted mean; None: the mean of all."""
+    found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
+    for place in range(1, codes.shape[1]):
+        total = codes[:, place - 1] + (total if decay is None else decay * total)
+        found[:, place] = total / place if decay is None else total * (1 - decay)
+    return found
+
+
+class TokensBefore:
+    """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
+
+    Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
+    before are those of the last places one by one, running means of several decays, and the mean of all, also times
+    the root of their number.
+    """
+
+    def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
+        self.target = target
+        known, counts = rows.long().unique(return_counts=True)
+        states, weights = self._embedded(known), (counts / counts.sum()).double()
+        self.mean = weights @ states
+        apart = (states - self.mean) * weights[:, None].sqrt()
+        self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
+
+    def _embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        parts = tokens[:, None].split(BATCH_TOKENS)
+        return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
+
+    def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Return the covariates of each place; they are 0 where there is no token before."""
+        known, places = rows.long().unique(return_inverse=True)
+        codes = ((self._embedded(known) - self.mean) @ self.components).float()[places]
+        lagged = [pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
+        mean = _running(codes, None)
+        root = torch.arange(rows.shape[1]).sqrt()[:, None] * mean
+        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), mean, root], -1)
+
+
+class Beyond:
+    """Takes out of states what tokens explain: the residuals of least squares within one batch.
+
+    Args:
+        tokens, positions: Of each row of the batch; rows of a token that stands there less than 4 times are left out.
+        before: See `TokensBefore`.
+    """
+
+    def __init__(self, tokens: Int[Tensor, " n"], positions: Int[Tensor, " n"], before: Float[Tensor, "n c"]):
+        try:
+            self.groups = RowGroups.of(tokens, FEWEST)
+        except ValueError as error:
+            needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
+            remedy = "raise data.report_tokens, and data.fit_tokens where it is set"
+            raise DataError(f"likeness beyond the tokens needs {needed}: {remedy}") from error
+        self.order, self.positions = self.groups.order, positions
+        kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
+        self.before = self.groups.without_means(kept, positions, torch.float32)
+        gram = (self.before.T @ self.before).double()
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
+        self.factor = torch.linalg.cholesky(gram)
+
+    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return what is left of states, in the order of `order`."""
+        rows = self.groups.without_means(states, self.positions)
+        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
+        return rows - (self.before @ weight.float()).double()
+
+
 class TargetBatch(NamedTuple):
     """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
 
@@ -106,14 +181,14 @@ class TargetBatch(NamedTuple):
     parts: Int[Tensor, " n"]
 
 
-@dataclass(frozen=True)
 class TargetReader:
-    """Reads batches of rows with the target."""
+    """Reads batches of rows with the target; `fit` are the rows that directions are fitted on."""
 
-    target: FrozenModel
-    depths: Sequence[int]
-    before: TokensBefore
-    codes: Tensor
+    def __init__(self, target: FrozenModel, depths: Sequence[int], fit: Int[Tensor, "rows t"]):
+        self.target, self.depths, self.before = target, depths, TokensBefore(target, fit)
+        state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
+        logits = target.finish(state).shape[-1]  # which may be more than its tokenizer knows
+        self.codes = token_codes(logits).to(target.device)
 
     def batches(
         self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout
@@ -131,7 +206,7 @@ class TargetReader:
             *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
             following = part[:, 2:].flatten().to(place)
             surprising = surprises(inner(end), target.finish, following, self.codes).unflatten(0, (len(part), -1))
-            later = [torch.nn.functional.pad(surprising[:, ahead:], (0, 0, 0, ahead)) for ahead in range(AHEAD)]
+            later = [pad(surprising[:, ahead:], (0, 0, 0, ahead)) for ahead in range(AHEAD)]
             found.append([*states, torch.cat(later, -1).flatten(0, 1)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
@@ -153,16 +228,6 @@ def source_states(
     return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
-def _gradients(target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "b t"]) -> Sequence[Tensor]:
-    states = [target.head(rows, depths[0]).detach().requires_grad_(True)]
-    with torch.enable_grad():
-        for depth, following in zip(depths, [*depths[1:], target.n_layers - 1], strict=True):
-            states.append(target.advance(states[-1], depth + 1, following + 1))
-        ends = states.pop()[:, :-1].flatten(0, 1)
-        loss = token_loss(ends, target.finish, rows[:, 1:].flatten().to(ends.device)).sum()
-    return torch.autograd.grad(loss, states)
-
-
 def output_roots(
     target: FrozenModel, depths: Sequence[int], rows: Int[Tensor, "rows t"]
 ) -> dict[int, Float[Tensor, "d d"]]:
@@ -175,7 +240,13 @@ def output_roots(
     chosen = rows[: max(OUTPUT_TOKENS // rows.shape[1], 1)].long()
     each = rows.shape[1] * target.n_layers * target.d_model * target.dtype.itemsize * KEPT
     for part in chosen.split(halved(max(BATCH_TOKENS // rows.shape[1], 1), lambda n: n * each <= FOR_GRADIENTS)):
-        for depth, gradient in zip(depths, _gradients(target, depths, part), strict=True):
+        states = [target.head(part, depths[0]).detach().requires_grad_(True)]
+        with torch.enable_grad():
+            for depth, following in zip(depths, [*depths[1:], target.n_layers - 1], strict=True):
+                states.append(target.advance(states[-1], depth + 1, following + 1))
+            ends = states.pop()[:, :-1].flatten(0, 1)
+            loss = token_loss(ends, target.finish, part[:, 1:].flatten().to(ends.device)).sum()
+        for depth, gradient in zip(depths, torch.autograd.grad(loss, states), strict=True):
             own = inner(gradient).double().cpu()
             sums[depth] += own.T @ own
     roots = {}
@@ -223,11 +294,11 @@ class Foreseen:
         target: ByLayer,
         surprises: Float[Tensor, "n codes"],
         parts: Int[Tensor, " n"],
-        whitened: Sequence[Whitened],
+        whitened: Sequence[tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]]],
     ) -> None:
-        """Add held-out rows; `parts` says to which part, below `PARTS`, each row belongs."""
+        """Add held-out rows, given the part of each, below `PARTS`, and directions of unit variance of both sides."""
         self._maps = self._maps or [self._fitted(place, *both) for place, both in enumerate(whitened)]
-        belongs = torch.nn.functional.one_hot(parts, PARTS).double().T
+        belongs = one_hot(parts, PARTS).double().T
         for pair, maps, sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
             both = self.states.of(pair)
             x, y = source[pair[0]].double() - both.mean_x, target[pair[1]].double() - both.mean_y
@@ -237,7 +308,7 @@ class Foreseen:
             sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
 
     def _fitted(self, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the maps by which both states predict beside the target's own, and that by which the latter does."""
+        """Return the maps by which both sides predict beside the target's own state, and the map of that state."""
         pair = self.states.pairs[place]
         both = self.states.of(pair)
         means = enumerate((both.mean_x, both.mean_y))
@@ -291,21 +362,17 @@ class LikenessSums:
     def _rest(self) -> list[tuple[Tensor, Tensor]]:
         """The same beyond the tokens."""
         found = zip(self._whitened, map(self.beyond.of, self.pairs), strict=True)
-        return [
-            (whitening_among(x, left.xx / (left.n - 1)), whitening_among(y, left.yy / (left.n - 1)))
-            for (x, y), left in found
-        ]
+        sides = (((x, left.xx / (left.n - 1)), (y, left.yy / (left.n - 1))) for (x, y), left in found)
+        return [(whitening_among(*mine), whitening_among(*theirs)) for mine, theirs in sides]
 
     @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:
-        both = {"": (self.plain, self._whitened), "_beyond": (self.beyond, self._rest)}
-        return {
-            suffix: [
-                DirectionSums(canonical_directions(moments.of(pair), *directions), self.roots[pair[1]])
-                for pair, directions in zip(self.pairs, whitened, strict=True)
-            ]
-            for suffix, (moments, whitened) in both.items()
-        }
+        found: dict[str, list[DirectionSums]] = {}
+        for suffix, moments, whitened in (("", self.plain, self._whitened), ("_beyond", self.beyond, self._rest)):
+            pairs = zip(self.pairs, whitened, strict=True)
+            canonical = [(canonical_directions(moments.of(pair), *own), pair[1]) for pair, own in pairs]
+            found[suffix] = [DirectionSums(directions, self.roots[depth]) for directions, depth in canonical]
+        return found
 
     def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}
@@ -330,18 +397,11 @@ class LikenessSums:
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
         found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}
-        measures = {
-            name: Estimate(*(torch.stack(parts).cpu() for parts in zip(*each, strict=True)))
-            for name, each in found.items()
-        }
+        parts = {name: zip(*each, strict=True) for name, each in found.items()}
         kept, rows = map(sum, zip(*self.used, strict=True))
-        return Likeness(measures, kept / rows)
-
-
-def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
-    """Return codes for as many tokens as the target has logits, which may be more than its tokenizer knows."""
-    state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
-    return token_codes(target.finish(state).shape[-1]).to(target.device)
+        return Likeness(
+            {name: Estimate(*(torch.stack(p).cpu() for p in own)) for name, own in parts.items()}, kept / rows
+        )
 
 
 @torch.no_grad()
@@ -351,7 +411,7 @@ def likeness_of(
     layer_pairs: Sequence[LayerPair],
     fit: TokenRows,
     report: TokenRows,
-    seen: Seen = lambda rows, mine, theirs: None,
+    seen: Callable[[Tensor, dict[int, Tensor], dict[int, Tensor]], None] = lambda rows, mine, theirs: None,
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
@@ -362,8 +422,7 @@ def likeness_of(
         source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
         fit: Rows that directions are fitted on; 2^16 tokens of them are read.
         report: Rows of other documents, which all measures are of; about as many of them are read.
-            Tokens are the target's.
-        seen: Is given each batch of the rows to fit on, with the states (b, t, _) of all their tokens.
+        seen: Is given each batch of the rows to fit on, and the states (b, t, _) of source and target by layer.
 
     Raises:
         DataError: No token occurs in 4 rows of a batch.
@@ -372,9 +431,9 @@ def likeness_of(
     fit_rows, fit_documents = (each[: max(TOKENS // fit.context, 1)] for each in (fit.tokens, fit.documents))
     spread = slice(None, None, max(-(-report.documents.numel() // TOKENS), 1))  # over all documents
     report_rows, report_documents = report.tokens[spread], report.documents[spread]
-    before = TokensBefore(target, fit.layout.target_tokens(fit_rows))
-    reader = TargetReader(target, depths, before, codes_of(target))
-    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit.layout.target_tokens(fit_rows)))
+    fit_tokens = fit.layout.target_tokens(fit_rows)
+    reader = TargetReader(target, depths, fit_tokens)
+    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit_tokens))
     for batch in reader.batches(fit_rows, fit_documents, fit.layout):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)

@@ -10,10 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.data.rows import Layout, TokenRows
-from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import DocumentSums, ends_of, halved, states_of_both
 from thinkalike.measures.bootstrapping import bootstrap_interval
-from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments, Unexplained
+from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments
 from thinkalike.measures.estimates import Estimate
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel, StateSource
@@ -77,17 +76,6 @@ class ResidualSums(NamedTuple):
             found = zip(*(bootstrap_interval(*sums) for sums in pairs), strict=True)
             columns |= ends_of(name, Estimate(*map(torch.stack, found)))
         return columns
-
-
-def unexplained_variance(maps: BothDirections, moments: Moments, pair: LayerPair, names: Sequence[str]) -> Unexplained:
-    """Return what the maps of a layer pair leave unexplained of the states that moments were gathered of.
-
-    A ModelError names the models if the states of a layer do not vary.
-    """
-    try:
-        return maps.unexplained(moments.of(pair))
-    except ValueError as error:
-        raise ModelError(f"layer {pair[0]} of {names[0]} and layer {pair[1]} of {names[1]}: {error}") from None
 
 
 @torch.no_grad()

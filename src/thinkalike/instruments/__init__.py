@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, is_dataclass
 from typing import Any
 
+from thinkalike import figures
 from thinkalike.config import (
     MEASURES,
     PROCESSES,
@@ -28,23 +29,6 @@ from thinkalike.errors import ConfigError, ResultError, nearest
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
-
-
-def drawn_by(result: Result) -> Instrument:
-    """Return the instrument whose result this is.
-
-    Raises:
-        ResultError: no instrument of this installation makes such results alone.
-    """
-    measures = SUBJECTS if "subjects" in result.provenance else MEASURES
-    if result.kind in measures:
-        return instrument(measures[result.kind])
-    tasks = {own.kind: own for own in map(instrument, TASKS.values())}
-    if result.kind not in tasks:
-        raise ResultError(
-            f"{result.kind} is drawn from several results; its figures are in {result.folder / 'figures'}"
-        )
-    return tasks[result.kind]
 
 
 def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
@@ -97,7 +81,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
 
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "screen", "wait", "dry_run", "budget",
+    "screen", "wait", "dry_run",
 }  # fmt: skip
 
 
@@ -161,11 +145,14 @@ def plot(what: Any, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
     Raises:
         ResultError: the kind draws no figures, or none of that name.
     """
-    from thinkalike import figures
-
     if not isinstance(what, Result):
         return figures.layer_pairs(what.value.cpu().numpy(), what.label, ax=ax)  # type: ignore[no-any-return]
-    result, own = what, drawn_by(what)
+    result, measures = what, SUBJECTS if "subjects" in what.provenance else MEASURES
+    if result.kind in measures:
+        own = instrument(measures[result.kind])
+    elif not (own := {each.kind: each for each in map(instrument, TASKS.values())}.get(result.kind)):
+        folder = result.folder / "figures"
+        raise ResultError(f"{result.kind} is drawn from several results; its figures are in {folder}")
     with figures.shown() as drawn:
         own.draw(result, result.folder)
     if not drawn:

@@ -14,6 +14,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, Recipe
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
+from thinkalike.measures.metric import CKA
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text, span
 from thinkalike.states.batches import ModelRuns, StateBatches
@@ -56,8 +57,6 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
         return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.metric import CKA
-
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
         return CKA(source_layers, target_layers, **options)

@@ -6,20 +6,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+import torch
+
+from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, left_open
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
+from thinkalike.measures.shifts import LayerShifts
+from thinkalike.models.families import Layer
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-
-    from thinkalike.models.families import Layer
-    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 ROUNDING = 1e-5  # relative distance of states that only rounding tells apart
@@ -55,8 +54,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         return own
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.shifts import LayerShifts
-
         return LayerShifts(source_layers, target_layers, given=measure.given)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
@@ -66,8 +63,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         return {"documents": float(estimates.documents)}
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike import figures
-
         figures.shifts(result.table, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
@@ -76,7 +71,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         return [Headline.with_ends("greatest_distance", *ends)]
 
     def show(self, result: Result) -> None:
-
         table = result.table
         source, target = table["source"].iloc[0], table["target"].iloc[0]
         rows = table.iloc[few(len(table))]
@@ -88,14 +82,10 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         ]
         title = f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, 95 % intervals"
         show_table(Table(title, columns))
-        show_text(in_words(table))
-
-
-def in_words(table: pd.DataFrame) -> str:
-    """Return where the states begin to differ, and where their distance grows most."""
-    differ = table[table["value"] > ROUNDING]
-    if differ.empty:
-        return "The states are the same up to rounding at all of these layers."
-    grows = table["value"].diff().fillna(table["value"]).to_numpy()
-    first, most = differ["source_layer"].iloc[0], table["source_layer"].iloc[int(grows.argmax())]
-    return f"The states begin to differ at layer {first}; the distance grows most at layer {most}."
+        differ = table[table["value"] > ROUNDING]
+        if differ.empty:
+            show_text("The states are the same up to rounding at all of these layers.")
+            return
+        grows = table["value"].diff().fillna(table["value"]).to_numpy()
+        first, most = differ["source_layer"].iloc[0], table["source_layer"].iloc[int(grows.argmax())]
+        show_text(f"The states begin to differ at layer {first}; the distance grows most at layer {most}.")

@@ -101,12 +101,12 @@ class FeatureProfiles(
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
-        tables = {
-            "scores": scores,
-            "similarity": _similarity(importance, rows),
-            "interactions": _interactions(measure, importance, rows),
-            "levels": level_table(model, stimuli, rows),
-        }
+        tables = {"scores": scores, "similarity": _similarity(importance, rows)}
+        if measure.interactions:
+            columns = dict(zip(("effect", "low", "high"), importance.pair_effects(), strict=True))
+            named = [" x ".join(pair) for pair in measure.interactions]
+            tables["interactions"] = repeated_rows(rows, "features", named, **columns)
+        tables["levels"] = level_table(model, stimuli, rows)
         profiles = _profiles(model, importance, stimuli, rows)
         if every and not measure.change:
             once = replace(config, measure=replace(measure, permutations=1, null=0, interactions=[]))
@@ -264,13 +264,6 @@ def _references(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[Stimulu
     return found
 
 
-def _share(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
-    if CELLS[0] not in scores:
-        return scores
-    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
-
-
 def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per layer and feature: importance with its interval over folds, weight, and p if it was asked."""
     weights = model.weights_ if model.weights_.dim() == 2 else model.weights_.diagonal(dim1=1, dim2=2)
@@ -278,14 +271,6 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
     if importance.null is not None:
         columns |= zip(P_VALUES, (importance.p_values(), importance.p_of_largest()), strict=True)
     return repeated_rows(rows, "feature", stimuli.names, **columns)
-
-
-def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of features: the pair effect S_a + S_b - S_ab - S with its interval."""
-    if not measure.interactions:
-        return pd.DataFrame()
-    columns = dict(zip(("effect", "low", "high"), importance.pair_effects(), strict=True))
-    return repeated_rows(rows, "features", [" x ".join(pair) for pair in measure.interactions], **columns)
 
 
 def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
@@ -298,6 +283,13 @@ def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataF
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
 
 
+def _share(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
+    if CELLS[0] not in scores:
+        return scores
+    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
+
+
 def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return weighted Kendall τ of the profiles of every two layers; nothing if a profile ranks no feature."""
     try:
@@ -305,9 +297,6 @@ def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     except ValueError as error:
         log.warning("warning: layers are not compared by their profiles: %s", error)
         return pd.DataFrame()
-
-
-COLUMNS = ["model", "layer", "feature", "level", "other", "weight"]
 
 
 def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
@@ -323,7 +312,8 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         first, second = np.triu_indices(len(levels), 1)
         table = repeated_rows(rows, "level", [levels[a] for a in first], weight=weights[:, first, second])
         tables.append(table.assign(feature=name, other=[levels[b] for b in second] * len(rows)))
-    return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame()
+    columns = ["model", "layer", "feature", "level", "other", "weight"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame()
 
 
 def level_planes(table: pd.DataFrame) -> pd.DataFrame:

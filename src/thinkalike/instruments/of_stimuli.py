@@ -165,9 +165,8 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     ends = models[0], models[-1]
     chosen = layers_of_sides(config.layers, *(max(side.layers) + 1 for side in ends), itself=len(models) == 1)
     wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
-    return [_chosen(side, wanted[side.name]) if side.name in wanted else side for side in sides]
-
-
-def _chosen(side: StimulusStates, layers: set[int]) -> StimulusStates:
-    at = [number for number, layer in enumerate(side.layers) if layer in layers]
-    return side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
+    for place, side in enumerate(sides):
+        if side.name in wanted:
+            at = [number for number, layer in enumerate(side.layers) if layer in wanted[side.name]]
+            sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
+    return sides

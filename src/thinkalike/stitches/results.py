@@ -148,20 +148,16 @@ def stitch_modules(
     facts, prefix = _contents(result, seed, is_back)
     if "widths" not in facts:
         raise StitchError(f"the stitches of {result.folder} were not trained: load_stitch(result) gives them")
-    kind, way, found = _kind(result, facts["kind"], plugin), -1 if is_back else 1, {}
+    kind, way, found = facts["kind"], -1 if is_back else 1, {}
+    if is_plugin(kind):  # the file that the caller gives, instead of the one that is stored
+        here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
+        if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
+            wanted = "give that file, unchanged, as plugin="
+            raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
+        kind = here
     for number, pair in enumerate(facts["pairs"]):
         width_in, width_out = facts["widths"][::way]
         phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
         phi.load_state_dict(_tensors(result, f"{prefix}{number}."))
         found[tuple(pair[::way])] = phi.eval().requires_grad_(False)
     return found
-
-
-def _kind(result: Result, kind: str, plugin: str | None) -> str:
-    """Return the kind of stitches, with the plugin's file that the caller gave instead of the one that is stored."""
-    if not is_plugin(kind):
-        return kind
-    here, made = f"{plugin}:{kind.rpartition(':')[2]}", result.provenance.get("plugins", [])
-    if plugin is None or digest(here) not in {each["sha256"] for each in made if each["name"] == kind}:
-        raise PluginError(f"the stitches of {result.folder} are made by {kind}; give that file, unchanged, as plugin=")
-    return here

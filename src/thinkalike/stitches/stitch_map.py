@@ -66,7 +66,8 @@ class StitchMap(nn.Module, ModelHubMixin):
         Raises:
             StitchError: `first` does not end where this map begins.
         """
-        if not self.source.is_same(first.target):
+        begins, ends = self.source, first.target  # of the same weights, whatever the models are called
+        if (begins.fingerprint, begins.layer) != (ends.fingerprint, ends.layer):
             raise StitchError(f"the stitch from {self.source} cannot follow that to {first.target}, another layer")
         one, other = (AffineMap(each.weight.double(), each.bias.double()) for each in (self, first))
         whole = one @ other
@@ -241,10 +242,6 @@ class Site:
 
     def __str__(self) -> str:
         return f"{self.model}:{self.layer}"
-
-    def is_same(self, other: Site) -> bool:
-        """Return whether both are the same layer of the same weights, whatever the model is called."""
-        return (self.fingerprint, self.layer) == (other.fingerprint, other.layer)
 
     def check_model(self, model: FrozenModel) -> None:
         """Check that a model has the weights of this site."""

@@ -214,14 +214,6 @@ def rate(step: int, config: StitchConfig) -> float:
     return (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
 
 
-def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
-    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
-
-
 def momenta(config: StitchConfig) -> int:
     """Return how many numbers the optimiser keeps for each weight."""
     if plugins.is_plugin(config.optimizer):

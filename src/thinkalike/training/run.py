@@ -1,13 +1,14 @@
-"""One run of Lightning, resumed from its last state: states, processes, loggers, and learning curves."""
+"""One run of Lightning: the rows of each step, a module that stops at NaN, and states that a run resumes from."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,21 +16,23 @@ from typing import Any
 import pandas as pd
 import pytorch_lightning as pl
 import torch
+from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import Callback, Checkpoint, LearningRateMonitor
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import PluginError, ShareDone
+from thinkalike.errors import DataError, PluginError, ShareDone, TrainingError
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
 from thinkalike.loggers import TensorBoardTracker, Tracker, WandbTracker
 from thinkalike.processes import check_processes
 from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
-from thinkalike.training.steps import StepData, SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
@@ -37,6 +40,127 @@ FOLDER, WRITTEN, EARLIER = "curves", "metrics.csv", "earlier.csv"
 LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
 for library in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(library).setLevel(logging.WARNING)
+
+
+class StepData(pl.LightningDataModule):
+    """The rows that a training reads: epoch after epoch, each in an order that `seed` decides.
+
+    The rows of a step depend on nothing but the step, so a resumed training reads what it would have read. Processes
+    that share a training share the rows of each step.
+
+    Args:
+        rows: tokens, (rows, width).
+        tokens_per_step: tokens of all processes in one step.
+        steps: of the whole training.
+        seed: decides the order of the rows in each epoch.
+        context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
+        repeats: how many steps read the same rows.
+
+    Raises:
+        DataError: a step has less than one row.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, "rows width"],
+        tokens_per_step: int,
+        steps: int,
+        seed: int,
+        context: int | None = None,
+        repeats: int = 1,
+    ):
+        super().__init__()
+        self.rows, self.steps, self.seed, self.repeats = rows, steps, seed, repeats
+        self.context = context or rows.shape[1]
+        self.size = tokens_per_step // self.context
+        if self.size == 0:
+            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {self.context} tokens")
+        self._order: tuple[int, list[int]] = (-1, [])
+
+    def batch(self, step: int) -> Int[Tensor, "b width"]:
+        """Return the rows that this process reads in a step.
+
+        Raises:
+            DataError: the processes cannot share the rows.
+        """
+        rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        if self.size % world:
+            raise DataError(f"{self.size} rows of {self.context} tokens cannot be shared by {world} processes")
+        start = step // self.repeats * self.size
+        return self.rows[[self._row(place) for place in range(start + rank, start + self.size, world)]].long()
+
+    def _row(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.rows))
+        if epoch != self._order[0]:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = (epoch, torch.randperm(len(self.rows), generator=generator).tolist())
+        return self._order[1][place]
+
+    def train_dataloader(self) -> DataLoader:
+        assert self.trainer
+        first = self.trainer.global_step
+        steps: Any = range(first, first + self.steps)  # no fewer: Lightning counts from where the state left off
+        read: Any = self.batch
+        pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
+        return DataLoader(steps, batch_size=None, collate_fn=read, pin_memory=pinned)
+
+
+class SteppedModule(pl.LightningModule):
+    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite.
+
+    Attributes:
+        steps: of the whole training.
+        latest: the loss of the last step, on the device.
+        last_read: the loss that was last read from the device; None before the first reading.
+    """
+
+    latest: Float[Tensor, ""]
+    last_read: float | None = None
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.steps = steps
+        self._unread: list[tuple[int, Float[Tensor, " p"], str]] = []  # step, losses on the device, what to do
+
+    def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Losses, averaged over the processes that share the job; no gradient."""
+        return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]
+
+    def log_losses(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
+        """Take the losses of this step; every `log_every_n_steps` steps and at the last, check and log them.
+
+        They stay on the device until then, so that no step waits for it. Loggers get each named loss, and `loss`, the
+        mean of the named losses or of all.
+
+        Args:
+            losses: of each thing that is trained; no gradient.
+            names: of the first of them, for loggers.
+            remedy: what the user can do where a loss is not finite, see `check_losses`.
+        """
+        self._unread.append((self.global_step, losses, remedy))
+        own, following = losses[: len(names)] if names else losses, self.global_step + 1
+        self.latest = own.mean()
+        if following % self.trainer.log_every_n_steps == 0 or following == self.steps:  # type: ignore[attr-defined]
+            self.check_losses()
+            self.log_dict({**dict(zip(names, own, strict=False)), "loss": self.latest})
+
+    def check_losses(self) -> None:
+        """Read the losses of all steps since the last reading, and `latest`, in one copy from the device.
+
+        Raises:
+            TrainingError: one is not finite; the message names the first such step.
+        """
+        unread, self._unread = self._unread, []
+        if not unread:
+            return
+        *totals, self.last_read = torch.stack([*(losses.sum() for _, losses, _ in unread), self.latest]).tolist()
+        for (step, _, remedy), total in zip(unread, totals, strict=True):
+            if not math.isfinite(total):
+                raise TrainingError(f"the loss is {total} at step {step} of {self.steps}; {remedy}")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep no state of a training that has failed unseen."""
+        self.check_losses()
 
 
 class _StateFiles(CheckpointIO):
@@ -89,20 +213,6 @@ class _States(Checkpoint):
         size = weights + sum(value.nbytes for value in momenta if isinstance(value, torch.Tensor))
         old = time.monotonic() - self._kept >= PAUSE
         return size < LARGE or trainer.strategy.reduce_boolean_decision(old, all=False)
-
-
-class Keeping(Callback):
-    """Calls a function with the number of steps done, where that is one of those given: before the first step is 0."""
-
-    def __init__(self, steps: Collection[int], keep: Callable[[int], Any]):
-        self.steps, self.keep = steps, keep
-
-    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step in self.steps and trainer.is_global_zero:
-            self.keep(trainer.global_step)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:  # type: ignore[override]
-        self.on_train_start(trainer)
 
 
 @dataclass(frozen=True)
@@ -192,7 +302,7 @@ def _processes(run: Run) -> dict[str, Any]:
         "devices": trainer.devices or -1,
         "num_nodes": trainer.num_nodes,
         "strategy": DDPStrategy(broadcast_buffers=False),
-        "use_distributed_sampler": False,  # StepBatches shares the rows
+        "use_distributed_sampler": False,  # StepData shares the rows
     }
 
 

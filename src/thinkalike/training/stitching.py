@@ -2,12 +2,13 @@
 
 Each model runs once per batch, to the deepest site that is read. Each φ's output joins the target's tail at its own
 depth: states that enter there are concatenated along the batch. The sum of the losses gives each φ the gradient of a
-run of its own. A step that does not fit into memory runs in microbatches.
+run of its own. A step that does not fit into memory runs in microbatches. These sum the same gradients in another
+order, so their size changes a training by rounding alone; it is kept with the state, so that a resumed training gives
+the bits of one that was never stopped.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -18,51 +19,151 @@ import torch
 from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.autograd.function import once_differentiable
 
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data.rows import Layout
+from thinkalike.errors import ResourceError
 from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics
 from thinkalike.measures.losses import token_kl
+from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, readable
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
-from thinkalike.training.steps import Microbatch, SteppedModule, largest_microbatch, mean_losses
+from thinkalike.training.run import SteppedModule
 
 log = logging.getLogger(__name__)
 
 Mapped = Sequence[Float[Tensor, "b t d"]]  # states that φ has brought to the target
 Own = Mapping[int, Float[Tensor, "b t d"]]  # the target's own states of these tokens, by layer
+Losses = Callable[[Tensor, Sequence[int]], list[Tensor]]  # of each token, given rows and the numbers of stitches
+Weights = Sequence[Sequence[nn.Parameter]]  # of each stitch
 
 
-class StitchLoss(NamedTuple):
-    """A loss, and which of the target's own states it reads.
+class Microbatch(NamedTuple):
+    """The most rows and the most stitches that are in memory at once."""
 
-    Attributes:
-        value: given the target, the layers after which stitches enter it, what they bring there, the target's own
-            states and the tokens: the losses of all tokens, (n), of each stitch.
-        layers: given the layers after which stitches enter and the target's number of layers: whose states are read.
+    rows: int
+    stitches: int
+
+
+def _gradients(
+    losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int]
+) -> tuple[Float[Tensor, " p"], int, tuple[Tensor, ...]]:
+    """Return the summed losses of some stitches, over how many values, and the gradients of these sums."""
+    with torch.enable_grad():
+        values = losses(rows, chosen)
+        total = torch.stack([each.sum() for each in values])
+    with torch.autocast(total.device.type, enabled=False):  # as in any backward pass
+        flat = [weight for i in chosen for weight in weights[i]]
+        return total.detach(), len(values[0]), torch.autograd.grad(total, flat, torch.ones_like(total))
+
+
+class _Accumulated(torch.autograd.Function):
+    """Losses that take their gradient in the forward pass; the backward pass multiplies it by the one that comes in.
+
+    So whatever drives the training (autocast, several processes, clipping) sees one forward and one backward pass.
     """
 
-    value: Callable[[FrozenModel, Sequence[int], Mapped, Own, Int[Tensor, "b t"]], list[Float[Tensor, " n"]]]
-    layers: Callable[[Sequence[int], int], Sequence[int]]
+    @staticmethod
+    def forward(ctx: Any, losses: Losses, weights: Weights, rows: Tensor, size: Microbatch, *flat: Tensor) -> Tensor:
+        sums, count = torch.zeros(len(weights), device=rows.device), 0  # each stitch has as many values as any other
+        gradients = [[torch.zeros_like(weight) for weight in own] for own in weights]
+        for some in rows.split(size.rows):
+            for start in range(0, len(weights), size.stitches):
+                chosen = range(len(weights))[start : start + size.stitches]
+                total, values, added = _gradients(losses, weights, some, chosen)
+                for sum_, gradient in zip([g for i in chosen for g in gradients[i]], added, strict=True):
+                    sum_ += gradient
+                sums[chosen.start : chosen.stop] += total
+                count += values if not start else 0
+        ctx.gradients, ctx.count = gradients, count
+        return sums / count
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Any) -> Any:
+        gradients, ctx.gradients = ctx.gradients, None  # to be taken over by the parameters, not copied
+        for own, factor in zip(gradients, outer[0] / ctx.count, strict=True):
+            for gradient in own:
+                gradient.mul_(factor)
+        return (None, None, None, None, *(gradient for own in gradients for gradient in own))
+
+
+def mean_losses(losses: Losses, weights: Weights, rows: Tensor, size: Microbatch) -> Float[Tensor, " p"]:
+    """Return the mean loss of every stitch on a step's rows, differentiable once in the parameters of each stitch."""
+    if len(rows) <= size.rows and len(weights) <= size.stitches:
+        return torch.stack([values.mean() for values in losses(rows, range(len(weights)))])
+    flat = [weight for own in weights for weight in own]
+    return _Accumulated.apply(losses, weights, rows, size, *flat)  # type: ignore[no-any-return]
+
+
+def _fits(losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int], room: float) -> bool:
+    try:
+        with LiveBytes(rows.device, room):
+            _gradients(losses, weights, rows, chosen)
+    except (OverLimit, torch.OutOfMemoryError):
+        return False
+    return True
+
+
+def largest_microbatch(
+    limits: TrainerConfig,
+    losses: Losses,
+    weights: Weights,
+    rows: Tensor,
+    tails: Sequence[int],
+    momenta: int,
+) -> Microbatch:
+    """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
+
+    Each size is tried once, forward and backward, and nothing is left of it.
+
+    Args:
+        rows: those of a step, on the device that counts.
+        tails: the blocks that run after each stitch; those with the longest tails are tried.
+        momenta: how many numbers the optimiser keeps of each weight.
+
+    Raises:
+        ResourceError: one row and one stitch do not fit.
+    """
+    shared = limits.strategy == "ddp"
+    hand_back(rows.device)
+    processes = limits.devices or 1 if shared and rows.device.type == "cpu" else 1
+    budget = Budget.of(rows.device, limits.memory_bytes, processes)
+    copies = 1 + momenta + int(shared)  # gradients, and those that processes exchange
+    room = budget.room - copies * sum(weight.nbytes for own in weights for weight in own) / GAPS
+    longest = sorted(range(len(weights)), key=lambda number: -tails[number])
+    size = whole = Microbatch(len(rows), len(weights))
+    while room <= 0 or not _fits(losses, weights, rows[: size.rows], longest[: size.stitches], room):
+        if room <= 0 or size == (1, 1):
+            raise ResourceError(
+                f"one row of text and {len(weights)} stitches do not fit into memory: {budget.limit}; set "
+                "trainer.recompute=true, lower data.context, choose fewer or later layers, or stitch=low_rank"
+            )
+        size = Microbatch((size.rows + 1) // 2, size.stitches if size.rows > 1 else (size.stitches + 1) // 2)
+        hand_back(rows.device)
+    if size != whole:
+        sizes = f"{size.rows} of {whole.rows} rows and {size.stitches} of {whole.stitches} stitches"
+        log.info(f"memory: each step runs in microbatches of {sizes}, to fit into {readable(budget.total)}")
+    return size
 
 
 def _cross_entropy(target: FrozenModel, depths: Sequence[int], mapped: Mapped, _: Own, tokens: Tensor) -> list[Tensor]:
-    """Return the loss of the next token in nats (Brown et al. 2023, section 2)."""
+    """The loss of the next token in nats (Brown et al. 2023, section 2)."""
     last = last_states(target, list(zip(depths, mapped, strict=True)))
     return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
 
 
 def _kl(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
-    """Return KL in nats from the target's own output."""
+    """KL in nats from the target's own output."""
     last = torch.stack(last_states(target, list(zip(depths, mapped, strict=True))))
     return list(token_kl(last.flatten(1, 2), target.finish, own[target.n_layers - 1].flatten(0, 1)))
 
 
 def _mse(_: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, __: Tensor) -> list[Tensor]:
-    """Return the mean squared difference from the target's state at the site of the stitch, in its own unit."""
+    """The mean squared difference from the target's state at the site of the stitch, in its own unit."""
     return [(state - own[depth]).square().mean(-1).flatten() for depth, state in zip(depths, mapped, strict=True)]
 
 
@@ -71,31 +172,29 @@ def _relative(state: Tensor, goal: Tensor) -> Tensor:
 
 
 def _penultimate(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
-    """Return ‖s - t‖² / ‖t‖² of the last block's states (arXiv 2603.12433)."""
+    """‖s - t‖² / ‖t‖² of the last block's states (arXiv 2603.12433)."""
     last = last_states(target, list(zip(depths, mapped, strict=True)))
     return [_relative(state, own[target.n_layers - 1]).flatten() for state in last]
 
 
 def _alignment(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
-    """Return the mean of ‖s - t‖² / ‖t‖² over the site of the stitch and all after it (arXiv 2505.20142)."""
+    """The mean of ‖s - t‖² / ‖t‖² over the site of the stitch and all after it (arXiv 2505.20142)."""
     return [
         torch.stack([_relative(state, own[depth + i]) for i, state in enumerate(states)]).mean(0).flatten()
         for depth, states in zip(depths, states_onwards(target, list(zip(depths, mapped, strict=True))), strict=True)
     ]
 
 
-STITCH_LOSSES = {
-    "cross_entropy": StitchLoss(_cross_entropy, lambda depths, count: []),
-    "kl": StitchLoss(_kl, lambda depths, count: [count - 1]),
-    "mse": StitchLoss(_mse, lambda depths, count: depths),
-    "penultimate": StitchLoss(_penultimate, lambda depths, count: [count - 1]),
-    "alignment": StitchLoss(_alignment, lambda depths, count: range(min(depths), count)),
+# Each loss: given the target, the layers after which stitches enter it, what they bring there, the target's own states
+# and the tokens, the losses of all tokens, (n), of each stitch. Beside it which of the target's own states it reads,
+# given the layers after which stitches enter and the target's number of layers.
+STITCH_LOSSES: Mapping[str, tuple[Callable[..., list[Tensor]], Callable[[Sequence[int], int], Sequence[int]]]] = {
+    "cross_entropy": (_cross_entropy, lambda depths, count: []),
+    "kl": (_kl, lambda depths, count: [count - 1]),
+    "mse": (_mse, lambda depths, count: depths),
+    "penultimate": (_penultimate, lambda depths, count: [count - 1]),
+    "alignment": (_alignment, lambda depths, count: range(min(depths), count)),
 }
-
-
-def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:
-    """Return the parameters of these parts of a φ: map, pre or post."""
-    return [weight for part in parts if (inside := getattr(phi, part)) for weight in inside.parameters()]
 
 
 class Fit(NamedTuple):
@@ -178,7 +277,6 @@ class StitchTraining(SteppedModule):
         self.halfway = copy.deepcopy(self.means[: len(self.layer_pairs)])
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
         self._inverses: dict[nn.Linear, Tensor] = {}
-        self._step_operations: float | None = None  # of the first step of this run, on all processes
 
     def start_from(self, starts: Sequence[tuple[int, Any]]) -> None:
         """Let stitches begin with affine maps, given with their numbers; decay pulls them there."""
@@ -200,20 +298,21 @@ class StitchTraining(SteppedModule):
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
         """Return the loss of every φ, or of those chosen by number, at each token of the target."""
-        target, loss, layout = self.models[1], STITCH_LOSSES[self.config.loss], self.layout or Layout(rows.shape[1])
+        target, layout = self.models[1], self.layout or Layout(rows.shape[1])
+        loss, layers_of = STITCH_LOSSES[self.config.loss]
         numbers = range(len(self.fits)) if chosen is None else chosen
         fits, tokens = [self.fits[i] for i in numbers], layout.target_tokens(rows)
         depths = [fit.depth for fit in fits]
-        own = self._own(tokens, [*loss.layers(depths, target.n_layers), *(f.layer for f in fits if f.reads is target)])
+        read = [fit.layer for fit in fits if fit.reads is target]
+        own = self._own(tokens, sorted({*layers_of(depths, target.n_layers), *read}))
         states = zip(numbers, self._states(fits, rows, layout, own), strict=True)
         mapped = [self.stitches[i](state.to(target.device).float()) for i, state in states]
-        return loss.value(target, depths, mapped, own, tokens)
+        return loss(target, depths, mapped, own, tokens)
 
     @torch.no_grad()
     def _own(self, tokens: Int[Tensor, "b t"], layers: Sequence[int]) -> dict[int, Float[Tensor, "b t _"]]:
         """Return the target's own states at these layers."""
-        wanted = sorted(set(layers))
-        return dict(zip(wanted, self.models[1].residuals(tokens, wanted), strict=True)) if wanted else {}
+        return dict(zip(layers, self.models[1].residuals(tokens, layers), strict=True)) if layers else {}
 
     @torch.no_grad()
     def _states(
@@ -249,7 +348,8 @@ class StitchTraining(SteppedModule):
         for factor in dict.fromkeys(fit.factor for fit in self.fits):
             learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
             for decay, parts in ((config.weight_decay, ("map",)), (0.0, ("pre", "post"))):  # a norm's gain stays near 1
-                if weights := [weight for phi in learning for weight in _parameters(phi, *parts)]:
+                inside = [own for phi in learning for part in parts if (own := getattr(phi, part))]
+                if weights := [weight for own in inside for weight in own.parameters()]:
                     groups.append({"params": weights, "lr": factor * peak, "weight_decay": decay})
         began = self.began.parameters() if self.began else ()
         starts = dict(zip(self.stitches.parameters(), began, strict=bool(self.began)))
@@ -262,14 +362,6 @@ class StitchTraining(SteppedModule):
             if self.config.clip > 0 and phi.map not in self._inverses:
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
 
-    def optimizer_step(self, *given: Any, **more: Any) -> None:
-        """Take a step; count the operations of the first one of this run."""
-        counter = FlopCounterMode(display=False)
-        with counter if self._step_operations is None else contextlib.nullcontext():
-            super().optimizer_step(*given, **more)
-        if self._step_operations is None:
-            self._step_operations = float(counter.get_total_flops() * self.trainer.world_size)
-
     def on_train_start(self) -> None:
         """Find in which microbatches a step runs, unless the state of an earlier run says so."""
         if self.microbatch is None:
@@ -280,7 +372,7 @@ class StitchTraining(SteppedModule):
                 )
 
     def _first_rows(self) -> Int[Tensor, "b width"]:
-        return self.trainer.datamodule.batches()[0].to(self.device)  # type: ignore[attr-defined, no-any-return]
+        return self.trainer.datamodule.batch(0).to(self.device)  # type: ignore[attr-defined, no-any-return]
 
     @torch.no_grad()
     def return_to_better_starts(self) -> None:
@@ -314,8 +406,3 @@ class StitchTraining(SteppedModule):
         kept = checkpoint.get("microbatch")
         if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
             self.microbatch = Microbatch(*kept["size"])
-
-    def speed(self) -> dict[str, float]:
-        """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result."""
-        done = (self._step_operations or 0.0) * self.steps_here
-        return {"flops": done, "flops_per_second": done / max(self.seconds, 1e-9)}

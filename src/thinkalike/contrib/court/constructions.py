@@ -13,14 +13,13 @@ from thinkalike.arguments import seeded
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
-from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.evaluation.tokens import BigramMeans, Codes, TokenMeans, bigrams
+from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel, fresh, variant
 from thinkalike.models.survey import embedding_of
-from thinkalike.training.steps import StepData
+from thinkalike.training.run import StepData
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, REVERTED = 0.02, 0.1  # of a tensor's root mean square; the share of weights that are untrained

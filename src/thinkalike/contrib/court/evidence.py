@@ -22,8 +22,6 @@ from thinkalike.evaluation.likeness import (
     LikenessSums,
     TargetBatch,
     TargetReader,
-    TokensBefore,
-    codes_of,
     inner,
     output_roots,
     source_states,
@@ -82,8 +80,7 @@ class Bench:
 
     def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
         target = self.setting.target
-        before = TokensBefore(target, self.setting.fit)
-        reader = TargetReader(target, [self.setting.layer], before, codes_of(target))
+        reader = TargetReader(target, [self.setting.layer], self.setting.fit)
         with torch.no_grad():
             return list(reader.batches(rows, documents, Layout(rows.shape[1])))
 

@@ -39,8 +39,7 @@ from thinkalike.models.survey import same_vocabulary
 from thinkalike.progress import doing
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
-from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import StepData, SteppedModule
+from thinkalike.training.run import Run, StepData, SteppedModule, fit
 
 STATE = "court"
 

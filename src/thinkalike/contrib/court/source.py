@@ -16,7 +16,7 @@ from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.measures.chance import STEP, mixed, shifted
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.steps import StepData, SteppedModule
+from thinkalike.training.run import StepData, SteppedModule
 
 Tokens = Int[Tensor, "b t"]
 States = Callable[[Tensor], Tensor]  # of tokens (b, t): states (b, t, d)

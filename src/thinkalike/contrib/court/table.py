@@ -52,7 +52,7 @@ from thinkalike.contrib.court.constructions import (
     without_small_direction,
 )
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
-from thinkalike.evaluation.tokens import BigramMeans, TokenMeans
+from thinkalike.evaluation.language import BigramMeans, TokenMeans
 from thinkalike.models.frozen import fresh, perturbed, randomised
 
 

@@ -13,12 +13,11 @@ import torch
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.pretraining.config import PretrainJob
 from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
-from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining
+from thinkalike.contrib.pretraining.training import Keeping, MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, first_line
-from thinkalike.evaluation.language import held_out_loss
-from thinkalike.instruments.loss import show_loss
+from thinkalike.instruments.loss import held_out_loss, show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel
@@ -28,8 +27,7 @@ from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
-from thinkalike.training.run import Keeping, Run, fit, loggers_of
-from thinkalike.training.steps import StepData
+from thinkalike.training.run import Run, StepData, fit, loggers_of
 
 log = logging.getLogger(__name__)
 

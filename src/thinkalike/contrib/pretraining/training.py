@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
+from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -13,9 +17,31 @@ from thinkalike.contrib.populations.config import NLIConfig
 from thinkalike.contrib.populations.pairs import EncodedPairs
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import masked_losses
-from thinkalike.training.optimizers import cosine, scheduled
-from thinkalike.training.steps import StepData, SteppedModule
+from thinkalike.instruments.loss import masked_losses
+from thinkalike.training.optimizers import scheduled
+from thinkalike.training.run import StepData, SteppedModule
+
+
+def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Keeping(Callback):
+    """Calls a function with the number of steps done, where that is one of those given: before the first step is 0."""
+
+    def __init__(self, steps: Collection[int], keep: Callable[[int], Any]):
+        self.steps, self.keep = steps, keep
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step in self.steps and trainer.is_global_zero:
+            self.keep(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:  # type: ignore[override]
+        self.on_train_start(trainer)
 
 
 class WholeModel(SteppedModule):

@@ -25,7 +25,7 @@ from thinkalike.models.load import load_models
 from thinkalike.models.survey import same_vocabulary
 from thinkalike.stitches.results import load_stitch
 from thinkalike.store import Result, open_result
-from thinkalike.training.steps import StepBatches
+from thinkalike.training.run import StepData
 
 
 def source_model(config: SAEJob) -> ModelConfig:
@@ -154,7 +154,7 @@ class Setting:
         context = min(each.context for each in (model, *sources))
         needed = max(sae.tokens, sae.map_tokens)
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
-        opening = StepBatches(corpus.fit.tokens, sae.map_tokens, 1, 0)[0]
+        opening = StepData(corpus.fit.tokens, sae.map_tokens, 1, 0).batch(0)
         return cls(sae, config.seed, model, corpus, opening, source, made)
 
     @property

@@ -17,7 +17,7 @@ from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import SiteStates, kept_by_document, states_after
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.training.steps import StepData, SteppedModule
+from thinkalike.training.run import StepData, SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
 MEMORY = 8  # the mean of weights is over about the last ninth of the steps

@@ -14,8 +14,9 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.schema import COUNTS
 from thinkalike.data.rows import Corpus
+from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import rows_at_once
-from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplained_variance
+from thinkalike.evaluation.maps import rows_of_moments, state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
@@ -98,7 +99,11 @@ def fitted_maps(
     for pair in pairs:
         seen = fit.of(pair)
         maps = both_directions(seen, ridge)
-        left = unexplained_variance(maps, held_out, pair, (source.name, target.name))
+        try:
+            left = maps.unexplained(held_out.of(pair))
+        except ValueError as error:
+            sides = f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}"
+            raise ModelError(f"{sides}: {error}") from None
         phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
         found[pair] = PairMap(phi, psi, left, seen.mean_y.cpu())
     return found

@@ -32,7 +32,7 @@ from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
-from thinkalike.instruments.stitching.setting import shared_text
+from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.models.frozen import fresh
 from thinkalike.models.shapes import Passes, Shapes

@@ -40,7 +40,7 @@ from thinkalike.contrib.transfer.measures import (
 )
 from thinkalike.data.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.stitching.setting import shared_text
+from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds

@@ -21,7 +21,6 @@ from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import Change, PartChanges, Seen
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
-from thinkalike.instruments.diff import EXIT_STATUS, NULLS
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
@@ -38,6 +37,8 @@ from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.progress import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
+NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
+EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 FEWEST = 3  # occurrences of a token
 LEVEL = 0.05  # of all tests
 CONTEXTS = 10  # places that are listed, each of another document

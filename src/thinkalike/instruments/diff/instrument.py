@@ -9,21 +9,30 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
+import torch
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.diff import NULLS
+from thinkalike.evaluation import changes
+from thinkalike.evaluation.forks import fork, rate_for
+from thinkalike.instruments.diff.answers import NULLS, Answers
+from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.parts import changed_parts, check_one_basis, is_packed, norms
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.survey import same_vocabulary
+from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from thinkalike.data.rows import TokenRows
-    from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +96,6 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         return [*both, Passes("parts and null", own, again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        from thinkalike.evaluation import changes
-        from thinkalike.evaluation.forks import fork, rate_for
-        from thinkalike.instruments.diff.answers import Answers
-        from thinkalike.models.load import load_models
-        from thinkalike.models.parts import changed_parts, check_one_basis, is_packed, norms
-        from thinkalike.models.survey import same_vocabulary
-
         measure: Any = config.measure
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
@@ -135,8 +137,6 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike import figures
-
         figures.changes(result.table, result.tables["layers"], folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
@@ -149,9 +149,6 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         ]
 
     def show(self, result: Result) -> None:
-        from thinkalike.instruments.diff.screen import lines
-        from thinkalike.screen import show_text
-
         for line in lines(result):
             show_text(line)
 
@@ -160,12 +157,6 @@ def read_rows(
     config: AnalyzeConfig, base: FrozenModel, fit_tokens: int = 1
 ) -> tuple[TokenRows, Tensor, dict[str, Any]]:
     """Return rows of the report's text at random, those to fit on, and what the provenance says of them."""
-    import torch
-
-    from thinkalike.arguments import seeded
-    from thinkalike.data.corpus import read_corpus
-    from thinkalike.data.rows import TokenRows
-
     measure: Any = config.measure
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)

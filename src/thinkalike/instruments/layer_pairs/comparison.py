@@ -1,21 +1,24 @@
-"""What a job of layer pairs compares: two sides in batches, and the metric that gathers them."""
+"""What a job of layer pairs compares: two sides in batches, the metric that gathers them, and how far it has come."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torchmetrics import Metric
 
 from thinkalike.errors import ConfigError, DataError
+from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Work
 from thinkalike.memory import FirstBatch
-from thinkalike.states.batches import StateBatch, StateBatches
+from thinkalike.progress import doing
+from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 log = logging.getLogger(__name__)
+KEPT_EVERY = 2  # pools
 
 
 class Side(NamedTuple):
@@ -160,3 +163,30 @@ class Comparison:
         if found.batches < self.measure.batches and not self.measure.stop_at_width:
             log.warning("%d batches of the %d asked for: there is no more text", found.batches, self.measure.batches)
         return found, self.with_massive.compute() if has_massive else None
+
+
+def rounds(jobs: Sequence[Comparison], runs: ModelRuns) -> Iterator[int]:
+    """Yield the numbers of the pools that this process is to gather for some jobs, from where earlier runs ended.
+
+    Processes that share the jobs take turns, and end together. A job that had come further waits for the others.
+    """
+    processes, total = jobs[0].work.processes, max(each.batches.total for each in jobs)
+    first = min(each.first for each in jobs)
+    with at_boundaries(), doing("pool", total or None, first) as activity:
+        for before in range(first, total, processes.size):
+            if before + processes.rank < total:
+                yield before + processes.rank
+                runs.forget()
+            done = min(before + processes.size, total)
+            activity.reach(done)
+            is_asked = any(processes.everyone(asked()))
+            if is_asked or done // KEPT_EVERY > before // KEPT_EVERY:
+                for each in jobs:
+                    each.keep(done)
+            if is_asked:
+                stop(f"at pool {done} of {total}")
+            for each in jobs:
+                each.look(done)
+            ended = not any(each.wants(number) for each in jobs for number in range(done, total))
+            if any(processes.everyone(ended)):
+                return

@@ -5,28 +5,37 @@
     python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
 A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and an entry point of the
-group `thinkalike.instruments`. A measure is loaded when it is used.
+group `thinkalike.instruments`. A measure is loaded when it is used. One in a file of the user's needs neither:
+
+    python analyze.py measure=mine.py:my_measure model=gelu-3l-mini model@target=solu-3l-mini
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import cache
+from typing import Any, ClassVar, NamedTuple
 
-from thinkalike import measures
+import torch
+from torch import Tensor
+
+from thinkalike import measures, plugins
 from thinkalike.config import AnalyzeConfig, left_open, ranged
+from thinkalike.config.registry import MEASURES
+from thinkalike.config.roots import MeasureConfig
 from thinkalike.config.schema import TOKENS_AT_ONCE
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, PluginError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
-
-if TYPE_CHECKING:
-    from thinkalike.measures.contract import LayerMeasure
-    from thinkalike.models.families import Layer
-    from thinkalike.models.frozen import FrozenModel
-    from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
+from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.layer_means import LayerMeans
+from thinkalike.models.families import Layer
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.plugins import MeasurePlugin
+from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
 @dataclass
@@ -81,8 +90,6 @@ class OfLayerMeasure(LayerPairs):
         return self.measure_of(measure).fewest
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        from thinkalike.measures.layer_means import LayerMeans
-
         permutations = measure.permutations if measure.null else 0
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, given=measure.given)
 
@@ -172,10 +179,58 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLaye
     return made
 
 
-INSTRUMENTS = declare(DECLARED | OUTPUTS, __name__)
+def plugged(kind: str) -> tuple[type[OfLayerMeasure], type[MeasureConfig]]:
+    """Return the instrument of a measure FILE.py:NAME, whose results are of the kind NAME, and its settings."""
+    return _plugged(kind, plugins.digest(kind))
 
 
-def __getattr__(name: str) -> Any:  # for entry points
-    if name not in INSTRUMENTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return INSTRUMENTS[name]
+@cache
+def _plugged(kind: str, digest: str) -> tuple[type[OfLayerMeasure], type[MeasureConfig]]:
+    name = kind.rpartition(":")[2]
+    if name in MEASURES:
+        raise PluginError(f"{kind} has the name of a measure of the package; choose another name")
+    given = plugins.load(kind)
+    plugin = given if isinstance(given, MeasurePlugin) else MeasurePlugin(given)
+
+    def measure(chosen: Any) -> LayerMeasure:
+        made = plugin.measure(chosen) if plugin.settings else plugin.measure
+        return made if isinstance(made, LayerMeasure) else of_function(name, made, plugin.is_distance)
+
+    settings = make_dataclass(f"{name}_settings", _fields(name, plugin), bases=(ComparedAgain,))
+    low, high = plugin.scale
+    title = plugin.title or name.replace("_", " ")
+    declared = Declared(title, measure, (float(low), float(high)), plugin.is_distance, settings)
+    made, schema = declare({name: declared}, __name__)[name], MeasureConfig.schemas[name]
+    own: type[MeasureConfig] = make_dataclass(schema.__name__, [("kind", str, kind)], bases=(schema,))
+    return made, own
+
+
+def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:
+    """Return the settings of a measure as fields of a dataclass."""
+    common, found = {item.name for item in dataclasses.fields(ComparedAgain)}, []
+    for name, given in plugin.settings.items():
+        item = given if isinstance(given, dataclasses.Field) else dataclasses.field(default=given)
+        if name in common or not isinstance(item.default, bool | int | float | str):
+            raise PluginError(f"measure {kind}: {name} needs a name of its own, and a number or text as default")
+        found.append((name, type(item.default), item))
+    return found
+
+
+def of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distance: bool) -> LayerMeasure:
+    """Return the measure that a function of two layers makes: 1 is the best likeness, 0 the best distance."""
+
+    def value(source: Tensor, target: Tensor) -> Tensor:
+        given = compare(source, target)
+        try:
+            return torch.as_tensor(given, dtype=torch.float64).reshape(())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PluginError(f"measure {kind} must give one number: {error}") from None
+
+    def wide(rows: Tensor, _: str) -> Tensor:
+        return rows.to(torch.promote_types(rows.dtype, torch.float32))
+
+    best, compared = 0.0 if is_distance else 1.0, each_pair(value, is_symmetric=False)
+    return LayerMeasure(wide, compared, rows_in_order, 2, best, not is_distance)
+
+
+globals().update(declare(DECLARED | OUTPUTS, __name__))  # where entry points find them

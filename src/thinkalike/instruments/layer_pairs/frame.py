@@ -13,27 +13,31 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
+from typing import Any, ClassVar, Literal, Optional
 
+import pandas as pd
+import torch
+
+from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures.estimates import FEWEST_GROUPS
+from thinkalike.measures.rows import FEW
+from thinkalike.memory import FirstBatch
+from thinkalike.models.families import Layer
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_groups
 from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
+from thinkalike.states.batches import ModelRuns, StateBatches, array_batches, text_batches
+from thinkalike.states.stimuli import Compared, stimulus_states_of, without_massive
+from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-
-    from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
-    from thinkalike.memory import FirstBatch
-    from thinkalike.models.families import Layer
-    from thinkalike.models.frozen import FrozenModel
-    from thinkalike.states.batches import ModelRuns, StateBatches
-    from thinkalike.states.stimuli import Compared
+from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
@@ -128,8 +132,6 @@ class LayerPairs(Instrument):
 
     def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
         """Return the layers of both models that are compared: those of the pairs of `layers=`, by default all."""
-        from thinkalike.states.tokens import sites
-
         embed = config.measure.embed  # type: ignore[attr-defined]
         if config.layers in ("same", "all"):
             return [sites(model, embed) for model in models]
@@ -139,8 +141,6 @@ class LayerPairs(Instrument):
 
     def named(self, sites: Sequence[Layer]) -> list[Any]:
         """Return what tables call these layers of a model."""
-        from thinkalike.states.tokens import site_numbers
-
         return site_numbers(sites)
 
     def fewest(self, measure: Any) -> int:
@@ -183,11 +183,6 @@ class LayerPairs(Instrument):
         return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        from thinkalike.instruments.layer_pairs.rounds import rounds
-        from thinkalike.memory import FirstBatch
-        from thinkalike.models.load import load_groups
-        from thinkalike.states.batches import ModelRuns
-
         runs, watched = ModelRuns(), FirstBatch(SMALLER)
         with work.phase("loading"):
             if config.activations:
@@ -221,13 +216,11 @@ class LayerPairs(Instrument):
         self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns, watched: FirstBatch
     ) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
-        from thinkalike.instruments.layer_pairs.comparison import Side
-
         measure: Any = config.measure
         sides: dict[int, Side] = {}
-        for model, sites in zip(models, self.sites(config, models), strict=True):
+        for model, own in zip(models, self.sites(config, models), strict=True):
             described = partial(runs.text, ("provenance", id(model.module)), model.describe)
-            sides[id(model)] = Side(model.name, self.named(sites), partial(_called, model.name, described))
+            sides[id(model)] = Side(model.name, self.named(own), partial(_called, model.name, described))
         batches = self.batches(measure, config, models, runs)
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
@@ -236,10 +229,6 @@ class LayerPairs(Instrument):
 
     def of_stimuli(self, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
         """Return the comparison of recordings, or of one with a model, on the same stimuli."""
-        from thinkalike.instruments.layer_pairs.comparison import Side
-        from thinkalike.states.batches import array_batches
-        from thinkalike.states.stimuli import stimulus_states_of, without_massive
-
         measure: Any = replace(config.measure, **self.for_stimuli)  # type: ignore[arg-type]
         stimuli = work.inputs["stimuli"]
         left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
@@ -258,8 +247,6 @@ class LayerPairs(Instrument):
     def _comparison(
         self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work, watched: FirstBatch
     ) -> Comparison:
-        from thinkalike.instruments.layer_pairs.comparison import Comparison
-
         told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
         new = partial(self.metric, told, *(len(side.layers) for side in sides))
         return Comparison(new, measure, (sides[0], sides[1]), batches, work, watched)
@@ -268,8 +255,6 @@ class LayerPairs(Instrument):
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
-        from thinkalike.states.batches import text_batches
-
         return text_batches(models, self.sites(config, models), config.data, measure, runs)
 
     # ---- what comes out
@@ -280,9 +265,6 @@ class LayerPairs(Instrument):
         Raises:
             DataError: see `Comparison.estimates`.
         """
-        from thinkalike.measures.rows import FEW
-        from thinkalike.tables import layer_rows
-
         estimates, with_massive = job.estimates()
         rows, columns = (layer_rows(side.name, side.layers) for side in (job.source, job.target))
         level = job.batches.level
@@ -321,10 +303,6 @@ class LayerPairs(Instrument):
         further: Mapping[str, torch.Tensor],
     ) -> pd.DataFrame:
         """Return one row for each layer pair across the two models, and then of those within each of them."""
-        import pandas as pd
-
-        from thinkalike.tables import matrix_rows
-
         blocks = [(rows, columns, estimates, further)]
         if job.source is not job.target:
             blocks += [(rows, rows, estimates.within_source, {}), (columns, columns, estimates.within_target, {})]
@@ -346,16 +324,12 @@ class LayerPairs(Instrument):
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
-        from thinkalike.measures.estimates import FEWEST_GROUPS
-
         if not math.isfinite(estimates.widest_interval()):
             log.warning("warning: %d documents are too few, or too unequal, for intervals", estimates.documents)
         if estimates.chance is not None and (count := estimates.chance.documents) < FEWEST_GROUPS:
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike import figures
-
         figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale)
 
     def label(self, result: Result) -> str:

@@ -12,25 +12,14 @@ from thinkalike.screen import show_map, show_text, span
 from thinkalike.store import Headline, Result
 
 
-def _is_itself(across: pd.DataFrame) -> pd.Series:
-    """Return which rows compare a layer of a model with itself."""
-    return (across["source"] == across["target"]) & (across["source_layer"] == across["target_layer"])
-
-
-def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
-    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
-    last = len(columns) - 1
-    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
-    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()
-
-
 def _compared(across: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of layers of equal relative depth, or, of a model beside itself, of every two layers in a row."""
+    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
     if across["source"].iloc[0] != across["target"].iloc[0]:
-        return _of_equal_depth(across)
-    layers = across["source_layer"].unique()
-    pairs = list(itertools.pairwise(layers))
+        last = len(columns) - 1
+        pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
+    else:
+        pairs = list(itertools.pairwise(rows))
     return across.set_index(["source_layer", "target_layer"]).reindex(pairs).dropna(subset="value").reset_index()
 
 
@@ -78,7 +67,8 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     layer beside itself there is nothing to say. The least likeness by a distance is the greatest one.
     """
     across = _rows_across(result.table)
-    pairs, compared = across[~_is_itself(across)], _compared(across)
+    is_itself = (across["source"] == across["target"]) & (across["source_layer"] == across["target_layer"])
+    pairs, compared = across[~is_itself], _compared(across)
     if compared.empty:
         return []
     mean = float((compared if len(pairs) == len(across) else pairs)["value"].mean())

@@ -9,8 +9,7 @@ from torchmetrics import Metric
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
-from thinkalike.instruments.layer_pairs.comparison import Comparison
-from thinkalike.instruments.layer_pairs.rounds import rounds
+from thinkalike.instruments.layer_pairs.comparison import Comparison, rounds
 from thinkalike.job import Outcome, Work, phase_of_all
 from thinkalike.measures.layer_means import Batch, LayerMeans
 from thinkalike.memory import FirstBatch

@@ -1,11 +1,11 @@
-"""Fits the stitches of all layer pairs with the controls beside them, and sums by document what they lose."""
+"""The setting of a stitching job, and its stitches: fits those of all layer pairs with the controls beside them."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -14,24 +14,155 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinkalike.evaluation.language import Maps, Reader, document_sums, report_share, rows_at_once
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, SourceText
+from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.errors import ConfigError
+from thinkalike.evaluation.language import (
+    MOST_TOKENS,
+    BigramMeans,
+    Maps,
+    Reader,
+    document_sums,
+    report_share,
+    rows_at_once,
+)
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
-from thinkalike.evaluation.maps import residual_sums, rows_of_moments, state_moments
-from thinkalike.evaluation.tokens import MOST_TOKENS, BigramMeans
-from thinkalike.instruments.stitching.setting import Setting
+from thinkalike.evaluation.maps import rows_of_moments, state_moments
 from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.closed_forms import AffineMap, BothDirections, Moments, PairStatistics
+from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, PairStatistics
+from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.survey import check_alignable
+from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
-from thinkalike.training.optimizers import peak_rate
-from thinkalike.training.run import Run, fit
-from thinkalike.training.steps import StepData
+from thinkalike.training.optimizers import momenta, peak_rate
+from thinkalike.training.run import Run, StepData, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 
 log = logging.getLogger(__name__)
 
 TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Two models, their layer pairs and the text that both read; `memory` is the most bytes that the user allows."""
+
+    config: StitchConfig
+    seed: int
+    source: FrozenModel
+    target: FrozenModel
+    layer_pairs: Sequence[LayerPair]
+    corpus: Corpus
+    memory: float | None = None
+
+    @property
+    def models(self) -> tuple[FrozenModel, FrozenModel, Sequence[LayerPair]]:
+        """Source, target and their layer pairs."""
+        return self.source, self.target, self.layer_pairs
+
+    @property
+    def equal_widths(self) -> bool:
+        return self.source.d_model == self.target.d_model
+
+    @property
+    def only_beside(self) -> bool:
+        """Whether closed forms are controls and starts alone."""
+        return self.config.trained or self.config.kind == "identity"
+
+    @property
+    def budget(self) -> Budget:
+        """The memory for states outside of training."""
+        place = self.target.device
+        limit = (in_use(place) + GAPS * AT_ONCE) / MARGIN if place.type == "cpu" else None
+        return Budget.of(place, self.memory or limit)
+
+    def reversed(self, data: DataConfig) -> Setting:
+        """Return the same from the target to the source."""
+        config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
+        corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
+        return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
+
+
+def load_setting(config: TrainConfig) -> Setting:
+    """Load models and text, and check that kind and size of the stitches suit them.
+
+    Raises:
+        ConfigError: the kind of map does not suit the models' widths, layers do not exist, or memory is too small.
+        ModelError: a model cannot be loaded, or tokens cannot be aligned.
+        DataError: there is too little text.
+    """
+    stitch, memory, both = config.stitch, config.trainer.memory_bytes, (config.model, config.target)
+    source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
+    if stitch.both and source is target:
+        raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
+    _check_widths(stitch, source, target)
+    pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+    _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
+    corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
+    return Setting(stitch, config.seed, source, target, pairs, corpus, memory)
+
+
+def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
+    widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
+    if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
+        raise ConfigError(f"stitch={config.kind} needs equal widths, and {widths}; use stitch=linear")
+    narrower = source.d_model > target.d_model or (config.both and source.d_model < target.d_model)
+    if "procrustes" in (config.kind, config.init) and narrower:
+        raise ConfigError(f"procrustes keeps lengths, so it cannot go to a smaller width: {widths}")
+    limited = {"low_rank", "reduced_rank"} & {config.kind, config.init}
+    if limited and config.rank > min(source.d_model, target.d_model):
+        raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
+
+
+def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
+    """Read rows of the tokens of both models, or, where tokenizers differ, of each model's own.
+
+    Raises:
+        ModelError: the tokens cannot be aligned.
+        DataError: there is too little text.
+    """
+    context = min(source.context, target.context)
+    if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
+        return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+    check_alignable(source, target)
+    log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
+    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
+    bos = target.bos_each_row
+    return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
+
+
+def bytes_trained(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]) -> float:
+    """Return the bytes of all φ that are trained together, with gradients, momenta and means, in float32.
+
+    These are of all layer pairs, rates and controls, and of the target into itself.
+    """
+    if not config.trained or config.kind == "identity":
+        return 0.0
+    depths = {depth for _, depth in pairs}
+    count = len(pairs) * (1 + len(config.lr_multiples) + config.controls) + config.floor * len(depths)
+    of_map = 4.0 * (config.rank * (d + e) if config.kind == "low_rank" else d * e)
+    return of_map * (count * (3 + momenta(config)) + len(pairs))
+
+
+def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) -> float:
+    """Return the bytes of Σ d² + Σ e² over the layers that are read and (1 + maps) Σ d e over their pairs."""
+    layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
+    return 8.0 * (layers * d**2 + depths * e**2 + (1 + maps) * len(pairs) * d * e)
+
+
+def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
+    """Check that stitches and closed forms fit into memory."""
+    trained, fewer = bytes_trained(config, d, e, pairs), "choose fewer layers"
+    check_memory(f"stitches of {len(pairs)} layer pairs need", trained, budget, f"{fewer}, or stitch=low_rank")
+    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
+        remedy = fewer + (", stitch.controls=false" if config.controls else "")
+        closed = bytes_of_moments(d, e, pairs, maps=3 if config.controls else 1)
+        check_memory(f"closed forms of {len(pairs)} layer pairs need", closed, budget, remedy)
 
 
 class ClosedForms:
@@ -53,15 +184,13 @@ class ClosedForms:
         if self._known:
             return self._known
         setting, fit = self.setting, self.setting.corpus.fit
-        rows = fit.tokens[: CONTROL_TOKENS // fit.context] if only_beside(setting) else fit.tokens
-        models = setting.source, setting.target, setting.layer_pairs
-        return state_moments(*models, rows, self.rows_at_once(rows), layout=fit.layout)
+        rows = fit.tokens[: CONTROL_TOKENS // fit.context] if setting.only_beside else fit.tokens
+        return state_moments(*setting.models, rows, self.rows_at_once(rows), layout=fit.layout)
 
     def rows_at_once(self, rows: Tensor) -> int:
         """Return how many rows fit into memory, with the states of all layers in float64."""
-        setting, layout = self.setting, self.setting.corpus.fit.layout
-        models, most = (setting.source, setting.target, setting.layer_pairs), rows_at_once(setting.corpus)
-        return rows_of_moments(*models, rows, most, setting.budget, layout)
+        setting, most = self.setting, rows_at_once(self.setting.corpus)
+        return rows_of_moments(*setting.models, rows, most, setting.budget, setting.corpus.fit.layout)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
@@ -85,11 +214,6 @@ class ClosedForms:
         return self.moments.of(next(pair for pair in self.setting.layer_pairs if fit.layer == pair[1])).reversed
 
 
-def only_beside(setting: Setting) -> bool:
-    """Return whether closed forms are controls and starts alone."""
-    return setting.config.trained or setting.config.kind == "identity"
-
-
 class Compared(NamedTuple):
     """How alike the states of both models are, and what the same pass over the text gathers."""
 
@@ -104,8 +228,8 @@ def compared(setting: Setting) -> Compared:
     Where the states of all layer pairs do not fit into memory at once, the text is read again for the next of them, and
     once more for the rest.
     """
-    source, target, pairs, corpus = setting.source, setting.target, setting.layer_pairs, setting.corpus
-    fit, report, depths = corpus.fit, corpus.report, sorted({depth for _, depth in pairs})
+    source, target, pairs = setting.models
+    fit, report, depths = setting.corpus.fit, setting.corpus.report, sorted({depth for _, depth in pairs})
     tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(pairs)
     means = BigramMeans(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
     read = 0
@@ -121,7 +245,7 @@ def compared(setting: Setting) -> Compared:
     given = [seen] if len(parts) == 1 else []
     alike = Likeness.joined([likeness_of(source, target, part, fit, report, *given) for part in parts])
     means.read(target, tokens[read : max(read, MOST_TOKENS // fit.context)])
-    return Compared(alike, moments if read and only_beside(setting) else None, means)
+    return Compared(alike, moments if read and setting.only_beside else None, means)
 
 
 @dataclass(frozen=True)
@@ -137,11 +261,10 @@ class Fitted:
     beside: Mapping[str, Maps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
-    speed: dict[str, float] = field(default_factory=dict)  # operations of the training, and how fast they were
 
 
-def _identity(setting: Setting) -> Maps:
-    return [Stitch("identity", setting.source.d_model, setting.target.d_model)] * len(setting.layer_pairs)
+def _identity(model: FrozenModel, pairs: Sequence[LayerPair]) -> Maps:
+    return [Stitch("identity", model.d_model, model.d_model)] * len(pairs)
 
 
 def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
@@ -186,17 +309,18 @@ def _train(module: StitchTraining, data: StepData, target: FrozenModel, run: Run
 
 def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: ClosedForms | None) -> Fitted:
     setting = forms.setting
-    config, pairs, target = setting.config, setting.layer_pairs, setting.target
-    beside = {f"lr_x{times:g}": [Fit(setting.source, *pair, times) for pair in pairs] for times in config.lr_multiples}
+    config, (source, target, pairs) = setting.config, setting.models
+    beside = {f"lr_x{times:g}": [Fit(source, *pair, times) for pair in pairs] for times in config.lr_multiples}
     if untrained:
         beside["random_source"] = [Fit(untrained.setting.source, *pair) for pair in pairs]
     # a φ of a model into itself, from a layer to the same one, is a stitch of the target into itself already
-    itself = {m: i for i, (l, m) in enumerate(pairs) if setting.source is target and l == m}  # noqa: E741
+    itself = {m: i for i, (l, m) in enumerate(pairs) if source is target and l == m}  # noqa: E741
     depths = sorted({depth for _, depth in pairs} - set(itself)) if config.floor else []
     beside["floor"] = [Fit(target, depth, depth) for depth in depths]
     rows, further = setting.corpus.fit, [each for fits in beside.values() for each in fits]
-    given = (setting.source, target, pairs, config, setting.seed)
-    module = StitchTraining(*given, layout=rows.layout, limits=run.trainer, beside=further)
+    module = StitchTraining(
+        source, target, pairs, config, setting.seed, layout=rows.layout, limits=run.trainer, beside=further
+    )
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, forms, untrained)
     if config.whiten:
@@ -217,7 +341,6 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
         done,
         {name: weight.cpu().contiguous() for name, weight in nn.ModuleList(own).state_dict().items()},
         {"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
-        module.speed(),
     )
 
 
@@ -230,66 +353,32 @@ def fitted(forms: ClosedForms, run: Run, loggers: Sequence[Any] = (), untrained:
     if forms.setting.config.trained:
         return _trained(forms, run, loggers, untrained)
     if kind == "identity":
-        return Fitted(_identity(forms.setting))
+        return Fitted(_identity(forms.setting.source, forms.setting.layer_pairs))
     closed, parts = forms.maps(kind), ("weight", "bias")
     weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
     beside = {"random_source": untrained.maps(kind)} if untrained else {}
     return Fitted(closed, beside=beside, weights=weights)
 
 
-class _Shuffled:
-    """φ on the states of other tokens of the batch."""
+def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
+    """Return φ on the states of other tokens of the batch."""
 
-    def __init__(self, phi: Any, seed: int):
-        self.phi, self.seed = phi, seed
+    def mapped(state: Tensor) -> Tensor:
+        found = phi(state)
+        rows = found.flatten(0, 1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        return rows[order.to(rows.device)].view_as(found)
 
-    def __call__(self, state: Tensor) -> Tensor:
-        mapped = self.phi(state)
-        rows = mapped.flatten(0, 1)
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
-        return rows[order.to(rows.device)].view_as(mapped)
-
-
-def _readers(setting: Setting, fits: Fitted, untrained: ClosedForms | None, bigrams: BigramMeans) -> dict[str, Reader]:
-    """Return the maps of mean states of tokens and of an untrained source's states."""
-    depths = [depth for _, depth in setting.layer_pairs]
-    as_they_are = [Stitch("identity", setting.target.d_model, setting.target.d_model)] * len(depths)
-    readers = {"token_mean": bigrams.tokens, "bigram_mean": bigrams}
-    found = {name: Reader(means, as_they_are, "target") for name, means in readers.items()}
-    if untrained:
-        maps = fits.beside.get("random_source") or untrained.maps("least_squares")
-        found["random_source"] = Reader(untrained.setting.source, maps, "source")
-    return found
+    return mapped
 
 
 def sums_by_document(
     setting: Setting, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Tensor]:
     """Return losses by document of all maps on the report's rows, as much of it at a time as memory allows."""
-    rows, readers = setting.corpus.report, readers or {}
-    models, layout = (setting.source, setting.target, setting.layer_pairs), rows.layout
-    most = rows_at_once(setting.corpus)
-    at_once = report_share(*models, rows.tokens, most, setting.budget, layout, others=bool(readers))
-    return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
-
-
-def unexplained(forms: ClosedForms, there: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """Return what maps in both directions leave unexplained of the report's states, see `ResidualSums.columns`.
-
-    Args:
-        forms: of the direction there, whose moments the maps were fitted on.
-        there, back: the weights of the maps, as results keep them.
-    """
-    setting, rows = forms.setting, forms.setting.corpus.report
-
-    def fitted_map(weights: Mapping[str, Tensor], number: int) -> AffineMap:
-        parts = (weights[f"{number}.map.{part}"] for part in ("weight", "bias"))
-        return AffineMap(*(part.to(setting.target.device).double() for part in parts))
-
-    numbers = range(len(setting.layer_pairs))
-    maps = [BothDirections(fitted_map(there, number), fitted_map(back, number)) for number in numbers]
-    models = setting.source, setting.target, setting.layer_pairs
-    return residual_sums(*models, maps, forms.moments, rows, forms.rows_at_once(rows.tokens)).columns()
+    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
+    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=bool(readers))
+    return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
 
 
 def reported(
@@ -299,17 +388,22 @@ def reported(
     setting = forms.setting
     maps: dict[str, Maps] = {"stitch": fits.maps, **again}
     if setting.equal_widths:
-        maps["identity"] = _identity(setting)
+        maps["identity"] = _identity(setting.source, setting.layer_pairs)
     if fits.half:
         maps["half"] = fits.half
     maps |= {name: phis for name, phis in fits.beside.items() if name.startswith("lr_x")}
     if setting.config.controls:
         kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
         maps |= {kind: forms.maps(kind) for kind in kinds}
-        maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in fits.maps]
-    readers, floor = _readers(setting, fits, untrained, means), fits.beside.get("floor")
+        maps["shuffled"] = [_shuffled(phi, setting.seed) for phi in fits.maps]
+    target, floor = setting.target, fits.beside.get("floor")
+    as_it_is = _identity(target, setting.layer_pairs)
+    readers = {"token_mean": Reader(means.tokens, as_it_is, "target"), "bigram_mean": Reader(means, as_it_is, "target")}
+    if untrained:
+        phis = fits.beside.get("random_source") or untrained.maps("least_squares")
+        readers["random_source"] = Reader(untrained.setting.source, phis, "source")
     if floor == fits.maps:  # the target is stitched into itself anyway
         sums = sums_by_document(setting, maps, readers)
         return sums | {"floor": sums["stitch"]}
-    readers = {"floor": Reader(setting.target, floor, "target"), **readers} if floor else readers
+    readers = {"floor": Reader(target, floor, "target"), **readers} if floor else readers
     return sums_by_document(setting, maps, readers)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinkalike import figures
-from thinkalike.config import TrainConfig
+from thinkalike.config import TrainConfig, pairs_of_layers
 from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable
@@ -19,15 +19,17 @@ from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
-    from thinkalike.instruments.stitching.fitting import ClosedForms
-    from thinkalike.instruments.stitching.setting import Setting
-    from thinkalike.models.shapes import Passes, Shapes
-    from thinkalike.training.run import Run
+    from thinkalike.measures.closed_forms import LayerPair
+    from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)
 
+LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
+LITTLE = 0.06  # R² beyond the tokens, weighed by the output
+REPORTED = 2**18  # tokens of the report where the data do not state it
+STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
+TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
 WRAPS = 16  # letters of a verdict that takes two lines of the table
 SHOWN = {
     "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
@@ -113,11 +115,6 @@ def _show_asymmetry(table: pd.DataFrame) -> None:
             show_text(f"The directions differ most at {at}, where {more} into {less} costs {text} {unit} more.")
 
 
-def _joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
-    """Return the entries of all parts, with the name of the part and the mark before their own name."""
-    return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
-
-
 def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
     import torch
@@ -130,85 +127,51 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-@dataclass
-class _Stitched:
-    """One direction of a job: its table, and the stitches and sums that the result keeps."""
-
-    forms: ClosedForms
-    table: pd.DataFrame
-    weights: dict[str, Tensor]
-    arrays: dict[str, Any]
-    sums: dict[str, Tensor]  # by document, among the arrays
-    rows_used: float  # share of the rows in the measures beyond the tokens
-    speed: dict[str, float]  # of the training of the first seed
+def warn_of_far_states(table: pd.DataFrame) -> None:
+    """Warn of stitches that cost little though their states are far from the target's own."""
+    far = table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)]
+    if len(far):
+        log.warning(
+            f"warning: {_at(far)} costs less than {LOW_PENALTY} nats, but its states lie up to "
+            f"{far['distance'].max():.1f} norms from the target's own"
+        )
 
 
-def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> _Stitched:
-    """Fit the stitches of one direction with every seed, and report on them."""
-    import pandas as pd
-
-    from thinkalike.instruments.stitching.fitting import ClosedForms, compared, fitted, reported
-    from thinkalike.instruments.stitching.table import (
-        document_bytes,
-        penalties,
-        verdicts,
-        warn_of_far_states,
-        warn_of_little_shared,
-    )
-    from thinkalike.models.frozen import randomised
-
-    config = setting.config
-    with work.phase("likeness"):
-        alike = compared(setting)  # first, as it may find that there is too little text
-    with work.phase("controls"):
-        source = randomised(setting.source, setting.seed) if config.controls else None
-        untrained = ClosedForms(replace(setting, source=source)) if source else None
-    forms, again = ClosedForms(setting, alike.moments), {}
-    with work.phase("fit"):
-        first = fitted(forms, run, loggers, untrained)
-        alone = replace(setting, config=replace(config, floor=False, lr_multiples=[]))
-        for more in range(1, config.seeds if config.trained else 1):
-            part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-            own = ClosedForms(replace(alone, seed=setting.seed + more), alike.moments)
-            again[f"seed_{more}"] = fitted(own, replace(run, part=part))
-    with work.phase("report"):
-        maps = {name: each.maps for name, each in again.items()}
-        sums = reported(forms, first, untrained, maps, alike.means) | document_bytes(setting.corpus)
-    table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.likeness.columns())], axis=1)
-    table = table.assign(**verdicts(setting, table, alike.likeness.rows_used))
-    warn_of_far_states(table)
-    warn_of_little_shared(table)
-    weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
-    arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
-    return _Stitched(forms, table, weights, arrays, sums, alike.likeness.rows_used, first.speed)
+def warn_of_little_shared(table: pd.DataFrame) -> None:
+    """Warn of layer pairs that share next to nothing beyond the tokens, where penalties say little of likeness."""
+    few_shared = table[table["r2_output_beyond"] < LITTLE]
+    best = few_shared["r2_output_beyond"].max()
+    if len(few_shared):
+        found = f"at most {best:.2f} of what the target reads" if best > 0 else "the target worse than its mean does"
+        log.warning(
+            f"warning: beyond the tokens, {_at(few_shared)} predicts {found}: "
+            "a low penalty is no evidence of similarity there"
+        )
 
 
-def _add_unexplained(there: _Stitched, back: _Stitched) -> None:
-    """Add to both tables what each map, and the way there and back, leave unexplained of the report's states.
+def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
+    """Return the passes of one direction; each stitch runs the tail of the target."""
+    from thinkalike.models.shapes import Passes
 
-    `unexplained` is the share of the variance of the target's states that the map leaves, and
-    `round_trip_unexplained` that of the source's states that the map and then the map back leave, with 95 % intervals
-    over documents; variance is about the mean of the rows that were fitted on.
-    """
-    from thinkalike.instruments.stitching.fitting import unexplained
-
-    for name, values in unexplained(there.forms, there.weights, back.weights).items():
-        table = back.table if "_back" in name else there.table
-        table[name.replace("_back", "")] = values
-
-
-def _add_asymmetries(onward: _Stitched, back: _Stitched) -> None:
-    """Add to the tables of both directions how much more each costs than the other."""
-    from thinkalike.evaluation.language import ends_of
-    from thinkalike.instruments.stitching.table import asymmetries
-    from thinkalike.measures.estimates import Estimate
-
-    found = asymmetries(onward.sums, back.sums)
-    if not found:
-        log.warning("warning: there is no asymmetry, as the two directions report on different tokens")
-    for name, (value, low, high) in found.items():
-        onward.table = onward.table.assign(**ends_of(name, Estimate(value, low, high)))
-        back.table = back.table.assign(**ends_of(name, Estimate(-value, -high, -low)))
+    stitch, row = config.stitch, config.data.context or min(source.context, target.context)
+    report, steps = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step * stitch.trained
+    fit = min(config.data.fit_tokens or steps or report, steps or report)
+    read = (min(fit, STATISTICS) if stitch.trained or stitch.kind == "identity" else fit) + min(report, STATISTICS)
+    whole = target.operations.full(row)
+    tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
+    all_tails = sum(tails[m] for _, m in pairs)
+    fits = all_tails * (stitch.seeds + len(stitch.lr_multiples) + stitch.controls) + stitch.floor * sum(tails.values())
+    maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
+    own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
+    found = [
+        Passes("training", source, steps, row, stitch.seeds + stitch.controls, full=False),
+        Passes("training", target, steps, row, own + TRAINED * fits),
+        Passes("likeness", source, read, row, full=False),
+        Passes("likeness", target, read, row),
+        Passes("report", source, report, row, full=False),
+        Passes("report", target, report, row, 1 + maps * all_tails),
+    ]
+    return [each for each in found if each.tokens]
 
 
 class Stitching(
@@ -226,22 +189,31 @@ class Stitching(
         return super().inputs(config)
 
     def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
-        from thinkalike.instruments.stitching.setting import passes
+        from thinkalike.models.shapes import both_of
 
-        return passes(config, shapes)
+        source, target = both_of(shapes)
+        pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+        found = _passes(config, source, target, pairs)
+        return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
 
     def holds(self, config: TrainConfig, shapes: Shapes) -> float:
-        from thinkalike.instruments.stitching.setting import held
+        """Return the bytes of the stitches of one direction in training, or of the moments of states."""
+        from thinkalike.instruments.stitching.fitting import bytes_of_moments, bytes_trained
+        from thinkalike.measures.losses import bytes_of_logits
+        from thinkalike.models.shapes import both_of
 
-        return held(config, shapes)
+        source, target = both_of(shapes)
+        sizes = source.width, target.width, pairs_of_layers(config.layers, source.layers, target.layers)
+        alike = 3 * bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
+        return max(bytes_trained(config.stitch, *sizes), alike)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
-        import torch
 
+        from thinkalike.data.paired import alignment_shares
         from thinkalike.evaluation.language import document_numbers
-        from thinkalike.instruments.stitching.setting import load_setting
-        from thinkalike.instruments.stitching.table import alignment_scalars
+        from thinkalike.instruments.stitching.fitting import load_setting
+        from thinkalike.instruments.stitching.table import add_asymmetries, add_unexplained, joined, stitched
         from thinkalike.stitches.stitch import write_stitches
         from thinkalike.training.run import Run, loggers_of
 
@@ -249,25 +221,30 @@ class Stitching(
             setting = load_setting(config)
         source, target, corpus, stitch = setting.source, setting.target, setting.corpus, config.stitch
         run = Run(work.job.partial, target.device, config.trainer, work.tracker)
-        done = {"": _stitched(setting, run, loggers_of(run), work)}
+        done = {"": stitched(setting, run, loggers_of(run), work)}
         if stitch.both:
-            done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
-            _add_asymmetries(*done.values())
+            done["back"] = stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
+            add_asymmetries(*done.values())
             if stitch.kind == "least_squares":
                 with work.phase("report"):
-                    _add_unexplained(*done.values())
-        if weights := _joined({way: each.weights for way, each in done.items()}, "."):
+                    add_unexplained(*done.values())
+        for each in done.values():
+            warn_of_far_states(each.table)
+            warn_of_little_shared(each.table)
+        if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
             write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
         first, table = done[""], pd.concat([each.table for each in done.values()], ignore_index=True)
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
-        scalars |= {"rows_used": first.rows_used, **document_numbers(torch.from_numpy(first.arrays["tokens"]))}
+        scalars |= {"rows_used": first.rows_used, **document_numbers(first.sums["tokens"])}
+        if corpus.report.layout.source:  # the tokenizers differ
+            scalars |= {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
         return Outcome(
             table,
-            scalars | alignment_scalars(corpus),
-            _joined({way: each.arrays for way, each in done.items()}, "_"),
+            scalars,
+            joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
-            facts={"data": {"name": config.data.name, **corpus.facts()}, "training": first.speed},
+            facts={"data": {"name": config.data.name, **corpus.facts()}},
         )
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -19,18 +20,19 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.paired import alignment_shares
-from thinkalike.data.rows import Corpus, PairedRows
-from thinkalike.errors import listed
+from thinkalike.data.rows import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
-from thinkalike.instruments.stitching.setting import Setting
+from thinkalike.evaluation.maps import residual_sums
+from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
+from thinkalike.job import Work
 from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+from thinkalike.measures.closed_forms import AffineMap, BothDirections
 from thinkalike.measures.estimates import Estimate
+from thinkalike.models.frozen import randomised
+from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)
 
-LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
-LITTLE = 0.06  # R² beyond the tokens, weighed by the output
 BESIDE = (
     "identity", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
@@ -171,24 +173,6 @@ def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents
     return counts.clamp(min=1)
 
 
-def document_bytes(corpus: Corpus) -> dict[str, Tensor]:
-    """Return by document the bytes that each model predicts, and a hash of its text, if the tokenizers differ."""
-    rows = corpus.report
-    if not isinstance(rows, PairedRows):
-        return {}
-    return {"target_bytes": rows.target_bytes, "source_bytes": rows.source_bytes, "documents": rows.names}
-
-
-def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return both models' own losses and the penalty in bits per byte of each one's own tokens."""
-    target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
-    return {
-        **with_ends("target_bits_per_byte", sums["target"] * BITS, target),
-        **with_ends("source_bits_per_byte", sums["source"] * BITS, source),
-        **with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target),
-    }
-
-
 def bytes_by_document(
     tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
 ) -> Int[Tensor, " documents"]:
@@ -203,13 +187,6 @@ def bytes_by_document(
     return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
 
 
-def alignment_scalars(corpus: Corpus) -> dict[str, float]:
-    """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
-    if not isinstance(corpus.report, PairedRows):
-        return {}
-    return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
-
-
 def _seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
     """Return the losses of φ of every seed."""
     return torch.stack([each for name, each in sums.items() if name == "stitch" or name.startswith("seed_")], 1)
@@ -222,11 +199,12 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     seeds.
 
     Args:
-        sums: of `document_sums` and, where tokenizers differ, `document_bytes`.
+        sums: of `document_sums` and, where tokenizers differ, the bytes of both models' text.
     """
-    counts, aligned = sums["tokens"], "target_bytes" in sums
-    seeds = _seeds(sums)
-    columns: dict[str, Any] = {**setting.columns(), "stitch": setting.config.kind}
+    counts, seeds = sums["tokens"], _seeds(sums)
+    layers, depths = map(list, zip(*setting.layer_pairs, strict=True))
+    columns: dict[str, Any] = {"source": setting.source.name, "target": setting.target.name}
+    columns |= {"source_layer": layers, "target_layer": depths, "stitch": setting.config.kind}
     columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
     columns |= with_ends("target_loss", sums["target"], counts)
     columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
@@ -242,7 +220,12 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
         columns |= with_ends(column, sums[name], counts)
     if "half" in sums:  # what three times the steps gain, if every doubling gains what the last one did
         columns |= with_ends("left_to_gain", math.log2(3) * (sums["half"] - sums["stitch"]), counts)
-    return pd.DataFrame(columns | (bits_columns(sums) if aligned else {}))
+    if "target_bytes" in sums:  # the tokenizers differ
+        target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
+        columns |= with_ends("target_bits_per_byte", sums["target"] * BITS, target)
+        columns |= with_ends("source_bits_per_byte", sums["source"] * BITS, source)
+        columns |= with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
+    return pd.DataFrame(columns)
 
 
 def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
@@ -285,33 +268,77 @@ def verdicts(setting: Setting, table: pd.DataFrame, rows_used: float) -> dict[st
     return {"verdict": said, "verdict_held": [held(each) for each in said]}
 
 
-def _at(table: pd.DataFrame) -> str:
-    """Return the layer pairs of a table in words: "0→0, 1→1"."""
-    return listed(
-        [
-            f"{layer}→{depth}"
-            for layer, depth in zip(*(table[name] for name in ("source_layer", "target_layer")), strict=True)
-        ]
-    )
+@dataclass
+class Direction:
+    """One direction of a job: its table, and the stitches and sums that the result keeps."""
+
+    forms: ClosedForms
+    table: pd.DataFrame
+    weights: dict[str, Tensor]
+    arrays: dict[str, Any]
+    sums: dict[str, Tensor]  # by document, among the arrays
+    rows_used: float  # share of the rows in the measures beyond the tokens
 
 
-def warn_of_far_states(table: pd.DataFrame) -> None:
-    """Warn of stitches that cost little though their states are far from the target's own."""
-    far = table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)]
-    if len(far):
-        log.warning(
-            f"warning: {_at(far)} costs less than {LOW_PENALTY} nats, but its states lie up to "
-            f"{far['distance'].max():.1f} norms from the target's own"
-        )
+def joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
+    """Return the entries of all parts, with the name of the part and the mark before their own name."""
+    return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
 
 
-def warn_of_little_shared(table: pd.DataFrame) -> None:
-    """Warn of layer pairs that share next to nothing beyond the tokens, where penalties say little of likeness."""
-    few_shared = table[table["r2_output_beyond"] < LITTLE]
-    best = few_shared["r2_output_beyond"].max()
-    if len(few_shared):
-        found = f"at most {best:.2f} of what the target reads" if best > 0 else "the target worse than its mean does"
-        log.warning(
-            f"warning: beyond the tokens, {_at(few_shared)} predicts {found}: "
-            "a low penalty is no evidence of similarity there"
-        )
+def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> Direction:
+    """Fit the stitches of one direction with every seed, and report on them."""
+    config, report = setting.config, setting.corpus.report
+    with work.phase("likeness"):
+        alike = compared(setting)  # first, as it may find that there is too little text
+    with work.phase("controls"):
+        source = randomised(setting.source, setting.seed) if config.controls else None
+        untrained = ClosedForms(replace(setting, source=source)) if source else None
+    forms, again = ClosedForms(setting, alike.moments), {}
+    with work.phase("fit"):
+        first = fitted(forms, run, loggers, untrained)
+        alone = replace(setting, config=replace(config, floor=False, lr_multiples=[]))
+        for more in range(1, config.seeds if config.trained else 1):
+            part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
+            own = ClosedForms(replace(alone, seed=setting.seed + more), alike.moments)
+            again[f"seed_{more}"] = fitted(own, replace(run, part=part))
+    with work.phase("report"):
+        sums = reported(forms, first, untrained, {name: each.maps for name, each in again.items()}, alike.means)
+        if isinstance(report, PairedRows):
+            sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
+            sums |= {"documents": report.names}
+    table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.likeness.columns())], axis=1)
+    table = table.assign(**verdicts(setting, table, alike.likeness.rows_used))
+    weights = joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
+    arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
+    return Direction(forms, table, weights, arrays, sums, alike.likeness.rows_used)
+
+
+def add_unexplained(there: Direction, back: Direction) -> None:
+    """Add to both tables what each map, and the way there and back, leave unexplained of the report's states.
+
+    `unexplained` is the share of the variance of the target's states that the map leaves, and
+    `round_trip_unexplained` that of the source's states that the map and then the map back leave, with 95 % intervals
+    over documents; variance is about the mean of the rows that were fitted on.
+    """
+    setting, rows = there.forms.setting, there.forms.setting.corpus.report
+
+    def fitted_map(weights: Mapping[str, Tensor], number: int) -> AffineMap:
+        parts = (weights[f"{number}.map.{part}"] for part in ("weight", "bias"))
+        return AffineMap(*(part.to(setting.target.device).double() for part in parts))
+
+    numbers = range(len(setting.layer_pairs))
+    maps = [BothDirections(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
+    at_once = there.forms.rows_at_once(rows.tokens)
+    for name, values in residual_sums(*setting.models, maps, there.forms.moments, rows, at_once).columns().items():
+        table = back.table if "_back" in name else there.table
+        table[name.replace("_back", "")] = values
+
+
+def add_asymmetries(onward: Direction, back: Direction) -> None:
+    """Add to the tables of both directions how much more each costs than the other."""
+    found = asymmetries(onward.sums, back.sums)
+    if not found:
+        log.warning("warning: there is no asymmetry, as the two directions report on different tokens")
+    for name, (value, low, high) in found.items():
+        onward.table = onward.table.assign(**ends_of(name, Estimate(value, low, high)))
+        back.table = back.table.assign(**ends_of(name, Estimate(-value, -high, -low)))
