@@ -100,13 +100,14 @@ class Shape:
     context: int
     operations: Operations
 
+    def passes(
+        self, phase: str, tokens: float, row: int, times: float = 1, *, full: bool = True, is_shared: bool = False
+    ) -> Passes:
+        """Return passes of this model; see `Passes`."""
+        return Passes(phase, self, tokens, row, times, full, is_shared)
+
 
 Shapes = Mapping[str, Shape]  # by the part of the configuration: model, target, or the name of a member
-
-
-def both_of(shapes: Shapes) -> tuple[Shape, Shape]:
-    """Return source and target; a model without a target is its own."""
-    return shapes["model"], shapes.get("target", shapes["model"])
 
 
 @dataclass(frozen=True)
@@ -126,11 +127,11 @@ class Passes:
 
     phase: str
     model: Shape
-    tokens: int | float
+    tokens: float
     row: int
-    times: int | float = 1
-    full: bool = True
-    is_shared: bool = False
+    times: float
+    full: bool
+    is_shared: bool
 
     @property
     def flops(self) -> float:

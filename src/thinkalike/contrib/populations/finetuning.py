@@ -59,8 +59,8 @@ class ClassifierFinetuning(
     def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         seen = config.nli.epochs * tokens_of(config.pairs, "fit")
         report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
-        training = Passes("training", shapes["model"], seen, PAIR, times=3, full=False)
-        return [training, Passes("report", shapes["model"], report, PAIR, full=False)]
+        training = shapes["model"].passes("training", seen, PAIR, times=3, full=False)
+        return [training, shapes["model"].passes("report", report, PAIR, full=False)]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}

@@ -117,8 +117,8 @@ class Population(
         alike = min(PAIR * float(measure.cka_pairs or read), read)
         stitches = members**2 * (shape.layers + 1) / 2 + members
         return [
-            Passes("stitches", shape, read, PAIR, stitches, full=False),
-            Passes("CKA", shape, alike, PAIR, members, full=False),
+            shape.passes("stitches", read, PAIR, stitches, full=False),
+            shape.passes("CKA", alike, PAIR, members, full=False),
         ]
 
     def holds(self, config: PopulationJob, shapes: Shapes) -> float:

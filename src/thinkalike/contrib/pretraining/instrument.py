@@ -61,8 +61,8 @@ class MiniPretraining(
 
     def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape, row = shapes["model"], config.data.context or shapes["model"].context
-        training = Passes("training", shape, float(config.pretrain.tokens), row, times=3)
-        return [training, Passes("report", shape, float(config.data.report_tokens or 0), row)]
+        training = shape.passes("training", float(config.pretrain.tokens), row, times=3)
+        return [training, shape.passes("report", float(config.data.report_tokens or 0), row)]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
         model = config.model

@@ -58,7 +58,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure: Any = config.measure
         count = 1 if measure.train else len(checkpoints_of(config.model, measure.steps))
-        return [Passes("checkpoints", shapes["model"], float(measure.tokens), config.data.context or 64, count)]
+        return [shapes["model"].passes("checkpoints", float(measure.tokens), config.data.context or 64, count)]
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         from thinkalike.contrib.trajectory.answers import tasks_of_features

@@ -49,7 +49,7 @@ class OfMaps(Instrument):
         fitted = config.data.fit_tokens or config.measure.fit_tokens  # type: ignore[attr-defined]
         tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
         row = config.data.context or min(shape.context for shape in shapes.values())
-        return [Passes("text", each, tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
+        return [each.passes("text", tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
 
 
 @dataclass(frozen=True, eq=False)

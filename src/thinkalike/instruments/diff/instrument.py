@@ -92,8 +92,8 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         own, row = shapes["model"], config.data.context or ROW
         again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        both = [Passes("both models", each, float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
-        return [*both, Passes("parts and null", own, again, row)]
+        both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
+        return [*both, own.passes("parts and null", again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
