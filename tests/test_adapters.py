@@ -95,17 +95,6 @@ def test_a_base_is_a_folder_a_gguf_file_or_a_name(place, base, adapter, tmp_path
     assert model.fingerprint() != load_model(str(places[place])).fingerprint()
 
 
-def test_one_that_changes_nothing_is_said_once(base, adapter, caplog):
-    load_model(adapter)
-    assert not caplog.records
-    write_adapter(base, adapter, spread=0.0)
-    model = load_model(adapter)
-    assert [record.message for record in caplog.records] == [
-        "tuned: the adapter changes no weight, so that the model is its base"
-    ]
-    assert model.fingerprint() == load_model(base).fingerprint()
-
-
 OTHERS = {
     "wider": {"hidden_size": 128, "intermediate_size": 128},
     "fewer layers": {"num_hidden_layers": 1},

@@ -42,10 +42,8 @@ AUTO_CLASSES: dict[Predicts, str] = {
 
 
 # the settings by which models of one name are told apart
-IDENTIFYING = (
-    "hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context", "seed",
-    "device",
-)  # fmt: skip
+IDENTIFYING = ("hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context",
+               "seed", "architecture", "device")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -101,11 +99,7 @@ def after(layer: Layer) -> int:
 
 
 def family_in(shape: Mapping[str, Any], path: str) -> Family:
-    """Return the family of a checkpoint by its config.json.
-
-    Args:
-        shape: the contents of config.json.
-        path: where it was read, for the message.
+    """Return the family of a checkpoint by the contents of its config.json, which was read at `path`.
 
     Raises:
         ModelError: transformers has no such architecture, or none that predicts tokens or classes.
@@ -177,11 +171,7 @@ def outline(config: ModelConfig) -> Outline:
 
 
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:
-    """Check the devices and the families of models, by the part of the configuration, model or target.
-
-    Raises:
-        ConfigError: this machine has no such device, or the table no such family.
-    """
+    """Raise a ConfigError for a device or a family that is not there, of models by the part of the configuration."""
     for part, config in models.items():
         if config is not None:
             pick_device(config.device, f"{part}.device")
@@ -191,12 +181,9 @@ def check_models(models: Mapping[str, ModelConfig | None]) -> None:
 def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
     """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
 
-    Args:
-        asked: what stitches them, for the message.
-
     Raises:
         ConfigError: layers do not exist.
-        ModelError: a model predicts no next token.
+        ModelError: a model predicts no next token, and `asked` stitches it.
     """
     for each in (source, target):
         if outline(each).predicts not in (None, "next"):
@@ -222,18 +209,9 @@ def label(config: ModelConfig) -> str:
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     """Return the labels of models; where different ones share a label, with the settings in which they differ.
 
-    Folders of one name are called by as much of their paths as tells them apart. Where none of the settings that
-    identify a model differs, they are numbered.
+    Folders of one name are called by as much of their paths as tells them apart.
     """
-    labels = [
-        _with_settings(config, [other for other in configs if label(other) == label(config)]) for config in configs
-    ]
-    return [
-        f"{name}#{configs.index(config) + 1}"
-        if any(name == other and config != each for other, each in zip(labels, configs, strict=True))
-        else name
-        for name, config in zip(labels, configs, strict=True)
-    ]
+    return [_with_settings(each, [other for other in configs if label(other) == label(each)]) for each in configs]
 
 
 def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:

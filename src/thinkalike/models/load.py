@@ -101,13 +101,7 @@ def load_model(
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers as a FrozenModel; see `load_model`.
-
-    Raises:
-        ConfigError: a setting is of models that are read.
-        TypeError: the module is none of transformers, or there is no tokenizer.
-        ModelError: the class of the module has no head that is known, or see `FrozenModel`.
-    """
+    """Return a copy of a model of transformers as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
     from thinkalike.models.readers import longest_row, one_side
@@ -173,11 +167,7 @@ def _read(
 
 
 def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any) -> FrozenModel:
-    """Return what was read as a FrozenModel, after all checks.
-
-    Args:
-        facts: more arguments of `FrozenModel`.
-    """
+    """Return what was read as a FrozenModel with these further `facts`, after all checks."""
     module, tokenizer, longest, quantization = read
     if config.context and longest and config.context > longest:
         log.warning("%s accepts at most %d tokens, so rows are cut to that length", facts["name"], longest)
@@ -211,11 +201,7 @@ def puts_bos(tokenizer: Any) -> bool:
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:
-    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint.
-
-    Raises:
-        ModelError: nothing names them, their number or their names are wrong, or the checkpoint has another order.
-    """
+    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
     own = [name.lower().replace("_", "-").replace("not-entailment", TWO[1]) for name in stated]
     classes = list(config.classes or own)

@@ -59,11 +59,7 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
 
 
 def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a folder that `save_mini` wrote for the family `native`.
-
-    Raises:
-        RuntimeError: the weights are not those of the architecture in config.json.
-    """
+    """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
 
@@ -77,16 +73,22 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
 
 
 def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
-
-    Raises:
-        ModelError: the logits change when TransformerLens's hooks are taken off.
-    """
+    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
     from transformer_lens.model_bridge import TransformerBridge
 
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    module = folded(bridge) if config.processing == "compat" else _proved_without_hooks(bridge, config.called)
+    if config.processing == "compat":
+        module = folded(bridge)
+    else:
+        tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+        with torch.no_grad():
+            hooked = bridge(tokens)
+            module = without_hooks(bridge.original_model.eval())
+            error = relative_error(first_tensor(module(tokens)), hooked)
+        if not error <= TOLERANCE[dtype]:  # NaN fails as well
+            check_values(module, config.called)
+            raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
 
 
@@ -111,19 +113,6 @@ def _pinned(repository: str, revision: str | None) -> Iterator[None]:
         patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
     ):
         yield
-
-
-def _proved_without_hooks(bridge: Any, name: str) -> Any:
-    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
-    with torch.no_grad():
-        hooked = bridge(tokens)
-        module: Any = without_hooks(bridge.original_model.eval())
-        bare = first_tensor(module(tokens))
-    error = relative_error(bare, hooked)
-    if not error <= TOLERANCE[bare.dtype]:  # NaN fails as well
-        check_values(module, name)
-        raise ModelError(f"{name}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return module
 
 
 def without_hooks(module: nn.Module) -> nn.Module:

@@ -39,11 +39,6 @@ class Part:
     layer: int
     paths: tuple[str, ...]
 
-    @property
-    def prefixes(self) -> tuple[str, ...]:
-        """The names of its weights begin with one of these."""
-        return tuple(f"{path}." for path in self.paths)
-
     def __str__(self) -> str:
         return self.component if self.component.endswith("embedding") else f"{self.component} {self.layer}"
 
@@ -78,11 +73,7 @@ def component_of(name: str) -> str:
 
 
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
-    """Check that two models have the same modules of weights and widths, as a model and its changed copy have.
-
-    Raises:
-        ModelError: they differ.
-    """
+    """Raise a ModelError unless two models have modules and widths alike, as a model and its changed copy have."""
     for name in ("n_layers", "d_model", "vocabulary"):
         if (first := getattr(base, name)) != (second := getattr(changed, name)):
             raise ModelError(
@@ -90,19 +81,18 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
                 "other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
-        raise ModelError(f"{base.name} and {changed.name} have other modules; measure=cka compares any two models")
+        raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
 
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
-    """Return the parts of which some weight or persistent buffer differs.
-
-    Raises:
-        ModelError: one that differs is in no part.
-    """
+    """Return the parts of which some weight or persistent buffer differs."""
     first, second = (dict(tensors_of(model.module)) for model in (base, changed))
     same = {name for name in first.keys() & second.keys() if torch.equal(first[name], second[name].to(first[name]))}
     differ = (first.keys() | second.keys()) - same
-    inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
+    inside = {
+        part: {name for name in differ if name.startswith(tuple(f"{path}." for path in part.paths))}
+        for part in parts_of(base)
+    }
     if lost := sorted(differ.difference(*inside.values())):
         raise ModelError(f"{changed.name}: {lost[0]} differs, and belongs to none of the model's modules of weights")
     return [part for part, names in inside.items() if names]
@@ -129,11 +119,7 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 
 @contextlib.contextmanager
 def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Add to each weight of the base that differs a tensor that is made of the difference, while this is open.
-
-    Args:
-        move: from the name of a weight and changed - base to what is added; no weight is packed.
-    """
+    """Add `move(name, changed - base)` to each weight of the base that differs, while this is open; none is packed."""
     theirs, before = dict(changed.module.named_parameters()), []
     try:
         for name, weight in base.module.named_parameters():

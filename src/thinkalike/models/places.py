@@ -56,7 +56,7 @@ def folder_of(config: ModelConfig) -> Path | None:
     """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
     Raises:
-        ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
+        ConfigError: a setting contradicts what the folder holds; it would change a name and no number.
         ModelError: the folder holds no whole checkpoint.
     """
     folder = named_folder(config)
@@ -81,16 +81,11 @@ def folder_of(config: ModelConfig) -> Path | None:
 
 
 def is_gguf(place: str | Path) -> bool:
-    """Return whether a place is a GGUF file, and not a folder or a repository."""
     return str(place).endswith(".gguf") and Path(place).is_file()
 
 
 def gguf_in(place: Path) -> Path | None:
-    """Return the GGUF file that a path means: itself, or the only one of a folder without other weights.
-
-    Raises:
-        ModelError: the folder has several.
-    """
+    """Return the GGUF file that a path means: itself, or the only one of a folder without other weights."""
     if is_gguf(place):
         return place
     files = [] if _has_weights(place) else sorted(place.glob("*.gguf"))
@@ -115,10 +110,6 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     """Return the model that an adapter changes, run as the adapter's settings say; None for a whole model.
 
     It is `model.base`, or what adapter_config.json says.
-
-    Raises:
-        ConfigError: the model is none of an adapter, and has a base.
-        ModelError: no base is said, or it is not here.
     """
     folder = Path(config.path or "", config.revision or "")
     if not config.path or not is_adapter(folder):
@@ -163,10 +154,7 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
 
-    That of an adapter covers its base.
-
-    Raises:
-        ConfigError, ModelError: see `folder_of`; or the hub does not tell the commit and its cache has no copy.
+    That of an adapter covers its base. It raises the errors of `reached`.
     """
     folder = folder_of(config)
     if folder is None:
@@ -227,7 +215,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
 
     Raises:
-        ModelError: the checkpoint has none, it is damaged, or it names code of the hub that transformers would run.
+        ModelError: it is damaged, or it names code of the hub that transformers would run.
     """
     import huggingface_hub
 
@@ -280,7 +268,6 @@ def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
 
 
 def _commit_of(config: ModelConfig) -> Commit:
-    """Return the commit of a model of the hub, as the hub says or as the cache has it."""
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
     except Exception as error:
@@ -323,12 +310,7 @@ def _hub(config: ModelConfig) -> Iterator[str]:
 
 @contextlib.contextmanager
 def explained(config: ModelConfig) -> Iterator[None]:
-    """Turn errors of the libraries that load models, which are of many kinds, into one line.
-
-    Raises:
-        ModelError: a library failed.
-        ResourceError: there is too little memory for the model.
-    """
+    """Turn errors of the libraries that load models into a ModelError or a ResourceError of one line."""
     _quieten()
     try:
         yield
@@ -371,11 +353,8 @@ def _quieten() -> None:
 def pick_device(name: str, key: str = "model.device") -> str:
     """Return the device that `auto` stands for on this machine, or any other name unchanged.
 
-    Args:
-        key: what the message of an error calls it.
-
     Raises:
-        ConfigError: this machine has no such device.
+        ConfigError: this machine has no such device; the message calls the setting `key`.
     """
     if name in ("cpu", "cpu:0"):
         return "cpu"

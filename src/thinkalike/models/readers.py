@@ -43,19 +43,16 @@ HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
 )
 
-Names = set[str]  # of weights: missing in files, in files alone, and in both in different shapes
+Names = set[str]  # of weights
 
 
 def read_transformers(
     config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
 ) -> Checkpoint:
-    """Read a model that `save_pretrained` wrote, with its own tokenizer, from a folder or a repository of the hub.
+    """Read a model that `save_pretrained` wrote, with its own tokenizer, and merge the adapter of a folder into it.
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
-
-    Args:
-        adapter: the folder of an adapter that is merged into the model.
 
     Raises:
         ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder has no
@@ -137,6 +134,7 @@ def read_weights(
 
 
 def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, Any]) -> tuple[Any, Names, Names, Names]:
+    """Return a module, and the weights that are missing in files, left over, and of another shape."""
     module, loading = kind.from_pretrained(
         **located(place),
         revision=config.revision or "main",
@@ -165,11 +163,7 @@ def _is_in(name: str, parts: Sequence[str]) -> bool:
 
 
 def _merged(module: Any, folder: Path, name: str) -> Any:
-    """Return a module with an adapter merged into its weights, in place.
-
-    Raises:
-        ModelError: the adapter is of another model, or of a kind that cannot be merged.
-    """
+    """Return a module with an adapter merged into its weights, in place."""
     check_extra("peft", ["peft"], f"{folder} is an adapter")
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
@@ -194,9 +188,6 @@ def _merged(module: Any, folder: Path, name: str) -> Any:
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:
     """Read the tokenizer of a checkpoint.
-
-    Args:
-        place: a folder, a GGUF file, or a repository of the hub.
 
     Raises:
         ModelError: the checkpoint has none; transformers would make up one without words.
@@ -282,11 +273,7 @@ def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
 
 
 def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as they were read.
-
-    Args:
-        options: those of `_placement`, with which it was read.
-    """
+    """Return a module on its device and in its dtype, unless its weights were laid out as `_placement` says."""
     if folder := options.get("offload_folder"):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
@@ -312,11 +299,9 @@ class DecoderSide(nn.Module):
         self.config = module.config
 
     def get_input_embeddings(self) -> Any:
-        """Return the token embedding, as modules of transformers do."""
         return self.both.get_input_embeddings()
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the decoder's last states, (b, t, d)."""
         return self.both.base_model(  # type: ignore[no-any-return]
             input_ids=tokens,
             attention_mask=attention_mask,

@@ -142,16 +142,10 @@ class Passes:
 
 
 def shape_of(config: ModelConfig, name: str | None = None) -> Shape | None:
-    """Return the shape of a model without its weights and without any download.
+    """Return the shape of a model, called `name` or by its label, without its weights and without any download.
 
     The sizes are those of config.json in a folder or in the hub's cache, or those of the table of published sizes.
     None: no source here has them.
-
-    Args:
-        name: what the shape is called, by default the label of the model.
-
-    Raises:
-        ModelError: the folder has no config.json.
     """
     if config.path:
         folder_of(config)
@@ -185,22 +179,16 @@ def shape_from(config: ModelConfig, sizes: Mapping[str, Any], name: str | None =
 @cache
 def _published(name: str) -> dict[str, Any]:
     """Return the sizes of a published model; tuned ones and other seeds have those of their base."""
-    known = yaml.safe_load(PUBLISHED.read_text())
-    if said := re.fullmatch(r"NeelNanda/(?:GELU|SoLU)_(\d+)L(\d+)W_C4_Code", name):
-        layers, width = map(int, said.groups())
-        sizes = {"n_layers": layers, "d_model": width, "n_heads": width // 64, "d_mlp": 4 * width}
-        return {"architecture": known["legacy"] | sizes}
     base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
     base = re.sub(r"(?<=/pythia-)(\d+m)-seed\d$", r"\1-deduped", base)
-    return known["models"].get(base, {})  # type: ignore[no-any-return]
+    return yaml.safe_load(PUBLISHED.read_text())["models"].get(base, {})  # type: ignore[no-any-return]
 
 
 @cache
 def _built(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | None:
     """Build a model of these sizes on the meta device, which holds no weights, and run it there.
 
-    Returns:
-        Layers, width, vocabulary, parameters, longest row (None: any) and operations; None if it cannot be built.
+    Its layers, width, vocabulary, parameters, longest row (None: any) and operations; None if it cannot be built.
     """
     shape = json.loads(sizes)
     try:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, first_line
 from thinkalike.models.families import EMBED, Layer, after
-from thinkalike.models.surgery import first_tensor, form_of
+from thinkalike.models.surgery import first_tensor
 
 Tokens = Int[Tensor, "b t"]
 
@@ -38,14 +38,6 @@ LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with ra
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
     """Return short rows of tokens, the same each time."""
     return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
-
-
-def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """Return a mask and types for these tokens: the last row ends in padding, and each row is a pair of texts."""
-    mask, types = torch.ones_like(tokens), torch.zeros_like(tokens)
-    mask[-1, 3 * tokens.shape[1] // 4 :] = 0
-    types[:, tokens.shape[1] // 2 :] = 1
-    return mask, types
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
@@ -72,7 +64,7 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
-    return next(iter(shapes))[-1], [form_of(output) for _, output in ran]
+    return next(iter(shapes))[-1], [None if isinstance(output, Tensor) else len(output) for _, output in ran]
 
 
 @contextlib.contextmanager
@@ -178,12 +170,9 @@ def prove(model: Any) -> None:
 
 
 def check_values(module: torch.nn.Module, name: str) -> None:
-    """Check that no weight is NaN or infinite, and that no matrix holds whole numbers alone, such as zeros.
+    """Raise a ModelError for a weight that is NaN or infinite, or a matrix of whole numbers alone, such as zeros.
 
     Vectors may be of ones or zeros, as norms and biases begin.
-
-    Raises:
-        ModelError: a tensor holds such values; the message names it.
     """
     trained = {path for path, _ in module.named_parameters()}
     for path, tensor in tensors_of(module):
@@ -199,8 +188,12 @@ def check_values(module: torch.nn.Module, name: str) -> None:
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
-    mask, types = (None, None) if model.predicts == "next" else sample_padding(tokens)
-    late = slice(-LATE, None) if model.predicts == "next" else slice(None)  # logits of long rows take gigabytes
+    mask = types = None
+    late = slice(-LATE, None)  # logits of long rows take gigabytes
+    if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
+        mask, types, late = torch.ones_like(tokens), torch.zeros_like(tokens), slice(None)
+        mask[-1, 3 * tokens.shape[1] // 4 :] = 0
+        types[:, tokens.shape[1] // 2 :] = 1
     with torch.no_grad():
         full, states = model.full(tokens, mask, types)[:, late].clone(), model.residuals(tokens, cuts, mask, types)
         for cut, state in zip(cuts, states, strict=True):
@@ -227,12 +220,9 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
 
 
 def check_loss(model: Any) -> None:
-    """Check that the loss on a sentence is not far above ln V, that of a guess, as it is after bits were flipped.
+    """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess, as after bits were flipped.
 
     Swapped layers are not noticed. Models that predict no tokens, or do not know the sentence, pass.
-
-    Raises:
-        ModelError: the loss is more than `LARGEST` · ln V nats per token.
     """
     if model.predicts not in ("next", "hidden"):
         return
@@ -252,11 +242,7 @@ def check_loss(model: Any) -> None:
 
 
 def same_vocabulary(source: Any, target: Any) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, cut every text into the same tokens.
-
-    Raises:
-        ModelError: the tokenizers differ; the message names the parts.
-    """
+    """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
     first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
@@ -286,13 +272,7 @@ def check_alignable(source: Any, target: Any) -> None:
 def _as_read(tokenizer: Any, word: str) -> str:
     """Return a word as a tokenizer's normaliser writes it, without added spaces."""
     normalizer = tokenizer.backend_tokenizer.normalizer
-    read = word if normalizer is None else _letters(normalizer.normalize_str(word))
+    read = word if normalizer is None else normalizer.normalize_str(word)
+    with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
+        read = read if normalizer is None else bytes(BYTE_OF[character] for character in read).decode()
     return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
-
-
-def _letters(text: str) -> str:
-    """Return the letters of a text in which bytes may be written as a byte-level tokenizer writes them."""
-    try:
-        return bytes(BYTE_OF[character] for character in text).decode()
-    except (KeyError, UnicodeDecodeError):
-        return text

@@ -77,10 +77,9 @@ class StateBatches:
 
 
 class ModelRuns:
-    """Runs models, each once for each different input until `forget`; jobs that read the same text share one of these.
+    """Runs models, each once for each different content of an input, for all jobs that share this, until `forget`.
 
-    Inputs are equal if their content is, so that jobs whose contexts or tokenizers cut a text differently get states of
-    their own. Two models are one if they have the same module, whatever they are called.
+    Two models are one if they have the same module, whatever they are called.
     """
 
     def __init__(self) -> None:
@@ -128,8 +127,7 @@ def _tokens_at_once(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
 def _drawn_pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
     """Draw units into pools of about equal size, and return those of each with the numbers of its batches.
 
-    Pools of the batches that maps are `fitted` on have the first units, so that they share at most one document with
-    the others.
+    The batches that maps are `fitted` on have the first units, and so share at most one document with the others.
     """
     pools, generator, edge = [], seeded(0), units * fitted // batches
     for own, numbers in ((range(edge), range(fitted)), (range(edge, units), range(fitted, batches))):
@@ -237,8 +235,7 @@ class TextBatches(ABC):
     def residuals(self, pool: Pool, labels: Labels, numbers: range) -> Callable[..., list[Tensor]]:
         """Return what takes the means of their token and of their position from the states of a model in a pool.
 
-        States whose token is rare become 0. No batch can have a group of such a token either, so that these rows are
-        left out.
+        States whose token is rare become 0. No batch has a group of such a token, so these rows are left out.
         """
         try:
             within = RowGroups.of(labels.tokens, FEWEST)
@@ -348,20 +345,15 @@ class WordBatches(TextBatches):
 def text_batches(
     models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
 ) -> StateBatches:
-    """Return batches of the states of several models on held-out text.
+    """Return batches of the states of several models at these layers of each, on held-out text.
 
     Args:
-        at: the layers of each model.
         measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
             words where the tokenizers differ; `massive`, of which "drop" leaves out `massive` tokens wherever they are;
             `skip_first` and `skip_special_tokens`; `given`, of which "token_position" takes the means of both from the
             states of a pool. Any other `flatten` than "token" keeps rows of text whole, and the first `fit_batches`
             share no row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
-
-    Raises:
-        ModelError: at the level of tokens the tokenizers differ.
-        DataError: tokens are to be left out at the level of words; see `read_corpus`, `word_states`.
     """
     level = measure.level
     if level == "auto":
@@ -385,11 +377,7 @@ def array_batches(
 
     Args:
         groups: what each stimulus belongs to, such as a sentence.
-        rows_per_batch: how many stimuli a batch can hold.
-        fewest: how many stimuli there must be in a batch.
-
-    Raises:
-        DataError: a batch would have too few.
+        fewest: how many stimuli there must be in a batch; a DataError says if there are fewer.
     """
     n, total = len(groups), -(-len(groups) // rows_per_batch)
     if n // total < fewest:

@@ -39,12 +39,7 @@ def token_states(
     types: Int[Tensor, "b t"] | None = None,
     site: str = "resid_post",
 ) -> list[Float[Tensor, "b t _"]]:
-    """Return the residuals of a model at some layers, by default all, without running its unembedding.
-
-    Args:
-        mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
-        site: "update" for what each block of a BERT adds last.
-    """
+    """Return the residuals of a model at some layers, by default all; see `FrozenModel.residuals`."""
     return model.residuals(rows.long(), at or sites(model), mask, types, site)
 
 
@@ -56,11 +51,9 @@ def counted(
     mask: Int[Tensor, "b t"] | None = None,
     include_padding: bool = False,
 ) -> Bool[Tensor, "b t"]:
-    """Return which tokens count: not the first few of a row, none of these special ones, and no padding.
+    """Return which tokens count: not the first few of a row, none of these special ones, and no padding (mask 0).
 
-    Args:
-        mask: 1 for tokens and 0 for padding; None: there is none.
-        include_padding: let it count, as Brown et al. (2023, appendix C.2) do.
+    Brown et al. (2023, appendix C.2) include padding.
     """
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
@@ -166,7 +159,7 @@ def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name:
 
     Args:
         offsets: the characters of each token.
-        name: the name of the model in the message of an error: no token holds that character.
+        name: of the model, for the error that no token holds that character.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
     for start, stop in words:
