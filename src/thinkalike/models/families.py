@@ -50,25 +50,17 @@ IDENTIFYING = ("hub_id", "revision", "path", "base", "index", "side", "processin
 class Family:
     """The facts about one architecture that the rest of the code needs.
 
-    Attributes:
-        name: the name in configurations, and the `model_type` in config.json unless that is given.
-        blocks: the path from the module that the reader builds to its list of blocks; "": to be found when it is read.
-        predicts: what the logits are of.
-        sites: the sites of a block by the path of the module in it whose output they are; "" is the block itself.
-        reader: how a checkpoint becomes a module and a tokenizer.
-        model_type: the `model_type` in config.json where it is not the name.
-        architecture: the class in config.json that tells this family from others with the same `model_type`.
-        kernels: the packages that run its blocks faster on CUDA, if all of them are installed.
+    The sites of a block are named by the path of the module in it whose output they are; "" is the block itself.
     """
 
-    name: str
-    blocks: str = ""
-    predicts: Predicts = "next"
+    name: str  # in configurations, and the `model_type` in config.json unless that is given
+    blocks: str = ""  # the path from the module to its list of blocks; "": to be found when it is read
+    predicts: Predicts = "next"  # what the logits are of
     sites: Mapping[str, str] = field(default_factory=lambda: {"resid_post": ""})
-    reader: Reader = "transformers"
-    model_type: str = ""
-    architecture: str = ""
-    kernels: tuple[str, ...] = ()
+    reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
+    model_type: str = ""  # in config.json, where it is not the name
+    architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
+    kernels: tuple[str, ...] = ()  # the packages that run its blocks faster on CUDA, if all of them are installed
 
     @property
     def in_config_json(self) -> str:

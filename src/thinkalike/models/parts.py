@@ -27,17 +27,11 @@ COMPONENTS = {  # by a word in the name of a module of a block
 
 @dataclass(frozen=True)
 class Part:
-    """The modules of a model that are one component of one layer.
+    """The modules of a model that are one component of one layer."""
 
-    Attributes:
-        component: embedding, attention, MLP, norms, unembedding, or the name of another module of a block.
-        layer: the block; -1 for what is before the blocks, and their number for what is after them.
-        paths: of the modules.
-    """
-
-    component: str
-    layer: int
-    paths: tuple[str, ...]
+    component: str  # embedding, attention, MLP, norms, unembedding, or the name of another module of a block
+    layer: int  # the block; -1 for what is before the blocks, and their number for what is after them
+    paths: tuple[str, ...]  # of the modules
 
     def __str__(self) -> str:
         return self.component if self.component.endswith("embedding") else f"{self.component} {self.layer}"

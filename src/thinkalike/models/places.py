@@ -197,6 +197,8 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
         for path in _beside(place):
             Path(unpacked, path.name).symlink_to(path)
         weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        if len({name.partition(".")[0] for name in weights}) == 1:  # the attribute that holds the model
+            weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
         torch.save(weights, Path(unpacked, "pytorch_model.bin"))
         yield unpacked, revision
 
@@ -317,8 +319,6 @@ def explained(config: ModelConfig) -> Iterator[None]:
     except ThinkalikeError:
         raise
     except Exception as error:
-        if os.environ.get("THINKALIKE_TRACEBACK"):
-            raise
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)

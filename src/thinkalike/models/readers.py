@@ -6,13 +6,12 @@ Every weight must have been read: none missing, left over or of another shape.
 from __future__ import annotations
 
 import copy
-import logging
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +28,8 @@ from thinkalike.models.native import Checkpoint, folded
 from thinkalike.models.places import GIVE, is_gguf, located
 from thinkalike.models.survey import text_config
 
-log = logging.getLogger(__name__)
-
 # the names that configurations give to the longest row
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
-WRAPPERS = ("module", "_orig_mod", "model")  # what DDP, torch.compile and wrapping classes put before every name
 
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -42,8 +38,6 @@ BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|a
 HEADS = re.compile(
     r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
 )
-
-Names = set[str]  # of weights
 
 
 def read_transformers(
@@ -99,42 +93,17 @@ def read_weights(
 ) -> Any:
     """Read the weights of a checkpoint of transformers, which draws missing ones at random, and check that all came.
 
-    The prefix of a wrapper is taken off. Buffers, and heads that are not used, may be left over.
+    Buffers, and heads that are not used, may be left over.
 
     Args:
         kind: the class whose `from_pretrained` reads it.
         place: a folder, a GGUF file, or a repository of the hub.
-        body: the parts below the head that must be complete, "" for all of it; None: the head must be, too.
+        body: the beginnings of the parts below the head that must be complete; None: the head must be, too.
         options: more options of `from_pretrained`.
 
     Raises:
         ModelError: a part that is needed lacks weights, or there are others.
     """
-    state = torch.get_rng_state()
-    module, missing, left, mismatched = _attempt(kind, config, place, options)
-    if prefix := _wrapper_of(left, missing):
-        log.info(
-            "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off", config.called, prefix
-        )
-        torch.set_rng_state(state)  # a wrapper changes nothing, the new weights of a head included
-        mapping = {f"^{re.escape(prefix)}": ""}
-        module, missing, left, mismatched = _attempt(kind, config, place, {**options, "key_mapping": mapping})
-    needed = [""] if body is None else [f"{module.base_model_prefix}.{part}".rstrip(".") for part in body]
-    faults = {
-        "missing": [name for name in missing if _is_in(name, needed) and not BUFFERS.search(name)],
-        "of another shape": [name for name in mismatched if _is_in(name, needed)],
-        "not expected": [name for name in left if not (BUFFERS.search(name) or HEADS.search(name))],
-    }
-    if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
-        raise ModelError(
-            f"cannot load model={config.called} from {place}: its weights are not those that its config.json describes "
-            f"({found}); give the whole checkpoint with its own config.json"
-        )
-    return module
-
-
-def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, Any]) -> tuple[Any, Names, Names, Names]:
-    """Return a module, and the weights that are missing in files, left over, and of another shape."""
     module, loading = kind.from_pretrained(
         **located(place),
         revision=config.revision or "main",
@@ -144,22 +113,19 @@ def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, A
         **options,
     )
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
-    return module, set(loading["missing_keys"]), set(loading["unexpected_keys"]), mismatched
-
-
-def _wrapper_of(given: Iterable[str], wanted: Collection[str]) -> str:
-    """Return the prefix, such as "module.", without which given names are wanted ones, or "" if there is none."""
-    chain = re.compile(rf"((?:{'|'.join(WRAPPERS)})\.)+")
-    prefixes = {match[0] for name in given if (match := chain.match(name))}
-    shorter = {prefix[: end + 1] for prefix in prefixes for end, mark in enumerate(prefix) if mark == "."}
-    for prefix in sorted(shorter, key=len):
-        if any(name.removeprefix(prefix) in wanted for name in given if name.startswith(prefix)):
-            return prefix
-    return ""
-
-
-def _is_in(name: str, parts: Sequence[str]) -> bool:
-    return any(part in ("", name) or name.startswith(f"{part}.") for part in parts)
+    needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}" for part in body)
+    left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
+    faults = {
+        "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
+        "of another shape": [name for name in mismatched if name.startswith(needed)],
+        "not expected": left,
+    }
+    if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
+        raise ModelError(
+            f"cannot load model={config.called} from {place}: its weights are not those that its config.json describes "
+            f"({found}); give the whole checkpoint with its own config.json"
+        )
+    return module
 
 
 def _merged(module: Any, folder: Path, name: str) -> Any:

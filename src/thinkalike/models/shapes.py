@@ -33,17 +33,11 @@ ROW = 8  # tokens of the shorter row whose operations are counted
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations of a model for each token, two for each product, as torch counts them.
+    """The operations of a model for each token, two for each product, as torch counts them."""
 
-    Attributes:
-        blocks: of each block, whatever the length of the row.
-        attention: of each block for each token of the row; kernels that skip later tokens need half of it.
-        output: of everything outside the blocks, mostly the unembedding.
-    """
-
-    blocks: tuple[float, ...]
-    attention: tuple[float, ...]
-    output: float
+    blocks: tuple[float, ...]  # of each block, whatever the length of the row
+    attention: tuple[float, ...]  # of each block for each token of the row; kernels that skip later tokens need half
+    output: float  # of everything outside the blocks, mostly the unembedding
 
     def forward(self, start: int, stop: int, context: int) -> float:
         """Return the operations for one token of blocks start..stop-1 in a row of `context` tokens."""
@@ -79,26 +73,16 @@ def _counted(run: Callable[[Tensor], Any], blocks: Sequence[nn.Module], device: 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model.
-
-    Attributes:
-        layers: the number of blocks.
-        width: of the residual stream.
-        vocabulary: the rows of the embedding.
-        parameters: all weights; shared weights count once.
-        bytes: of these, in the dtype that the configuration asks for.
-        context: the most tokens of a row that a job gives the model.
-        operations: of its passes.
-    """
+    """The sizes of a model."""
 
     name: str
-    layers: int
-    width: int
-    vocabulary: int
-    parameters: int
-    bytes: float
-    context: int
-    operations: Operations
+    layers: int  # the number of blocks
+    width: int  # of the residual stream
+    vocabulary: int  # the rows of the embedding
+    parameters: int  # all weights; shared weights count once
+    bytes: float  # of these, in the dtype that the configuration asks for
+    context: int  # the most tokens of a row that a job gives the model
+    operations: Operations  # of its passes
 
     def passes(
         self, phase: str, tokens: float, row: int, times: float = 1, *, full: bool = True, is_shared: bool = False
@@ -114,24 +98,17 @@ Shapes = Mapping[str, Shape]  # by the part of the configuration: model, target,
 class Passes:
     """The passes of one model in one phase of a job: what `dry_run` counts.
 
-    Attributes:
-        phase: such as forward passes, training or report.
-        model: its shape.
-        tokens: that it reads.
-        row: tokens of a row of text.
-        times: how often it reads them. A step of training a model is three passes: forward, and the gradients of states
-            and of weights. Through frozen weights it is two.
-        full: whether the passes go through the unembedding, too.
-        is_shared: whether jobs of one pass that read the same do it once.
+    A step of training is three passes: forward, and the gradients of states and of weights. Through frozen weights it
+    is two.
     """
 
-    phase: str
+    phase: str  # such as forward passes, training or report
     model: Shape
-    tokens: float
-    row: int
-    times: float
-    full: bool
-    is_shared: bool
+    tokens: float  # that it reads
+    row: int  # tokens of a row of text
+    times: float  # how often it reads them
+    full: bool  # whether the passes go through the unembedding, too
+    is_shared: bool  # whether jobs of one pass that read the same do it once
 
     @property
     def flops(self) -> float:

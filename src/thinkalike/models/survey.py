@@ -26,6 +26,9 @@ Tokens = Int[Tensor, "b t"]
 
 # the largest difference that rounding explains, relative to the largest logit
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# the names that configurations give to the kinds of layers, and to the lengths of windows of attention in tokens
+KINDS = ("layer_types", "layers_block_type", "attention_layers")
+WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
@@ -97,20 +100,6 @@ def accepted(module: Any) -> Callable[[str], bool]:
     return names.__contains__
 
 
-def windows(module: Any) -> list[int]:
-    """Return the lengths, in tokens, of all windows of attention in a model's configuration."""
-    shape = text_config(module)
-    names = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
-    return [size for name in names if isinstance(size := getattr(shape, name, None), int) and size > 0]
-
-
-def kinds_of_layers(module: Any) -> list[str]:
-    """Return the kind of each layer by the configuration, or nothing where all are alike."""
-    shape = text_config(module)
-    kinds = (getattr(shape, name, None) for name in ("layer_types", "layers_block_type", "attention_layers"))
-    return next(([str(kind) for kind in each] for each in kinds if isinstance(each, list)), [])
-
-
 def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
@@ -155,12 +144,14 @@ def prove(model: Any) -> None:
         ModelError: they do not, one does, or see `check_values`.
     """
     check_values(model.module, model.name)
-    last, kinds = model.n_layers - 1, kinds_of_layers(model.module)
+    last, shape = model.n_layers - 1, text_config(model.module)
+    kinds = next((each for name in KINDS if isinstance(each := getattr(shape, name, None), list)), [])
     firsts = {kinds.index(kind) for kind in kinds}
     cuts: list[Layer] = [EMBED, *sorted({0, last // 2, last} | {layer for layer in firsts if layer <= last})]
     if model.predicts == "states":
         cuts = [last]  # the blocks of a decoder also read what its encoder made of the tokens
-    long = [size + 8 for size in windows(model.module) if 16 < size + 8 <= min(model.context, AT_MOST)]
+    windows = (size for name in WINDOWS if isinstance(size := getattr(shape, name, None), int))
+    long = [size + 8 for size in windows if 16 < size + 8 <= min(model.context, AT_MOST)]
     with passing(model.name):
         _compare(model, sample_tokens(model.vocabulary, model.context), cuts)
         if long and model.predicts != "states":
