@@ -113,7 +113,7 @@ def read_weights(
         **options,
     )
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
-    needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}" for part in body)
+    needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
     left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
     faults = {
         "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
