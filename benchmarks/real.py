@@ -85,7 +85,7 @@ def commands(cache: Path) -> dict[str, list[str]]:
 def jobs(cache: Path, names: list[str], rounds: int) -> None:
     """Print what jobs take."""
     chosen = {name: words for name, words in commands(cache).items() if name in names or not names}
-    said = {name: _taken([*words, "dry_run=1e9"], cache).screen for name, words in chosen.items()}
+    said = {name: _taken([*words, "dry_run=true"], cache).screen for name, words in chosen.items()}
     found: dict[str, list[tuple[float, ...]]] = {name: [] for name in chosen}
     square = torch.randn(SIDE, SIDE)
     for _ in range(rounds):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pandas as pd
 
 from thinkalike.config import options
 from thinkalike.contrib.papers.claims import VERDICTS
-from thinkalike.store import Result, finished
+from thinkalike.store import Result
 
 SETTINGS = {  # an experiment may be run with several values of these; the value that needs no override
     ("population", "name"): "planted",
@@ -44,7 +45,8 @@ def newest(store: str) -> list[Result]:
     """Return the newest result of each command, in the order of the commands."""
     found: dict[str, Result] = {}
     for name in options("experiment"):
-        for result in sorted(finished(store, name.replace("/", "-")), key=lambda each: each.folder.stat().st_mtime):
+        sealed = Path(store).glob(f"{name.replace('/', '-')}/*/manifest.json")
+        for result in map(Result, sorted((each.parent for each in sealed), key=lambda folder: folder.stat().st_mtime)):
             found[command(result)] = result
     return [found[key] for key in sorted(found)]
 

@@ -25,7 +25,7 @@ sizes are those of their published `config.json`.
 
     python analyze.py experiment=brown2023/figure3 dry_run=true
     python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
-    python analyze.py measure=cka 'models=[gpt2,mamba-130m]' dry_run=5e10      # also hours at so many FLOPs per second
+    python analyze.py measure=cka 'models=[gpt2,mamba-130m]' dry_run=true
 
 **FLOPs** are those of the passes of models, two for each product of a multiplication and an addition, as torch counts
 them in a model without weights. A step of training a model is three passes, and one through frozen weights two.

@@ -203,7 +203,7 @@ def untrained(words: list[str], kind: str = "least_squares") -> list[str]:
 
 def results_in(store: Path, kind: str = "*") -> list:
     """All finished jobs of a kind in a store, sorted by folder."""
-    from thinkalike.store import finished
+    from stores import finished
 
     return list(finished(store, kind))
 

@@ -1,6 +1,6 @@
 """Stores of finished results that no job computed, for tests of what reads them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +8,12 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.store import Job, Result
+
+
+def finished(store: Path, kind: str = "*") -> Iterator[Result]:
+    """All finished results of a store, or those of one kind."""
+    folders = sorted(sealed.parent for sealed in store.glob(f"{kind}/*/manifest.json"))
+    return (Result(folder) for folder in folders if folder.suffix != ".partial")
 
 
 def finish(

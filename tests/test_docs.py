@@ -19,8 +19,7 @@ import pages
 from conftest import ROOT, composed
 from thinkalike.cli import as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
-from thinkalike.config.compose import _keys
-from thinkalike.config.sources import GROUPS, _folder, _node, _unset
+from thinkalike.config.compose import GROUPS, _folder, _keys, _node, _unset
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 

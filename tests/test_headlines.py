@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from thinkalike.config.registry import MEASURES, SUBJECTS, TASKS
+from thinkalike.config import MEASURES, SUBJECTS, TASKS
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.instruments import instrument
 from thinkalike.measures import bootstrap_interval, fold_interval

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from thinkalike.interrupts import Interrupted, asked, at_boundaries, heeded, stop
+from thinkalike.processes import Interrupted, asked, at_boundaries, heeded, stop
 
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
@@ -54,7 +54,7 @@ def test_signals_that_another_program_handles_are_left_to_it():
 
 
 def test_a_process_ends_with_the_one_that_started_it():
-    inner = "from thinkalike.interrupts import follow_parent; import time; follow_parent(); print('on', flush=True)\n"
+    inner = "from thinkalike.processes import follow_parent; import time; follow_parent(); print('on', flush=True)\n"
     inner += "time.sleep(60)"
     outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}]).wait()"
     with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True) as parent:

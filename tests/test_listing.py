@@ -13,11 +13,9 @@ import pytest
 import thinkalike
 from test_store import TABLE
 from thinkalike.cli import main
-from thinkalike.config import Made
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query, search, selected, show_sweep
-from thinkalike.store import Headline, Job
-from thinkalike.store.result import seal
+from thinkalike.store import Headline, Job, seal
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
 
@@ -162,12 +160,12 @@ BOTH = ("gelu-3l-mini", "solu-3l-mini")
 
 
 @pytest.fixture
-def made(tmp_path) -> list[Made]:
+def made(tmp_path) -> list[tuple[list[str], Path]]:
     """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
     jobs = []
     for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
         folder = planted(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
-        jobs.append(Made(number, [f"model={model}", f"stitch.steps={steps}", "seed=3"], str(folder)))
+        jobs.append(([f"model={model}", f"stitch.steps={steps}", "seed=3"], folder))
     return jobs
 
 

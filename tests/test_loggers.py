@@ -18,7 +18,6 @@ from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
 from thinkalike.job.performing import run_name
-from thinkalike.loggers import Tracker
 
 
 class Pictured(Toy):
@@ -141,13 +140,16 @@ def test_logged_numbers_of_a_step_are_named_by_place(tmp_path):
     ]
 
 
-class Recorder(Tracker):
+class Recorder:
     """Notes what it is told."""
 
     said: list = []  # noqa: RUF012
 
+    def __init__(self, config, job, *_):
+        self.kind = job.kind
+
     def publish(self, result) -> None:
-        self.said.append((self.about.kind, len(result.figures), [each.name for each in result.headlines]))
+        self.said.append((self.kind, len(result.figures), [each.name for each in result.headlines]))
 
     def close(self, failed: bool) -> None:
         self.said.append(failed)

@@ -178,7 +178,7 @@ def interrupted_at(pools):
     calls = itertools.count(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("thinkalike.instruments.layer_pairs.comparison.asked", lambda: next(calls) == pools)
-        patch.setattr("thinkalike.interrupts._waiting", signal.SIGTERM)
+        patch.setattr("thinkalike.processes._waiting", signal.SIGTERM)
         yield
 
 
@@ -217,7 +217,7 @@ REFUSED = {
     "one model": (["measure=cka", "models=[gpt2-mini]"], "models="),
     "twice": (["measure=loss", "models=[gpt2-mini,{model:gpt2-mini}]"], "gpt2-mini"),
     "unknown": (["measure=cka", "models=[gpt2-mini,bert-mani]"], "bert-mani"),
-    "model": (["measure=cka", TWO, "model=mamba-mini"], "model=mamba-mini"),
+    "model": (["measure=cka", TWO, "model=mamba-mini"], "model.name=mamba-mini"),
     "its setting": (["measure=cka", TWO, "target.dtype=float64"], "target.dtype=float64"),
     "activations": (["measure=cka", TWO, "activations=x.npz"], "models="),
     "court": (["measure=court", TWO], "models="),

@@ -1,5 +1,6 @@
 """Several processes that share one job: each batch is done once, and the first process has what one would have."""
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 
 from conftest import composed
-from thinkalike import processes
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.measures import LayerMeans, mutual_measure
@@ -37,37 +37,6 @@ def by_threads(size, work):
     table, barrier = [None] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(Threads(rank, size, table, barrier)), range(size)))
-
-
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize(("first", "total"), [(0, 12), (0, 1), (4, 11), (0, 0)])
-def test_each_batch_is_done_once_by_its_number(size, first, total):
-    def work(shared):
-        mine = []
-        rounds = shared.rounds(
-            lambda number, step: iter(range(total)[number::step]), first, lambda *each: mine.append(each)
-        )
-        return mine, list(rounds)
-
-    shares = by_threads(size, work)
-    assert sorted(each for mine, _ in shares for each in mine) == [(number, number) for number in range(first, total)]
-    assert len({tuple(rounds) for _, rounds in shares}) == 1, "all processes see the same rounds"
-    rounds = shares[0][1]
-    assert [each.before for each in rounds] == [*range(first, total, size)]
-    assert [each.done for each in rounds] == [min(each.before + size, total) for each in rounds]
-
-
-def test_a_signal_of_one_process_reaches_all(monkeypatch):
-    waiting = threading.local()
-    monkeypatch.setattr(processes, "asked", lambda: getattr(waiting, "signal", False))
-
-    def work(shared):
-        def add(number, _):
-            waiting.signal = number == 5
-
-        return [each.asked for each in shared.rounds(lambda number, step: iter(range(12)[number::step]), 0, add)]
-
-    assert by_threads(3, work) == [[False, True, False, False]] * 3
 
 
 def metrics():
@@ -132,9 +101,7 @@ def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
     job = composed(
         "measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", entry="analyze"
     )
-    monkeypatch.setattr(
-        "thinkalike.job.performing.together", lambda *_: processes.contextlib.nullcontext(ProcessGroup(0, 2))
-    )
+    monkeypatch.setattr("thinkalike.job.performing.together", lambda *_: contextlib.nullcontext(ProcessGroup(0, 2)))
     with pytest.raises(ConfigError, match="stop_at_width looks at the batches of one process"):
         run_job(job)
 

@@ -16,8 +16,8 @@ from thinkalike.config import (
     compose_job,
     measure_schema,
 )
+from thinkalike.config.compose import GROUPS
 from thinkalike.config.schema import Checked, ranged
-from thinkalike.config.sources import GROUPS
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
@@ -35,7 +35,6 @@ SCHEMAS = {
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},
 }
 OWN_WAY = {
-    "dry_run",
     "keep",
     "steps",
     "layers",
@@ -170,8 +169,6 @@ def test_values_that_are_possible_are_taken():
     config = compose_job("train", ["stitch.steps=1e3", "stitch.lr_multiples=[0.5,2]", "model.revision=1000", "force=1"])
     assert (config.stitch.steps, config.stitch.lr_multiples, config.force) == (1000, [0.5, 2.0], True)
     assert config.model.revision == "1000"
-    assert compose_job("train", ["dry_run=5e10"]).dry_run == 5e10
-    assert compose_job("train", ["dry_run=true"]).dry_run is True
 
 
 NOT_HERE = {

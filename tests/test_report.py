@@ -14,7 +14,7 @@ from stores import finish, layer_pairs, profile
 from thinkalike import cli
 from thinkalike.report import gather, page_of, report_of
 from thinkalike.report.reports import ROWS, grids_of
-from thinkalike.store.result import seal
+from thinkalike.store import seal
 
 CLAIMS = pd.DataFrame(
     {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}

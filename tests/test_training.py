@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed, step_data
-from thinkalike.config import LoggerConfig, ModelConfig, StitchConfig, TrainerConfig
+from thinkalike.config import ModelConfig, StitchConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
@@ -27,7 +27,6 @@ from thinkalike.evaluation.language import document_sums, last_states, next_toke
 from thinkalike.evaluation.maps import state_moments
 from thinkalike.instruments.loss import masked_losses
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
-from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
 from thinkalike.models.load import load_model
 from thinkalike.models.native import build_mini
@@ -202,14 +201,12 @@ def test_two_runs_give_the_same_bits_and_save_no_model(rows, run, tmp_path):
 
 
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
-    tracker = Tracker(LoggerConfig(kind="csv"), About("test", "stitching", tmp_path, tmp_path))
-
     def train(folder, stop_at=None):
-        here = replace(run, partial=tmp_path / folder, tracker=tracker)
+        here = replace(run, partial=tmp_path / folder)
         module = training(PAIRS[:2])
         break_off(module, stop_at)
         with contextlib.suppress(DataError):
-            fit(module, step_data(rows, module), here, loggers_of(here))
+            fit(module, step_data(rows, module), here, loggers_of(here, "csv"))
         return tmp_path / folder / "curves"
 
     train("broken", stop_at=3)

@@ -1,83 +1,222 @@
-"""The entry points, as scripts and as commands: `thinkalike diff|train|analyze|results|report`."""
+"""The entry points, as scripts and as commands: `thinkalike diff|train|analyze|results|report`.
+
+Hydra reads the command lines of train and analyze. The jobs of a sweep share a file, whichever process or machine they
+run on, in which each notes its results, or why it failed; a job that fails does not stop the others.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import json
+import logging
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Sequence
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
-from thinkalike.config import AnalyzeConfig, Made, TrainConfig, entry_point, own_process
-from thinkalike.errors import ConfigError, nearest
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
+
+from thinkalike.config import CONF, AnalyzeConfig, TrainConfig
+from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, first_line, nearest
+from thinkalike.processes import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing
+
+SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
+STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
+COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
+USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
+SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "rate")  # of `diff`
+
+Job = Callable[[Any], list[Path]]  # of a configuration: the folders of its results
+
+
+def entry_point(job: Job) -> Callable[[], None]:
+    """Make a function of a configuration the main function of the script that has its name.
+
+    The function gets a checked dataclass, which is not completed. The folders of its results become the last lines of
+    stdout. An error that a user can act on is one line on stderr and exit status 1; any other keeps its traceback.
+    """
+    name = job.__name__
+
+    @functools.wraps(job)
+    def task(composed: DictConfig) -> float | None:
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+        logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
+        logging.getLogger("thinkalike").setLevel(logging.INFO)
+        with own_process():
+            if SHARED in os.environ:
+                return _in_sweep(job, composed)
+            if (folders := _done(job, composed)) and (status := _result(folders[0]).scalars.get("exit_status")):
+                sys.exit(int(status))
+        return None
+
+    def main() -> None:
+        os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
+        script = Path(sys.argv[0])
+        is_script = script.suffix == ".py" and script.stem == name
+        os.environ[PROGRAM] = shlex.join(["python", str(script)] if is_script else ["thinkalike", name])
+        with own_process():
+            register()
+            _run_all(hydra.main(version_base=None, config_path=str(CONF), config_name=name)(task))
+
+    return main
+
+
+@entry_point
+def train(config: TrainConfig) -> list[Path]:
+    """Fit something with Lightning; returns the folder of its result, alone in a list."""
+    from thinkalike.instruments import asked_for, run_jobs
+
+    return [result.folder for result in run_jobs(asked_for(config))]
+
+
+@entry_point
+def analyze(config: AnalyzeConfig) -> list[Path]:
+    """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
+    from thinkalike.instruments import asked_for, run_jobs
+
+    return [result.folder for result in run_jobs(asked_for(config))]
 
 
 @contextlib.contextmanager
-def at_work() -> Iterator[None]:
-    """Show progress from the first imports on, which take seconds."""
+def own_process() -> Iterator[None]:
+    """Heed signals, end with the process that was started first, and print errors and signals as one line.
+
+    The exit status is 1 after an error and that of the signal after a signal.
+    """
+    if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
+        follow_parent()
+    try:
+        with heeded():
+            yield
+            sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads stdout any more, as after `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Interrupted as error:
+        print(error, file=sys.stderr, flush=True)
+        sys.exit(error.status)
+    except USER_ERRORS as error:
+        if "THINKALIKE_TRACEBACK" in os.environ:
+            raise
+        print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+def _one_line(error: BaseException) -> str:
+    return explained(error) if isinstance(error, COMPOSING_ERRORS) else first_line(error) or type(error).__name__
+
+
+def _done(job: Job, composed: DictConfig) -> list[Path]:
+    """Do the job of a composed configuration, or foretell it, and print the folders of its results."""
     from thinkalike.screen import watched
 
-    with watched(), doing("starting", steps_aside=True):
-        yield
+    chosen, folders = HydraConfig.get(), list[Path]()
+    overrides = list(chosen.overrides.task)
+    config = checked(composed, overrides, chosen.runtime.choices)
+    if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
+        raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
+    with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
+        from thinkalike.instruments import check_read  # torch takes seconds to import
+
+        check_read(overrides, config)
+        if config.dry_run:
+            from thinkalike.forecast import show_forecast
+
+            show_forecast(config)
+        else:
+            folders = job(config)
+    for folder in folders:
+        print(f"results: {folder}", flush=True)
+    return folders
 
 
-def joined(made: Sequence[Made]) -> None:
-    """Show the results of a sweep beside each other."""
-    from thinkalike.listing import show_sweep
-
-    show_sweep(made)
-
-
-def headline(folders: Sequence[Path]) -> float | None:
-    """Return the first headline number of the first result; None if there is none, which Optuna counts as failed."""
+def _result(folder: Path) -> Any:
     from thinkalike.store import Result
 
-    numbers = Result(folders[0]).headlines if folders else []
+    return Result(folder)
+
+
+class Sweep(Callback):
+    """Opens the file that the jobs of a sweep share, in the store, or, of a dry run, elsewhere."""
+
+    def on_multirun_start(self, config: DictConfig, **given: Any) -> None:
+        store = Path(tempfile.gettempdir() if config.dry_run else config.store).expanduser().resolve()
+        try:
+            store.mkdir(parents=True, exist_ok=True)
+            opened, path = tempfile.mkstemp(prefix=".sweep-", dir=store)
+        except OSError as error:
+            print(f"error: the store {store} cannot be written: {error.strerror}; choose store=DIR", file=sys.stderr)
+            sys.exit(1)  # Hydra makes a warning of any other error of a callback
+        os.close(opened)
+        os.environ[SHARED] = path
+        os.environ.setdefault("WANDB_RUN_GROUP", Path(path).name.removeprefix("."))  # W&B shows its runs together
+
+
+def _run_all(run: Callable[[], None]) -> None:
+    """Run a job, or all jobs of a sweep: then show their results, and list those that failed, for exit status 1."""
+    try:
+        run()
+    except BrokenProcessPool as error:
+        raise ResourceError(
+            "a worker process of the sweep was killed; rerun the command, which skips what is done, perhaps with "
+            "fewer jobs at once (hydra.launcher.n_jobs)"
+        ) from error
+    finally:  # also when a launcher gives up because a job was killed
+        failed = _summed_up(Path(shared)) if (shared := os.environ.pop(SHARED, None)) else False
+    if failed:
+        sys.exit(1)
+
+
+def _summed_up(shared: Path) -> bool:
+    """Show the results of a sweep, each once, and what failed; returns whether any job did."""
+    from thinkalike.listing import show_sweep
+
+    notes = [json.loads(line) for line in shared.read_text().splitlines()]
+    shared.unlink()
+    made = sorted((note for note in notes if "folder" in note), key=lambda note: note["number"])
+    if made:
+        show_sweep([(note["words"], Path(note["folder"])) for note in made])
+    if failed := [note["failed"] for note in notes if "failed" in note]:
+        print(f"{len(failed)} of the sweep's jobs failed:", *failed, sep="\n  ", file=sys.stderr, flush=True)
+    return bool(failed)
+
+
+def _in_sweep(job: Job, composed: DictConfig) -> float | None:
+    """Do a job of a sweep and note how it went; returns its first headline number, or None, which stops no other."""
+    number, words = HydraConfig.get().job.num, list(HydraConfig.get().overrides.task)
+    try:
+        with doing(f"job {number + 1} of the sweep"):
+            folders = _done(job, composed)
+    except Exception as error:
+        if not isinstance(error, USER_ERRORS):
+            traceback.print_exception(error)
+        line = f"{' '.join(words)}: {type(error).__name__}: {_one_line(error)}"
+        print(f"failed: {line}", file=sys.stderr, flush=True)
+        _note(failed=line)
+        return None
+    for folder in folders:
+        _note(number=number, words=words, folder=str(folder.resolve()))
+    numbers = _result(folders[0]).headlines if folders else []
     return numbers[0].value if numbers else None
 
 
-def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
-    """Print the cost of a job; returns no folder, as there is no result."""
-    from thinkalike.forecast import forecast, show, speed
-
-    with at_work():
-        plan = forecast(config)
-        here = speed() if config.dry_run is True else float(config.dry_run)
-    show(plan, here)
-    return []
-
-
-@entry_point("train", joined, headline)
-def train(config: TrainConfig, overrides: Sequence[str]) -> list[Path]:
-    """Fit something with Lightning; returns the folder of the result, alone in a list."""
-    return done(config, overrides)
-
-
-def done(config: TrainConfig | AnalyzeConfig, overrides: Sequence[str]) -> list[Path]:
-    """Do all jobs that a configuration stands for, or foretell them; returns the folders of their results."""
-    with at_work():
-        from thinkalike.instruments import asked_for, check_read, run_jobs  # torch takes seconds to import
-
-        check_read(overrides, config)
-        if not config.dry_run:
-            return [result.folder for result in run_jobs(asked_for(config))]
-    return foretold(config)
-
-
-def verdict(folders: Sequence[Path]) -> int:
-    """Return the exit status of a result that was compared with a margin, else 0."""
-    from thinkalike.store import Result
-
-    return int(Result(folders[0]).scalars.get("exit_status", 0)) if folders else 0
-
-
-@entry_point("analyze", joined, headline, verdict)
-def analyze(config: AnalyzeConfig, overrides: Sequence[str]) -> list[Path]:
-    """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
-    return done(config, overrides)
+def _note(**what: Any) -> None:
+    if (path := Path(os.environ[SHARED])).exists():  # else the sweep was given up, and its jobs on a cluster run on
+        with path.open("a") as file:
+            file.write(f"{json.dumps(what)}\n")
 
 
 @own_process()
@@ -94,9 +233,6 @@ def report() -> None:
     from thinkalike.report import write_report
 
     write_report(sys.argv[1:])
-
-
-SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "rate")  # of `diff`
 
 
 def as_analysis(words: Sequence[str]) -> list[str]:
@@ -121,7 +257,6 @@ def diff() -> None:
     analyze()
 
 
-COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 COMMANDS = {"diff": diff, "train": train, "analyze": analyze, "results": results, "report": report}
 
 

@@ -5,6 +5,7 @@ FLOPs are those of the passes of models; what a job computes from states comes o
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
-from thinkalike.errors import ThinkalikeError
+from thinkalike.errors import HubError, ModelError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import Instrument, is_stored
+from thinkalike.job import is_stored
 from thinkalike.memory import GAPS, readable
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import Passes, Shape
-from thinkalike.screen import Table, number_column, show_table, show_text, text_column
+from thinkalike.screen import Table, aside, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
 PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
@@ -77,7 +78,9 @@ class Forecast:
     @property
     def bytes(self) -> float:
         """The most bytes that a pass over the text is known to hold: its models, and those of its largest job."""
-        return max((_bytes(each) for each in self.missing), default=0.0)
+        models = [sum(shape.bytes for shape in _shapes(jobs)) for jobs in self.missing]
+        beside = [max(job.holds for job in jobs) for jobs in self.missing]
+        return float(max(map(sum, zip(models, beside, strict=True)), default=0.0))
 
     def hours(self, gpu: str) -> float:
         return float(sum(hours_on(gpu, *each) for each in self.passes))
@@ -111,10 +114,6 @@ def _shapes(jobs: Iterable[Planned]) -> list[Shape]:
     return list({name: shape for job in jobs for name, shape in job.shapes.items() if shape}.values())
 
 
-def _bytes(jobs: Sequence[Planned]) -> float:
-    return float(sum(shape.bytes for shape in _shapes(jobs))) + max(job.holds for job in jobs)
-
-
 def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Forecast:
     """Return the jobs of a configuration: one, those of `models=[...]`, or the parts of an experiment.
 
@@ -132,8 +131,7 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
 def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
-        experiment: Any = instrument_of(config)
-        asked = experiment.jobs(config)[1]
+        asked = instrument_of(config).jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
@@ -152,8 +150,8 @@ def _name(config: Any) -> str:
 
 
 def _planned(label: str, config: Any, looks_up: bool) -> Planned:
-    kind, found = instrument_of(config), instrument_of(config).shapes_of(config)
-    names = dict(zip(found, told_apart(list(kind.models_of(config).values())), strict=True))
+    kind = instrument_of(config)
+    found, models = kind.shapes_of(config), kind.models_of(config)
     shapes = {part: shape for part, shape in found.items() if shape}
     own, holds = [], 0.0
     if len(shapes) == len(found):
@@ -161,20 +159,19 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
         holds = GAPS * kind.holds(config, shapes)
     if pick_device(config.model.device) == "cpu":
         holds += PROCESS + ENTRY * sum(shape.vocabulary for shape in {*shapes.values()})
-    stored = looks_up and not kind.makes_inputs and _is_stored(kind, config)
-    named = {names[part]: shape for part, shape in found.items()}
-    return Planned(label, stored, named, own, precision_of(config.model.dtype, config.trainer), holds)
+    is_done = False
+    if looks_up and not kind.makes_inputs:
+        with contextlib.suppress(HubError, ModelError):  # if the hub is out of reach, it counts as not stored
+            is_done = is_stored(kind, config)
+    named = dict(zip(told_apart(list(models.values())), found.values(), strict=True))
+    return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds)
 
 
-def _is_stored(kind: Instrument, config: Any) -> bool:
-    """Return whether the store has a result; a job whose hub is out of reach counts as not stored."""
-    try:
-        return is_stored(kind, config)
-    except ThinkalikeError:
-        reads_hub = any(not (model.path or model.mini) for model in kind.models_of(config).values())
-        if reads_hub or config.data.source == "hub" or getattr(getattr(config, "pairs", None), "source", None) == "hub":
-            return False
-        raise
+def show_forecast(config: TrainConfig | AnalyzeConfig) -> None:
+    """Print what the jobs of a configuration take, and the hours at the speed of this machine."""
+    plan, here = forecast(config), speed()
+    with aside():
+        show(plan, here)
 
 
 def show(plan: Forecast, speed: float | None = None) -> None:

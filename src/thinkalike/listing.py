@@ -17,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import Made
 from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
@@ -365,16 +364,19 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-def show_sweep(made: Sequence[Made]) -> None:
-    """Print one table of the results of a sweep; one that cannot be read any more is left out with a warning."""
+def show_sweep(made: Sequence[tuple[Sequence[str], Path]]) -> None:
+    """Print one table of the results of a sweep, of each its overrides and its folder.
+
+    One that cannot be read any more is left out with a warning.
+    """
     entries, given = [], []
-    for job in made:
+    for words, folder in made:
         try:
-            entries.append(Entry.of(Result(Path(job.folder))))
+            entries.append(Entry.of(Result(folder)))
         except StoreError as error:
             log.warning("left out of the sweep's table: %s", error)
             continue
-        given.append({key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in job.words)})
+        given.append({key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in words)})
     keys = dict.fromkeys(key for each in given for key in each)
     swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
     if entries:

@@ -1,4 +1,7 @@
-"""Loggers of jobs: W&B, TensorBoard, or none besides the files of the result."""
+"""Loggers of jobs, open while one runs: W&B and TensorBoard.
+
+Training logs its curves through Lightning's logger of the same kind, into the same run.
+"""
 
 from __future__ import annotations
 
@@ -9,52 +12,16 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import first_line
-from thinkalike.store import Result
+from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
 
 PATIENCE = 30.0  # seconds for the beginning of a run of W&B
-
-
-@dataclass(frozen=True)
-class About:
-    """A job as a logger sees it.
-
-    Attributes:
-        name: tells its run from those of other jobs.
-        kind: of the job.
-        store: where W&B keeps a folder of its own, of runs that fail, too.
-        folder: where curves are written that belong to the result.
-        settings: the resolved configuration.
-    """
-
-    name: str
-    kind: str
-    store: Path
-    folder: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-class Tracker:
-    """The logger of a job, open from construction to `close`; this one, of logger=csv and logger=none, writes nothing.
-
-    Training logs its curves through Lightning's logger of the same kind, into the same run.
-    """
-
-    def __init__(self, config: LoggerConfig, about: About):
-        self.config, self.about = config, about
-
-    def publish(self, result: Result) -> None:
-        """Log a result: headline numbers, scalars, tables, figures and files."""
-
-    def close(self, failed: bool) -> None:
-        """End the run."""
 
 
 def summary_of(result: Result) -> dict[str, float]:
@@ -82,17 +49,16 @@ def curves_of(result: Result) -> dict[int, dict[str, float]]:
     return dict(sorted(found.items()))
 
 
-class TensorBoardTracker(Tracker):
+class TensorBoardTracker:
     """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
 
     Raises:
         ConfigError: the package tensorboard is not there.
     """
 
-    def __init__(self, config: LoggerConfig, about: About):
-        super().__init__(config, about)
+    def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
         config.check_package()
-        self.folder = about.folder / re.sub(r"[^\w.=+-]+", "_", about.name)
+        self.folder, self.settings = folder / re.sub(r"[^\w.=+-]+", "_", name), settings
 
     def publish(self, result: Result) -> None:
         import numpy as np
@@ -108,20 +74,25 @@ class TensorBoardTracker(Tracker):
             for name, path in pictures_of(result).items():
                 with Image.open(path) as picture:
                     writer.add_image(f"figures/{name}", np.asarray(picture.convert("RGB")), dataformats="HWC")
-            writer.add_text("settings", f"```\n{json.dumps(dict(self.about.settings), indent=1, default=str)}\n```")
+            writer.add_text("settings", f"```\n{json.dumps(dict(self.settings), indent=1, default=str)}\n```")
             for name, table in result.tables.items():
                 writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
 
+    def close(self, failed: bool) -> None:
+        """Do nothing: all was written when the result was there."""
 
-class WandbTracker(Tracker):
+
+class WandbTracker:
     """A run of W&B: the configuration, headline numbers as summary, tables, figures as images, the result's files.
 
-    What the environment says in WANDB_MODE wins; under `disabled` nothing is written.
+    It stays offline without a key or where the server does not answer. What the environment says in WANDB_MODE wins;
+    under `disabled` nothing is written.
     """
 
-    def __init__(self, config: LoggerConfig, about: About):
-        super().__init__(config, about)
-        self.run = _begun(config, about)
+    def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
+        options = {name: getattr(config, name) for name in ("project", "entity", "group")}
+        options |= {"name": name, "job_type": job.kind, "dir": str(job.store), "config": dict(settings)}
+        self.run = _begun(job.store, options)
 
     def publish(self, result: Result) -> None:
         import wandb
@@ -144,15 +115,12 @@ class WandbTracker(Tracker):
         self.run.finish(exit_code=int(failed))
 
 
-def _begun(config: LoggerConfig, about: About) -> Any:
-    """Begin a run, which stays offline without a key or where the server does not answer."""
+def _begun(store: Path, options: dict[str, Any]) -> Any:
     import wandb
 
-    options: dict[str, Any] = {name: getattr(config, name) for name in ("project", "entity", "group")}
-    options |= {"name": about.name, "job_type": about.kind, "dir": str(about.store), "config": dict(about.settings)}
     mode: Any = os.environ.get("WANDB_MODE", "online")
     if mode != "disabled":
-        about.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
+        store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
     if mode == "online":
         mode, reason = "offline", "no key"
         try:
@@ -161,18 +129,25 @@ def _begun(config: LoggerConfig, about: About) -> Any:
         except wandb.Error as error:
             wandb.teardown()  # what is left of the attempt
             reason = first_line(error)
-        upload = f"to upload: wandb sync {about.store}/wandb/offline-run-*"
+        upload = f"to upload: wandb sync {store}/wandb/offline-run-*"
         log.info("W&B: %s, so the run stays offline; %s", reason, upload)
     return wandb.init(mode=mode, **options)
 
 
-TRACKERS = {"none": Tracker, "csv": Tracker, "wandb": WandbTracker, "tensorboard": TensorBoardTracker}
+TRACKERS: dict[str, Any] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}
 
 
 @contextlib.contextmanager
-def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
-    """Log a job while this is open."""
-    tracker, failed = TRACKERS[config.kind](config, about), True
+def tracked(config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]) -> Iterator[Any]:
+    """Log a job while this is open.
+
+    Args:
+        job: its kind, and its store, in which W&B keeps a folder of its own.
+        name: tells its run from those of other jobs.
+        folder: for curves that belong to the result.
+        settings: the resolved configuration.
+    """
+    tracker, failed = TRACKERS[config.kind](config, job, name, folder, settings), True
     try:
         yield tracker
         failed = False

@@ -1,35 +1,117 @@
-"""Several processes that share one job (`trainer=ddp`), and how they exchange what they computed."""
+"""The processes of a job: the signals that end one, and several that share it (`trainer=ddp`).
+
+At SIGTERM, SIGINT or SIGUSR1 a job writes a state where it can resume, and ends with the exit status of the signal.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
+import signal
+import threading
+import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
-from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
-from thinkalike.interrupts import asked
-from thinkalike.models.places import pick_device
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM may warn by any of these
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
 CHATTY = ("lightning_fabric.utilities.distributed", "lightning_fabric.utilities.rank_zero")
 T = TypeVar("T")
 
+_waiting: int | None = None  # a signal that came while `at_boundaries` was open
+_patient = False
+_ours: list[signal.Signals] = []  # the signals that `heeded` has taken
 
-class Round(NamedTuple):
-    """One round of batches, at most one for each process."""
 
-    before: int  # batches that were done when it began
-    done: int
-    asked: bool  # whether a signal waits for one of the processes
+class Interrupted(BaseException):
+    """A signal ended the job.
 
-    def passes(self, every: int) -> bool:
-        """Return whether the count of batches passed a multiple of `every` in this round."""
-        return self.done // every > self.before // every
+    Args:
+        number: of the signal.
+        where: how far the job came, if it left a state there.
+
+    Attributes:
+        status: the exit status that a shell gives to a process that this signal ended.
+    """
+
+    def __init__(self, number: int, where: str = ""):
+        super().__init__(number, where)
+        self.number, self.where, self.status = number, where, 128 + number
+
+    def __str__(self) -> str:
+        after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
+        return f"interrupted{self.where and ' '}{self.where}; {after}"
+
+
+@contextlib.contextmanager
+def heeded() -> Iterator[None]:
+    """Raise `Interrupted` on signals while this is open, unless this is a thread or another handler is set."""
+    global _waiting, _ours
+    is_main = threading.current_thread() is threading.main_thread()
+    untouched = (signal.SIG_DFL, signal.default_int_handler)
+    ours = [number for number in SIGNALS if is_main and signal.getsignal(number) in untouched]
+    before, outer = {number: signal.signal(number, _heed) for number in ours}, _ours
+    _ours = [*outer, *ours]
+    try:
+        yield
+    finally:
+        _waiting, _ours = None, outer
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _heed(number: int, frame: FrameType | None) -> None:
+    global _waiting
+    if not _patient or _waiting is not None:
+        raise Interrupted(number)
+    _waiting = number
+
+
+@contextlib.contextmanager
+def at_boundaries() -> Iterator[None]:
+    """Postpone a signal until `asked` is checked, while this is open; a second signal is not postponed."""
+    global _patient
+    before, _patient = _patient, True
+    try:
+        yield
+    finally:
+        _patient = before
+
+
+def take_back() -> None:
+    """Restore these handlers after a library has replaced them."""
+    for number in _ours:
+        signal.signal(number, _heed)
+
+
+def asked() -> bool:
+    """Return whether a signal waits for the job to save its state and `stop`."""
+    return _waiting is not None
+
+
+def stop(where: str) -> NoReturn:
+    """End the job, by an `Interrupted`, at a boundary where it has saved its state."""
+    raise Interrupted(_waiting or signal.SIGTERM, where)
+
+
+@functools.cache
+def follow_parent() -> None:
+    """End this process with SIGTERM when its parent has ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="follow-parent").start()
 
 
 @dataclass(frozen=True)
@@ -49,40 +131,15 @@ class ProcessGroup:
         distributed.all_gather_object(values, value)
         return values
 
-    def rounds(
-        self, starting: Callable[[int, int], Iterator[T]], first: int, add: Callable[[int, T], None]
-    ) -> Iterator[Round]:
-        """Go through batches from number `first` on; the processes take turns.
-
-        Args:
-            starting: given a number and a step, yields every step-th batch, or pool of batches, from that number on.
-            add: takes a batch with its number.
-        """
-        own, done = starting(first + self.rank, self.size), first
-        while True:
-            batch = next(own, None)
-            if batch is not None:
-                add(done + self.rank, batch)
-            there, waiting = zip(*self.everyone((batch is not None, asked())), strict=True)
-            if any(there):
-                yield Round(done, done + sum(there), any(waiting))
-            done += sum(there)
-            if not all(there):
-                return
-
     def end_of_share(self) -> None:
-        """End every process but the first, once all that it found is gathered.
-
-        Raises:
-            ShareDone: this is not the first.
-        """
+        """End every process but the first, by a `ShareDone`, once all that it found is gathered."""
         if self.rank:
             raise ShareDone
 
 
 @contextlib.contextmanager
-def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
-    """Join the processes that a configuration asks for, starting them unless torchrun or srun did.
+def together(trainer: Any, device: str) -> Iterator[ProcessGroup]:
+    """Join the processes that a `TrainerConfig` asks for, starting them unless torchrun or srun did.
 
     Args:
         device: where models are to be; on GPUs each process has one of its own.
@@ -93,8 +150,7 @@ def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
     if trainer.strategy != "ddp":
         yield ProcessGroup()
         return
-    kind = pick_device(device).partition(":")[0]
-    check_processes(trainer, kind)
+    check_processes(trainer, device)
     from lightning_fabric import Fabric  # it takes seconds to import
     from torch import distributed
 
@@ -102,6 +158,7 @@ def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
         logging.getLogger(name).setLevel(logging.WARNING)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="lightning_fabric")
+        kind = own_device(device, trainer).partition(":")[0]
         fabric = Fabric(accelerator=kind, devices=trainer.devices or -1, num_nodes=trainer.num_nodes, strategy="ddp")
         fabric.launch()
     try:
@@ -117,7 +174,7 @@ def rank(config: Any) -> int:
     return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
-def check_processes(trainer: TrainerConfig, device: str) -> None:
+def check_processes(trainer: Any, device: str) -> None:
     """Check that the number of processes is known; Lightning compares it with the tasks of SLURM.
 
     Raises:
@@ -127,9 +184,12 @@ def check_processes(trainer: TrainerConfig, device: str) -> None:
         raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 
 
-def own_device(device: str, trainer: TrainerConfig) -> str:
+def own_device(device: str, trainer: Any) -> str:
     """Return the device of this process: each of the processes that share a job has its own GPU."""
-    place = pick_device(device) if device == "auto" else device
-    if trainer.strategy != "ddp" or not place.startswith("cuda"):
-        return place
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if trainer.strategy != "ddp" or not device.startswith("cuda"):
+        return device
     return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"

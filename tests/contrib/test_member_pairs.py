@@ -1,6 +1,7 @@
 """What every two members of a population do together: CKA of what is asked for, and jobs that go on after signals."""
 
 import contextlib
+import shutil
 import signal
 
 import pytest
@@ -12,9 +13,9 @@ from thinkalike.contrib.populations.members import likeness_of_members, stitched
 from thinkalike.contrib.populations.pairs import encode
 from thinkalike.contrib.populations.population import PopulationMeasureConfig
 from thinkalike.contrib.populations.templates import nli_training
-from thinkalike.interrupts import Interrupted, heeded
 from thinkalike.job import Work
 from thinkalike.models.load import load_model
+from thinkalike.processes import Interrupted, heeded
 from thinkalike.store import Job
 
 BATCH, COUNT = 150, 40
@@ -110,7 +111,7 @@ def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded,
         return stitched_members(models[:2], encoded, pairs, settings(batch=8, at_once=2), work)
 
     expected = run()
-    work.job.forget()
+    shutil.rmtree(work.job.states)
     with monkeypatch.context() as patch, heeded():
         if way == "killed":
             interrupt(patch, 5, die)

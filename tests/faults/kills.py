@@ -175,7 +175,7 @@ def _killed(kind: str, here: Path, name: str, moment: dict, whole: Path) -> Kill
 
 def _problem(status: int, said: str, place: Path, whole: Path) -> str:
     """Return what is wrong with a job that was done again, or nothing."""
-    from thinkalike.store import finished
+    from stores import finished
 
     if status:
         return f"exit {status}: {said[-300:]}"

@@ -32,19 +32,6 @@ def one_line(status: int, said: str) -> str:
     return said.splitlines()[-1]
 
 
-def test_a_file_size_limit_is_one_line_and_the_job_resumes(small_stitching, tmp_path):
-    words = [*small_stitching, "stitch.steps=40", "trainer.checkpoint_every=5", "threads=1"]
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
-
-    line = one_line(*ended(words, tmp_path, limited))
-    assert "raise the limit on the size of files" in line
-    assert "the same command" in line
-    assert ended(words, tmp_path)[0] == 0
-    assert len(results_in(tmp_path / "results")) == 1
-
-
 @pytest.mark.ci_slow
 def test_a_full_disk_is_one_line_and_the_state_is_kept(small_stitching, tmp_path):
     disk = tmp_path / "disk"

@@ -6,32 +6,181 @@ open is None there; `completed` decides it for the parts that a job reads, and t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
+import os
 import re
+import shlex
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
-from hydra import compose
+from hydra import compose, initialize_config_dir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
-from thinkalike.config.registry import TASKS, instrument, instrument_of, measure_module, measure_schema
-from thinkalike.config.roots import AnalyzeConfig, JobConfig, TrainConfig
+from thinkalike.config.parts import (
+    HOW_IT_RUNS,
+    REPOSITORY,
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    StimuliConfig,
+    StitchConfig,
+    TrainerConfig,
+)
+from thinkalike.config.roots import (
+    MEASURES,
+    TASKS,
+    AnalyzeConfig,
+    JobConfig,
+    MeasureConfig,
+    TrainConfig,
+    instrument,
+    instrument_of,
+    measure_module,
+    measure_schema,
+)
 from thinkalike.config.schema import RENAMED, Checked, default_of, is_open, made, short
-from thinkalike.config.sources import GROUPS, hydra_ready, options
 from thinkalike.errors import ConfigError, nearest, one_of
-from thinkalike.plugins import named_in
+from thinkalike.plugins import is_plugin
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
+PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
+_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
+CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
+ROOTS: dict[str, Any] = {"train_schema": TrainConfig, "analyze_schema": AnalyzeConfig}
+PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, TrainerConfig, LoggerConfig)
+GROUPS: dict[str, type] = {schema.part: schema for schema in PARTS}
+FOLDERS, REST = "thinkalike://folders", "thinkalike://"
+LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
+
+
+class Options(ConfigSource):
+    """Answers what no file of conf/ can: schemas, `model=DIR`, `model=ORG/NAME`, `data=ORG/NAME`, and measures.
+
+    It stands twice in Hydra's search path: before all files for folders, as `./gpt2` is not conf/model/gpt2.yaml, and
+    after them for the rest.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "thinkalike"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        node = _folder(config_path) or _node(config_path)
+        package = "_global_" if config_path.startswith(("task/", "measure/")) else None  # with the parts that they add
+        return ConfigResult(self.provider, f"{REST}{config_path}", OmegaConf.create(node), {"package": package})
+
+    def is_config(self, config_path: str) -> bool:
+        return (_folder if self.path else _node)(config_path) is not None
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", *LISTS)
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if results_filter == ObjectType.GROUP:
+            return [] if config_path else [*LISTS]  # so that --help has measures and tasks
+        return LISTS.get(config_path, [])
+
+
+class OptionsEverywhere(SearchPathPlugin):
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.prepend("thinkalike", FOLDERS)
+        search_path.append("thinkalike", REST)
+
+
+def register() -> None:
+    Plugins.instance().register(Options)
+    Plugins.instance().register(OptionsEverywhere)
+
+
+def _folder(path: str) -> dict[str, Any] | None:
+    """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one."""
+    group, _, name = path.partition("/")
+    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    if group != "model" or "://" in name or not (written or ("/" in name and Path(name).is_dir())):
+        return None
+    return {"defaults": ["/model/local@_here_", "_self_"], "path": name}
+
+
+def _node(path: Any) -> dict[str, Any] | None:
+    """Return what `Options` answers to any other path, group/name; None: nothing."""
+    group, _, name = path.partition("/")
+    if path in ROOTS:  # of models and data, which may not be named, all settings are open
+        unset = _unset(ROOTS[path])
+        return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
+    if name == "schema" and group in GROUPS:
+        return _unset(GROUPS[group])
+    if group == "task" and name in TASKS:
+        return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
+    if group == "measure" and (name in MEASURES or is_plugin(name)):
+        schema: Any = measure_schema(name)
+        return {"measure": _unset(schema), **_added(instrument(measure_module(name)).config, AnalyzeConfig)}
+    odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
+    if group in ("model", "data") and re.match(REPOSITORY, name, re.ASCII) and not odd:
+        node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
+        return node | ({"name": name} if group == "data" else {})
+    return None
+
+
+def _added(schema: Any, root: Any) -> dict[str, Any]:
+    """Return the settings that the configuration of a task or measure has beyond those of all."""
+    return {name: part for name, part in _unset(schema).items() if name not in _unset(root)}
+
+
+@cache
+def _unset(schema: Any) -> dict[str, Any]:
+    """Return the defaults of a schema, and None for what is left open."""
+    parts, node = get_type_hints(schema), {}
+    for item in dataclasses.fields(schema):
+        is_part = dataclasses.is_dataclass(parts[item.name])
+        node[item.name] = _unset(parts[item.name]) if is_part else None if is_open(item) else default_of(item)
+    return node
+
+
+def options(group: str) -> list[str]:
+    """Return the names that a configuration group offers: `options("model")`."""
+    with hydra_ready():
+        folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
+    roots = [folder / group for folder in folders if folder.is_absolute()]
+    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
+    return sorted(written | {*(MEASURES if group == "measure" else ())})
+
+
+@contextlib.contextmanager
+def hydra_ready() -> Iterator[None]:
+    """Make Hydra's `compose` find conf/: in a job of ours as it is, and otherwise for a while, for this alone."""
+    running = GlobalHydra.instance()
+    before = running.hydra
+    if before is not None and any(each.scheme() == "thinkalike" for each in before.config_loader.get_sources()):
+        yield
+        return
+    register()
+    running.clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base=None):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = before
 
 
 def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
@@ -77,33 +226,24 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         ConfigError: a setting does not exist, or its value is not possible.
     """
     settings: Any = OmegaConf.to_container(composed, resolve=False)
-    schema = _schema_of(settings)
+    measure = settings.get("measure")
+    kind = measure["kind"] if isinstance(measure, dict) else None
+    if "task" in settings:
+        one_of("task", str(settings["task"]), TASKS)
+        schema = instrument(TASKS[settings["task"]]).config
+    else:
+        schema = instrument(measure_module(kind)).config if kind else AnalyzeConfig
     if "target" in settings:
         settings |= _models(settings, keys_of(overrides), {part for part, option in choices.items() if option})
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
-    if isinstance(settings.get("measure"), dict):
-        settings["measure"] = made(measure_schema(settings["measure"].get("kind")), settings["measure"], "measure.")
-    for part in ("model", "target", "data"):
-        if part in settings and settings[part].get("name") is None:
-            settings[part] = _given_of(schema, part, settings[part])
+    if kind:
+        settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
+    for part, own in (("model", ModelConfig), ("target", ModelConfig), ("data", DataConfig)):
+        if part in settings and settings[part]["name"] is None:  # what is not given has its default, or stays open
+            open_ones = dict.fromkeys(item.name for item in dataclasses.fields(own) if is_open(item))
+            given = {key: value for key, value in settings[part].items() if value is not None}
+            settings[part] = open_ones | given
     return made(schema, settings)
-
-
-def _schema_of(settings: Mapping[str, Any]) -> Any:
-    """Return the schema of the whole configuration of a task or measure."""
-    if "task" in settings:
-        one_of("task", str(settings["task"]), TASKS)
-        return instrument(TASKS[settings["task"]]).config
-    kind = settings["measure"].get("kind") if isinstance(settings.get("measure"), dict) else None
-    return instrument(measure_module(kind)).config if kind else AnalyzeConfig
-
-
-def _given_of(schema: type, part: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given of a part that is not named, and None for the rest of what may be left open."""
-    fields = dataclasses.fields(get_type_hints(schema)[part])
-    return {key: value for key, value in settings.items() if value is not None} | {
-        item.name: settings.get(item.name) for item in fields if is_open(item)
-    }
 
 
 def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collection[str]) -> dict[str, Any]:
@@ -136,11 +276,7 @@ def _how_it_runs(model: Mapping[str, Any], keys: Collection[str]) -> dict[str, A
 
 
 def option(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of an option of a group, or of a model by its folder or repository.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the settings of an option of a group, or of a model by its folder or repository."""
     with hydra_ready():
         path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
         return dict(_option(group, name, path))
@@ -175,7 +311,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         found["model"] = _named("model", SOURCE, given)
         is_pair = "stitch" in reads and not other and not given.keys() - {*HOW_IT_RUNS}
         if config.target.name is None:
-            found["target"] = _named("model", TARGET, given) if is_pair else _with(found["model"], other)
+            same = dataclasses.replace(found["model"], **other)
+            found["target"] = _named("model", TARGET, given) if is_pair else same
     config = dataclasses.replace(config, **found)
     if "data" in reads and config.data.name is None:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
@@ -204,19 +341,11 @@ def _named(group: str, name: str, given: Mapping[str, Any]) -> Any:
     return made(GROUPS[group], settings, f"{group}.")
 
 
-def _with(model: ModelConfig, given: Mapping[str, Any]) -> ModelConfig:
-    return dataclasses.replace(model, **given) if given else model
-
-
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings.
-
-    Raises:
-        ConfigError: the name or a setting is not known, or a value is not possible.
-    """
-    return (
-        dataclasses.replace(model, **settings) if isinstance(model, ModelConfig) else _named("model", model, settings)
-    )
+    """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
+    if isinstance(model, ModelConfig):
+        return dataclasses.replace(model, **settings)
+    return _named("model", model, settings)  # type: ignore[no-any-return]
 
 
 def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
@@ -231,38 +360,28 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
             measure takes no list.
     """
     runs = settings_of(config.model)
-    apart = {"experiment": config.experiment, "activations": config.activations, "model": config.model.name}
+    apart = {"experiment": config.experiment, "activations": config.activations}
     apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
     apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
-    for key, value in apart.items():
-        if value:
-            raise ConfigError(
-                f"{key}={value} does not go with models=, whose settings are in {{model: NAME, key: value}}"
-            )
-    models = [_of_list(entry, runs) for entry in config.models or []]
+    if given := [f"{key}={value}" for key, value in apart.items() if value]:
+        raise ConfigError(f"{given[0]} does not go with models=, whose settings are in {{model: NAME, key: value}}")
+    models = []
+    for entry in config.models or []:
+        own = dict(entry) if isinstance(entry, dict) else {"model": entry}
+        models.append(_named("model", str(own.pop("model", None)), {**runs, **own}))
     if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
-        raise ConfigError(
-            f"models={config.models} must be two different models or more, for a measure that takes a list"
-        )
+        raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
     pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
     jobs = (dataclasses.replace(config, models=None, model=source, target=target) for source, target in pairs)
     return [completed(job) for job in jobs]
-
-
-def _of_list(entry: Any, runs: Mapping[str, Any]) -> ModelConfig:
-    """Return a model of a list, by its name, by its folder, or by {model: either, setting: value}."""
-    settings = dict(entry) if isinstance(entry, dict) else {"model": entry}
-    return _named("model", str(settings.pop("model", None)), {**runs, **settings})
 
 
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
     if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
         group, _, name = path.partition("/")
-        hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}
-        return (
-            f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint.get(group, '')}"
-        )
+        hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
+        return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
@@ -287,12 +406,15 @@ def _keys(node: Any, start: str = "") -> Iterator[str]:
             yield from _keys(inner, f"{start}{key}.")
 
 
-def train_config(settings: Mapping[str, Any]) -> TrainConfig:
-    """Return the configuration of a finished job of train.py, whose file lacks the parts that it did not read."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if own := named_in(given):
-        raise ConfigError(f"this job is of plugins ({', '.join(own)}), which run by python train.py alone")
-    return made(TrainConfig, given)
+def command_line() -> str:
+    """Return the command line of the job that a script does, or that of this process."""
+    if not HydraConfig.initialized() or PROGRAM not in os.environ:
+        return shlex.join(sys.argv)
+    hydra = HydraConfig.get()
+    folders = [f"--config-dir={each.path}" for each in hydra.runtime.config_sources if each.provider == "command-line"]
+    name = hydra.job.config_name
+    own = [] if name in ("train", "analyze") else [f"--config-name={name}"]
+    return f"{os.environ[PROGRAM]} {shlex.join([*folders, *own, *hydra.overrides.task])}".rstrip()
 
 
 def to_yaml(config: dict[str, Any]) -> str:

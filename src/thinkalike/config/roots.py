@@ -1,19 +1,32 @@
-"""The whole configuration of either entry point, and what all measures have in common."""
+"""The whole configuration of either entry point, and the instruments that do its jobs.
+
+What `task=`, `measure=` and `experiment=` can be is found by entry points of installed packages:
+
+    [project.entry-points."thinkalike.instruments"]
+    "measure.mine" = "my_package.mine:Mine"
+
+The group has `task.NAME` and `measure.NAME`, each a subclass of `thinkalike.job.Instrument`; `subjects.NAME`, the form
+that a measure takes for several subjects; `plugin`, a function from FILE.py:NAME to an instrument and its schema; and
+`experiment`, a function of the name of an experiment. A module is imported when it is needed.
+"""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config.inputs import DataConfig, ModelConfig, StimuliConfig
+from thinkalike.config.parts import DataConfig, LoggerConfig, ModelConfig, StimuliConfig, StitchConfig, TrainerConfig
 from thinkalike.config.schema import (
     NOT_IN_KEY,
     SEEDS,
-    THREADS,
     Checked,
     FilePath,
     Layers,
@@ -22,20 +35,21 @@ from thinkalike.config.schema import (
     not_in_key,
     ranged,
 )
-from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.plugins import is_plugin
 
+GROUP = "thinkalike.instruments"
+PROJECT = Path(__file__).parents[3] / "pyproject.toml"
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
-Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass
 class MeasureConfig(Checked, part="measure"):
     """The settings that every measure has; the schema of each kind stands in the file of its instrument."""
 
-    kind: str = ""
+    kind: Annotated[str, Field(min_length=0)] = ""
     schemas: ClassVar[dict[str, type[MeasureConfig]]] = {}  # by kind
 
     def __init_subclass__(cls, **more: Any) -> None:
@@ -57,13 +71,13 @@ class JobConfig(Checked):
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
-    threads: int | None = ranged(None, least=1, most=THREADS, in_key=False)  # CPU threads; null: torch's default
+    threads: int | None = ranged(None, least=1, most=1024, in_key=False)  # CPU threads; null: torch's default
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
     store: FilePath = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
     screen: Literal["short", "full"] = not_in_key("short")  # full: also print all tables with all their columns
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
-    dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s
+    dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
 
     stands_for_jobs: ClassVar[bool] = False  # whether its jobs are still to be made
 
@@ -135,16 +149,86 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     """Return the scale of a recipe, mini or paper, and why it was chosen, or nothing if that needs no words."""
     if scale != "auto" or all(model.mini for model in models):
         return ("mini" if scale == "auto" else scale), ""
-    if all(model.mini or (model.path and _bytes_in(Path(model.path)) < SMALL) for model in models):
+    folders = [Path(model.path) if model.path else None for model in models if not model.mini]
+    if all(folder and sum(file.stat().st_size for file in folder.glob("*")) < SMALL for folder in folders):
         return "mini", "these models are small"
     import torch
 
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
 
 
-def _bytes_in(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("*") if file.is_file())
-
-
 def _listed(files: str | list[str] | None) -> list[str]:
     return [files] if isinstance(files, str) else files or []
+
+
+def _declared() -> dict[str, str]:
+    """Return module:name of each entry point; a checkout's own list counts, whether it is installed or not."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    if PROJECT.is_file():
+        own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
+        found |= own.get("entry-points", {}).get(GROUP, {})
+    return found
+
+
+def _named(part: str) -> dict[str, str]:
+    return {name.removeprefix(part): value for name, value in sorted(POINTS.items()) if name.startswith(part)}
+
+
+POINTS = _declared()
+TASKS, MEASURES, SUBJECTS = _named("task."), _named("measure."), _named("subjects.")
+
+
+@cache
+def loaded(value: str) -> Any:
+    """Return the object that module:name names."""
+    module, _, name = value.partition(":")
+    return getattr(import_module(module), name)
+
+
+def measure_module(kind: str) -> str:
+    """Return the module:name of a kind of measure; one in a file of the user's, FILE.py:NAME, stays as it is.
+
+    Raises:
+        ConfigError: there is no such measure.
+    """
+    if is_plugin(kind):
+        return kind
+    one_of("measure", kind, MEASURES)
+    return MEASURES[kind]
+
+
+def measure_schema(kind: str) -> type[MeasureConfig]:
+    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
+    if is_plugin(kind):
+        return loaded(POINTS["plugin"])(kind)[1]  # type: ignore[no-any-return]
+    loaded(measure_module(kind))
+    return MeasureConfig.schemas[kind]
+
+
+def instrument(value: str) -> Any:
+    """Return the instrument module:name, or that of a user's measure."""
+    kind = loaded(POINTS["plugin"])(value)[0] if is_plugin(value) else loaded(value)
+    return kind()
+
+
+def instrument_of(config: JobConfig) -> Any:
+    """Return the instrument of a job.
+
+    Raises:
+        ConfigError: there is no such measure, or it takes no several subjects.
+        TypeError: this is no configuration.
+    """
+    if isinstance(config, TrainConfig):
+        return instrument(TASKS[config.task])
+    if not isinstance(config, AnalyzeConfig):
+        raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
+    if config.experiment and config.models is None:
+        return loaded(POINTS["experiment"])(config.experiment)
+    if not config.subjects:
+        return instrument(measure_module(config.measure.kind))
+    if (kind := config.measure.kind) not in SUBJECTS:
+        raise ConfigError(
+            f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
+            f"measure={' or '.join(SUBJECTS)}"
+        )
+    return instrument(SUBJECTS[kind])

@@ -17,12 +17,12 @@ import dataclasses
 import itertools
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field
 
 from thinkalike.errors import ConfigError, nearest
 
@@ -32,7 +32,6 @@ STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
-THREADS = 1024
 RENAMED = {  # settings of earlier versions, and what to say of them
     "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
     "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
@@ -63,26 +62,16 @@ def _on_this_machine(path: str) -> str:
     return os.path.expanduser(path)
 
 
-FilePath = Annotated[str, StringConstraints(pattern=r"\S"), AfterValidator(_on_this_machine)]
+FilePath = Annotated[str, AfterValidator(_on_this_machine)]
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The numbers between two ends: `least` and `most` belong to it, `above` and `below` do not."""
 
     least: Number | None = None
     above: Number | None = None
     most: Number | None = None
     below: Number | None = None
-
-    def __str__(self) -> str:  # in the reference of settings
-        low = f"more than {self.above}" if self.least is None else f"at least {self.least}"
-        high = f"less than {self.below}" if self.most is None else f"at most {self.most}"
-        return f"{low} and {'finite' if self.most is None and self.below is None else high}"
-
-    def field(self) -> Any:
-        """Return the range as pydantic writes it."""
-        return Field(ge=self.least, gt=self.above, le=self.most, lt=self.below, allow_inf_nan=False)
 
 
 def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
@@ -125,15 +114,6 @@ def not_in_key(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=NOT_IN_KEY)
 
 
-SIZE = r"^\d{1,9}(\.\d+)? ?[kKmMgGtT]?[iI]?[bB]$"  # 8GB, 500 MB, 1.5GiB
-Size = Annotated[str, StringConstraints(pattern=SIZE)]  # an amount of memory with its unit
-
-
-def bytes_of(size: str) -> float:
-    """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB."""
-    return float(TypeAdapter(pydantic.ByteSize).validate_python(size))
-
-
 class Recipe(NamedTuple):
     """What decides the settings that a command line leaves open.
 
@@ -157,8 +137,8 @@ class Checked:
         part: the word with which the keys of its fields begin on a command line.
 
     Raises:
-        ConfigError: a value is not of its type or out of its range, or a word is empty, as when a variable of a shell
-            is not set.
+        ConfigError: a value is not of its type or out of its range, or a word is empty, as an unset variable of a shell
+            is.
     """
 
     part: ClassVar[str] = ""
@@ -200,38 +180,35 @@ def _model(schema: Any) -> type[pydantic.BaseModel]:
     fields: dict[str, Any] = {}
     for item in dataclasses.fields(schema):
         hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
-        hint = _strict(hint, item.metadata.get("range"), item.default)
+        if ends := item.metadata.get("range"):
+            hint = _within(hint, Field(ge=ends.least, gt=ends.above, le=ends.most, lt=ends.below))
         fields[item.name] = (hint | None if is_open(item) else hint, ...)
-    options = ConfigDict(coerce_numbers_to_str=True, protected_namespaces=(), arbitrary_types_allowed=True)
+    options = ConfigDict(
+        coerce_numbers_to_str=True,
+        protected_namespaces=(),
+        arbitrary_types_allowed=True,
+        allow_inf_nan=False,
+        str_min_length=1,
+    )
     return pydantic.create_model(schema.__name__, __config__=options, **fields)
 
 
-def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
-    """Return an annotation with the range of its numbers, and without empty words."""
+def _within(hint: Any, limits: Any) -> Any:
+    """Return an annotation whose numbers, also those of a list or dictionary, have a range."""
     if hint in (int, float):
-        return Annotated[hint, limits.field()] if limits else hint
-    if hint is str and default != "":
-        return Annotated[str, StringConstraints(pattern=r"\S")]
-    inner: Any = get_args(hint)
-    origin = get_origin(hint)
-    if origin is dict:
-        return dict[inner[0], _strict(inner[1], limits)]  # type: ignore[misc]  # the key "" is the whole model
-    if origin is list:
-        return list[_strict(inner[0], limits)]  # type: ignore[misc]
-    if type(None) in inner:
-        return Union[tuple(_strict(each, limits) for each in inner)]  # noqa: UP007
-    return hint
+        return Annotated[hint, limits]
+    inner = tuple(_within(each, limits) for each in get_args(hint))
+    if (origin := get_origin(hint)) in (list, dict):
+        return origin[inner]
+    return Union[inner] if type(None) in inner else hint  # noqa: UP007
 
 
 def _sentence(part: str, error: pydantic.ValidationError) -> str:
     """Return the first thing that is wrong with values, with its key, in one line."""
     first = error.errors()[0]
     where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
-    key = ".".join(filter(None, [part, *where[:1]]))
     said = first["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
-    if first.get("ctx", {}).get("pattern") == r"\S":
-        said = "must not be empty"
-    return f"{key}={short(first['input'])} {said}"
+    return f"{'.'.join(filter(None, [part, *where[:1]]))}={short(first['input'])} {said}"
 
 
 def short(value: Any) -> str:

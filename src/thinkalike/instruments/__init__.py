@@ -1,6 +1,6 @@
 """Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
 
-`thinkalike.config.registry` lists them. A module here holds the settings of a measure, such as `CKAConfig`, and one
+`thinkalike.config.roots` finds them. A module here holds the settings of a measure, such as `CKAConfig`, and one
 subclass of `Instrument`; it imports at its top what is quick, and inside functions what is not.
 """
 
@@ -61,8 +61,8 @@ def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
     together: dict[Any, list[int]] = {}
     for place, config in enumerate(configs):
         kind = instrument_of(config)
-        shares = kind.in_one_pass and not getattr(config, "activations", None)
-        together.setdefault(kind.run_all if shares else place, []).append(place)
+        shares = None if getattr(config, "activations", None) else kind.run_all
+        together.setdefault(shares or place, []).append(place)
     return list(together.values())
 
 

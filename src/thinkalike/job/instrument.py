@@ -11,10 +11,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,10 +24,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike.config import AnalyzeConfig, ModelConfig, completed
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
-from thinkalike.job.record import Phases
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
+from thinkalike.progress import doing
 from thinkalike.screen import Table, show_table, text_column
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
@@ -33,12 +35,17 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from thinkalike.loggers import Tracker
     from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)
 
 WIDE = 8  # columns; a table of more columns, and of fewer rows, is printed on its side
+OF_PRETRAINING = frozenset(
+    f"{side}.{name}"
+    for side in ("model", "target")
+    for name in ("cls_sep", "pretrain_tokens", "pretrain_tokens_per_step", "pretrain_lr", "pretrain_vocabulary")
+)
+OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
 @dataclass
@@ -86,10 +93,11 @@ class Outcome:
         wrong = np.argwhere(np.isinf(values) if name in self.blank else ~np.isfinite(values))
         if len(wrong):
             place = tuple(map(int, wrong[0]))
-            row = "" if table is None else f" ({_label(table, *place)})"
+            row: Any = {} if table is None else table.iloc[[*place]].select_dtypes(exclude="float").iloc[0]
+            where = f" ({', '.join(f'{column}={cell}' for column, cell in row.items())[:200]})" if len(row) else ""
             raise ResultError(
-                f"{name}{list(place) or ''}{row} came out as {np.asarray(values)[place]}, so nothing is stored; check "
-                "the weights and the text, or take more of the text and model.dtype=float32"
+                f"{name}{list(place) or ''}{where} came out as {np.asarray(values)[place]}, so nothing is stored; "
+                "check the weights and the text, or take more of the text and model.dtype=float32"
             )
 
 
@@ -103,10 +111,52 @@ def _with_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
     return table.assign(**changed)
 
 
-def _label(table: pd.DataFrame, row: int) -> str:
-    """Return the texts and whole numbers of a row, which identify it."""
-    kept = table.iloc[[row]].select_dtypes(exclude="float")
-    return ", ".join(f"{name}={value}" for name, value in kept.iloc[0].items())[:200]
+class Phases:
+    """The seconds that a job has spent in each of its phases, in earlier runs of an interrupted job, too.
+
+    A phase inside another one takes its time from it, so that the seconds of all phases add up to those of the job.
+
+    Args:
+        folder: where a job keeps its states, and the seconds of its earlier runs; None: they are not kept.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._file = folder / "phases.json" if folder else None
+        self._seconds: dict[str, float] = {}
+        self._now: str | None = None
+        self._since = time.monotonic()
+        if self._file:
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is missing or damaged
+                self._seconds = {name: float(value) for name, value in json.loads(self._file.read_text()).items()}
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase, and show it as the current activity."""
+        with doing(name), self.counting(name):
+            yield
+
+    @contextlib.contextmanager
+    def counting(self, name: str) -> Iterator[None]:
+        """Time a phase."""
+        before = self._turn_to(name)
+        try:
+            yield
+        finally:
+            self._turn_to(before)
+            if self._file and self._file.parent.is_dir():  # else the job has left no state
+                self._file.write_text(json.dumps(self._seconds))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each phase that has ended, to a hundredth."""
+        return {name: round(value, 2) for name, value in self._seconds.items()}
+
+    def _turn_to(self, name: str | None) -> str | None:
+        now, before = time.monotonic(), self._now
+        if before is not None:
+            self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._now, self._since = name, now
+        return before
 
 
 @dataclass
@@ -119,7 +169,7 @@ class Work:
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
         processes: the processes that share the job.
-        tracker: the logger of the job, which gets the result; None if there is none, or in a process that only helps.
+        tracker: of `thinkalike.loggers`, or None without W&B and TensorBoard, or in a process that only helps.
         phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
 
@@ -128,7 +178,7 @@ class Work:
     inputs: Mapping[str, Any]
     opened: contextlib.ExitStack
     processes: ProcessGroup = field(default_factory=ProcessGroup)
-    tracker: Tracker | None = None
+    tracker: Any = None
     phase: Phases = field(default_factory=Phases)
 
     def resume(self, name: str) -> dict[str, Any] | None:
@@ -142,12 +192,13 @@ class Work:
         write_state(self.job.states, name, state)
 
 
-OF_PRETRAINING = frozenset(
-    f"{side}.{name}"
-    for side in ("model", "target")
-    for name in ("cls_sep", "pretrain_tokens", "pretrain_tokens_per_step", "pretrain_lr", "pretrain_vocabulary")
-)
-OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
+@contextlib.contextmanager
+def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
+    """Time a phase of all jobs of one pass; phases inside it take their time from it."""
+    with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
+        for work in works:
+            phases.enter_context(work.phase.counting(name))
+        yield
 
 
 class Instrument(ABC):
@@ -171,7 +222,8 @@ class Instrument(ABC):
     ignores: ClassVar[frozenset[str]] = OF_PRETRAINING  # settings of the parts that it reads that change nothing of it
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
-    in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work
+    run_all: ClassVar[Callable[..., list[Outcome | ThinkalikeError]] | None] = None  # does several jobs with less work:
+    # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
     makes_inputs: ClassVar[bool] = False  # whether `prepare` does other jobs
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
 
@@ -249,14 +301,6 @@ class Instrument(ABC):
     @abstractmethod
     def run(self, config: Any, work: Work) -> Outcome:
         """Compute the numbers."""
-
-    @staticmethod
-    def run_all(jobs: Sequence[tuple[Any, Any, Work]]) -> list[Outcome | ThinkalikeError]:
-        """Compute the numbers of several jobs, each with its instrument and its configuration.
-
-        The error of one leaves the others alone where that is possible.
-        """
-        return [instrument.run(config, work) for instrument, config, work in jobs]
 
     def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
         """Draw the figures of a result into a folder; a kind may have none."""

@@ -1,37 +1,53 @@
-"""Runs jobs: fingerprints, key, a look into the store, the lock, the run, and the result in the store."""
+"""Runs jobs: fingerprints, key, a look into the store, the lock, the run, and the result with its provenance."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
 import logging
 import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, relevant
+from thinkalike.config import AnalyzeConfig, command_line, relevant
 from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.job.instrument import Instrument, Outcome, Work
-from thinkalike.job.record import PACKAGES, WARNING, Phases, Warnings, environment, explained, gathered, phase_of_all
+from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, first_line
+from thinkalike.job.instrument import Instrument, Outcome, Phases, Work, phase_of_all
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import ProcessGroup, rank, together
 from thinkalike.progress import doing
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
-log = logging.getLogger(__name__)
-
 ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
-FOR_CURVES = ("csv", "none")  # loggers of curves, which analyses do not have
+PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 LONGEST = 128  # characters of the name of a run, the most that W&B takes
+WARNING = "warning: "
+SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EROFS: "choose another place with store=DIR and data.cache=DIR",
+    errno.EACCES: "choose another place with store=DIR and data.cache=DIR",
+}
+NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
+
+log = logging.getLogger(__name__)
+LOGGER = logging.getLogger("thinkalike")
 
 
 def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
@@ -52,13 +68,13 @@ def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
 def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> list[Result]:
     """Do the jobs that the store lacks, in one pass; returns the result of each.
 
-    Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state
-    and a folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
+    Each is an instrument with a configuration; several have the same `run_all`. Each has a key, a lock, a state and a
+    folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
 
     Raises:
         ThinkalikeError: see `perform`.
     """
-    with gathered() as warnings, contextlib.ExitStack() as opened:
+    with Warnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
             asked = [plan(*job) for job in jobs]
             different = {each.job.key: each for each in asked}
@@ -68,14 +84,18 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         for line in dict.fromkeys(filter(None, said)):
             log.info(line)
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
-            opened.enter_context(_with_lock(each.job, each.config))
-            opened.enter_context(explained(each.job.partial))
+            if rank(each.config):
+                LOGGER.setLevel(logging.ERROR)  # the first of the processes that share it has the lock, and speaks
+            else:
+                opened.enter_context(each.job.running(wait=each.config.wait))
+            opened.enter_context(_explained())
         found |= _stored(missing, shown)  # by the process that had the lock before
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
-                outcomes = missing[0].instrument.run_all(given)
+                (kind, config, work), *others = given
+                outcomes = kind.run_all(given) if others and kind.run_all else [kind.run(config, work)]
             found |= _finished(works, outcomes, time.monotonic() - began, warnings, shown)
     return [found[each.job.key] for each in asked]
 
@@ -131,16 +151,17 @@ class Planned:
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
             work.phase = Phases(self.job.states)
-            if isinstance(self.config, TrainConfig) or self.config.logger.kind not in FOR_CURVES:
-                work.tracker = work.opened.enter_context(self.tracked(self.job.partial / "curves", settings))
+            work.tracker = work.opened.enter_context(self.tracked(self.job.partial / "curves", settings))
         return work
 
     def tracked(self, folder: Path, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-        """Log the job, and files of its result in a folder, while this is open."""
-        from thinkalike.loggers import About, tracked
+        """Log the job, and files of its result in a folder, while this is open; yields the logger, or None."""
+        if self.config.logger.kind not in ("wandb", "tensorboard"):
+            return contextlib.nullcontext()
+        from thinkalike.loggers import tracked
 
         name = run_name(self.job.kind, self.job.key, self.inputs)
-        return tracked(self.config.logger, About(name, self.job.kind, self.job.store, folder, settings))
+        return tracked(self.config.logger, self.job, name, folder, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
         """Write, draw and publish the result, with the provenance of the run and what it `took`."""
@@ -212,36 +233,24 @@ def run_name(kind: str, key: str, inputs: Mapping[str, Any]) -> str:
 
 
 def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
-    """Return the results of those jobs that are done, by key, and print them."""
+    """Return the results of those jobs that are done, by key, and print them with their warnings."""
     found = {}
     for each in jobs:
-        if not each.config.force and (result := each.job.result()):
-            _again(each, result, shown)
-            found[each.job.key] = result
+        if each.config.force or not (result := each.job.result()):
+            continue
+        found[each.job.key] = result
+        log.info("already done; force=true does it again")
+        for text in result.provenance.get("warnings", ()):
+            log.warning("%s%s", WARNING, text)
+        before, there = result.provenance["versions"], versions_of(PACKAGES).items()
+        if others := [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]:
+            log.warning("it was computed with %s", ", ".join(others))
+        if shown:
+            each.show(result)
+        if AGENT in os.environ and not rank(each.config):  # it waits for the numbers of every job that it starts
+            with each.tracked(result.folder, result.config) as tracker:
+                tracker.publish(result)
     return found
-
-
-def _again(planned: Planned, result: Result, shown: bool) -> None:
-    """Say that the job is already done, with its warnings, name versions that differ, and print the result."""
-    log.info("already done; force=true does it again")
-    for text in result.provenance.get("warnings", ()):
-        log.warning("%s%s", WARNING, text)
-    before, there = result.provenance["versions"], versions_of(PACKAGES).items()
-    others = [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]
-    if others:
-        log.warning("it was computed with %s", ", ".join(others))
-    if shown:
-        planned.show(result)
-    if AGENT in os.environ and not rank(planned.config):  # it waits for the numbers of every job that it starts
-        with planned.tracked(result.folder, result.config) as tracker:
-            tracker.publish(result)
-
-
-def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
-    """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
-    if rank(config):
-        logging.getLogger("thinkalike").setLevel(logging.ERROR)
-    return contextlib.nullcontext() if rank(config) else job.running(wait=config.wait)
 
 
 @contextlib.contextmanager
@@ -252,7 +261,7 @@ def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, 
     instrument, config = jobs[0].instrument, jobs[0].config
     if config.force and not rank(config):
         for each in jobs:
-            each.job.forget()
+            shutil.rmtree(each.job.states, ignore_errors=True)
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -296,3 +305,77 @@ def _finished(
     if errors:
         raise errors[0]
     return found
+
+
+class Warnings(logging.Handler):
+    """Gathers warnings while it is open, and marks records that repeat one, as `record.again`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: dict[str, None] = {}
+
+    def __enter__(self) -> Warnings:
+        LOGGER.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        LOGGER.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(WARNING):
+            record.again = getattr(record, "again", False) or text in self.said
+            self.said[text] = None
+        if not logging.root.handlers and logging.lastResort and LOGGER.handlers[0] is self:  # as if this were not there
+            logging.lastResort.handle(record)
+
+    def of(self, own: Iterable[str], others: Iterable[str]) -> list[str]:
+        """Return the warnings that name none of the `others`, models that other jobs of the pass have, unless `own`."""
+        foreign = [re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])") for name in {*others} - {*own}]
+        texts = [text.removeprefix(WARNING) for text in self.said]
+        return [text for text in texts if not any(name.search(text) for name in foreign)]
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Turn an error that means that the machine has too little of something into one line; the last state is kept."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, ResourceError) and (reason := _reason(error)):
+            raise ResourceError(f"{reason}, and rerun the command to resume from the last state") from error
+        raise
+
+
+def _reason(error: BaseException) -> str | None:
+    """Return what the machine lacks and what to do, or None if an error means something else."""
+    from thinkalike.memory import exhausted
+
+    if cause := exhausted(error):
+        return f"there is too little memory ({first_line(cause)[:200] or type(cause).__name__}): {SMALLER}"
+    for each in chain(error, suppressed=True):
+        numbered = NUMBERED.search(str(each))
+        number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
+        if number in REMEDIES:
+            return f"{first_line(each)[:200]}: {REMEDIES[number]}"
+    return None
+
+
+def environment() -> dict[str, Any]:
+    """Return date (UTC), command line, host, versions, commit, threads and peak memory of this process."""
+    import torch
+
+    commit, gpu = "", {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+    with contextlib.suppress(OSError):  # there is no git
+        describe = ["git", "describe", "--always", "--dirty"]
+        commit = subprocess.run(describe, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "host": socket.gethostname(),
+        "versions": versions_of(PACKAGES),
+        "git_commit": commit or "unknown",
+        "threads": torch.get_num_threads(),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **gpu,
+    }

@@ -27,6 +27,20 @@ class Batch(NamedTuple):
     groups: Int[Tensor, " ..."] | None = None
     documents: Int[Tensor, " ..."] | None = None
 
+    @classmethod
+    @takes_arrays
+    def of(
+        cls,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None,
+        number: int,
+        groups: Int[Tensor, " ..."] | None,
+        documents: Int[Tensor, " ..."] | None,
+    ) -> Batch:
+        """Return the batch of two models, from tensors or arrays."""
+        return cls([source, target], mask, number, groups, documents)
+
     def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
         """Return the rows of the different layers, and where the layers of each model stand among them."""
         called = {model: f"model {model}" for side in sides for model in side}
@@ -141,17 +155,16 @@ class LayerMeans(Accumulator):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
         self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
-    @takes_arrays
     def update(
         self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
+        source: Any,
+        target: Any,
+        mask: Any = None,
         number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
+        groups: Any = None,
+        documents: Any = None,
     ) -> None:
-        """Add one batch: the same tokens, or rows, in both models.
+        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
 
         Args:
             source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
@@ -167,7 +180,7 @@ class LayerMeans(Accumulator):
             ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
                 enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
         """
-        batch = Batch([source, target], mask, self.next_number(number), groups, documents)
+        batch = Batch.of(source, target, mask, self.next_number(number), groups, documents)
         self.update_pairs([self], [(0, 1)], batch)
 
     @staticmethod

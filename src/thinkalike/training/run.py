@@ -28,9 +28,7 @@ from torch.utils.data import DataLoader
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import DataError, PluginError, ShareDone, TrainingError
-from thinkalike.interrupts import asked, at_boundaries, stop, take_back
-from thinkalike.loggers import TensorBoardTracker, Tracker, WandbTracker
-from thinkalike.processes import check_processes
+from thinkalike.processes import asked, at_boundaries, check_processes, stop, take_back
 from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
 
@@ -222,7 +220,7 @@ class Run:
     partial: Path  # the folder of its state
     device: torch.device
     trainer: TrainerConfig
-    tracker: Tracker | None = None  # the logger of the job, which gets the curves
+    tracker: Any = None  # of `thinkalike.loggers`, if there is one, which gets the curves
     part: str = ""  # the name of one of several trainings of a job; the first has none
 
 
@@ -311,19 +309,18 @@ def _helps(trainer: TrainerConfig) -> bool:
     return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
 
 
-def loggers_of(run: Run) -> list[Logger]:
-    """Return Lightning's loggers of the curves of a run; those that the job's tracker opens, it also closes."""
+def loggers_of(run: Run, kind: str) -> list[Logger]:
+    """Return Lightning's loggers of the curves of a run, by `logger.kind`; the job's tracker closes what it opened."""
     tracker = run.tracker
     if _helps(run.trainer):
         return []
-    if isinstance(tracker, WandbTracker):
+    if kind == "wandb":
         tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs
         tracker.run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         return [WandbLogger(experiment=tracker.run)]
-    if isinstance(tracker, TensorBoardTracker):
+    if kind == "tensorboard":
         return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
-    with_files = tracker is not None and tracker.config.kind == "csv"
-    return [CSVLogger(run.partial, name=FOLDER, version="")] if with_files else []
+    return [CSVLogger(run.partial, name=FOLDER, version="")] if kind == "csv" else []
 
 
 def _join_curves(folder: Path, joined: str, before: float = float("inf")) -> None:

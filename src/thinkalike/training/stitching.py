@@ -131,7 +131,7 @@ def largest_microbatch(
     shared = limits.strategy == "ddp"
     hand_back(rows.device)
     processes = limits.devices or 1 if shared and rows.device.type == "cpu" else 1
-    budget = Budget.of(rows.device, limits.memory_bytes, processes)
+    budget = Budget.of(rows.device, limits.memory, processes)
     copies = 1 + momenta + int(shared)  # gradients, and those that processes exchange
     room = budget.room - copies * sum(weight.nbytes for own in weights for weight in own) / GAPS
     longest = sorted(range(len(weights)), key=lambda number: -tails[number])

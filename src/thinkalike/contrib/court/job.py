@@ -30,12 +30,12 @@ from thinkalike.contrib.court.table import entries
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.survey import same_vocabulary
+from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import doing
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result

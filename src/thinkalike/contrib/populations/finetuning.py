@@ -74,7 +74,7 @@ class ClassifierFinetuning(
         device = torch.device(pick_device(config.model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
-            fit(trained, trained.data(), run, loggers_of(run))
+            fit(trained, trained.data(), run, loggers_of(run, config.logger.kind))
         folder = work.job.aside / CHECKPOINT
         module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -22,12 +22,12 @@ from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs,
 from thinkalike.contrib.populations.reading import read_pairs
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
-from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import counted, doing
 from thinkalike.states.batches import StateBatch
 from thinkalike.states.tokens import counted as counted_tokens
@@ -213,8 +213,9 @@ def stitched_members(
     """
     found, first = _begun(models, len(pairs), work)
     parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
+    processes = work.processes
 
-    def add(number: int, batch: PairBatch) -> None:
+    def add(batch: PairBatch) -> None:
         labels, mask = pairs.labels[batch.rows], batch.mask.long()
         part = identity_stitches(
             models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
@@ -222,22 +223,26 @@ def stitched_members(
         new.append((batch.rows, part))
 
     def gather() -> None:
-        for rows, part in itertools.chain.from_iterable(work.processes.everyone(new)):
+        for rows, part in itertools.chain.from_iterable(processes.everyone(new)):
             for whole, own in zip(found, part, strict=True):
                 whole[..., rows] = own
         new.clear()
 
     with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
-        for each in work.processes.rounds(lambda number, step: iter(parts[number::step]), first, add):
-            activity.reach(each.done)
-            if each.passes(KEPT_EVERY) or each.asked:
+        for before in range(first, len(parts), processes.size):
+            if before + processes.rank < len(parts):
+                add(parts[before + processes.rank])
+            done = min(before + processes.size, len(parts))
+            activity.reach(done)
+            is_asked = any(processes.everyone(asked()))
+            if is_asked or done // KEPT_EVERY > before // KEPT_EVERY:
                 gather()
-                if not work.processes.rank:
-                    work.keep(STITCHES, {**found._asdict(), "batches": each.done})
-            if each.asked:
-                stop(f"at batch {each.done} of {len(parts)}")
+                if not processes.rank:
+                    work.keep(STITCHES, {**found._asdict(), "batches": done})
+            if is_asked:
+                stop(f"at batch {done} of {len(parts)}")
         gather()
-    work.processes.end_of_share()
+    processes.end_of_share()
     return found
 
 

@@ -83,7 +83,7 @@ class MiniPretraining(
             save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
 
         with work.phase("fit"):
-            fit(trained, rows, run, loggers_of(run), [Keeping(config.pretrain.kept, keep)])
+            fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(config.pretrain.kept, keep)])
         training = {
             "data": config.data.name,
             "tokens_seen": config.pretrain.steps * config.pretrain.tokens_per_step,

@@ -102,7 +102,7 @@ class SparseAutoencoders(
             setting = Setting.of(config, work.inputs)
         run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)
         with work.phase("fit"):
-            made = fitted(setting, run, loggers_of(run))
+            made = fitted(setting, run, loggers_of(run, config.logger.kind))
         with work.phase("report"):
             table, courses = table_of(setting, made), courses_of(setting, made)
         for seed in range(config.sae.seeds):

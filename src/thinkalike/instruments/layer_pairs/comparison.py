@@ -11,9 +11,9 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Work
 from thinkalike.memory import FirstBatch
+from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 

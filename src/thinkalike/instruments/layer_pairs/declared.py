@@ -24,9 +24,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import measures, plugins
-from thinkalike.config import AnalyzeConfig, left_open, ranged
-from thinkalike.config.registry import MEASURES
-from thinkalike.config.roots import MeasureConfig
+from thinkalike.config import MEASURES, AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, PluginError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull

@@ -114,7 +114,6 @@ class LayerPairs(Instrument):
     same_layers: ClassVar[bool] = False  # whether only layers of one number have a value
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
-    in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
     for_stimuli: ClassVar[Mapping[str, Any]] = {  # the values of settings that stimuli do not have
         "level": "auto", "skip_special_tokens": False, "stop_at_width": None, "given": "none"
@@ -205,9 +204,6 @@ class LayerPairs(Instrument):
     @staticmethod
     def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        if len(jobs) == 1:
-            ((kind, config, work),) = jobs
-            return [kind.run(config, work)]
         from thinkalike.instruments.layer_pairs.sharing import run_together
 
         return run_together(jobs, f"{SMALLER}, or give fewer models at once")

@@ -96,7 +96,7 @@ def load_setting(config: TrainConfig) -> Setting:
         ModelError: a model cannot be loaded, or tokens cannot be aligned.
         DataError: there is too little text.
     """
-    stitch, memory, both = config.stitch, config.trainer.memory_bytes, (config.model, config.target)
+    stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
     if stitch.both and source is target:
         raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")

@@ -216,7 +216,7 @@ class Stitching(
             setting = load_setting(config)
         source, target, corpus, stitch = setting.source, setting.target, setting.corpus, config.stitch
         run = Run(work.job.partial, target.device, config.trainer, work.tracker)
-        done = {"": stitched(setting, run, loggers_of(run), work)}
+        done = {"": stitched(setting, run, loggers_of(run, config.logger.kind), work)}
         if stitch.both:
             done["back"] = stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
             add_asymmetries(*done.values())
