@@ -60,7 +60,7 @@ def read_transformers(
             f"{config.called}: model.processing=compat goes with no model.device_map or model.quantization"
         )
     options: dict[str, Any] = {"attn_implementation": "eager"} if in_compat else _placement(config, device)
-    quantization = config.quantization or ""
+    quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
             raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")

@@ -85,8 +85,9 @@ class Shape:
     operations: Operations  # of its passes
 
     def passes(
-        self, phase: str, tokens: float, row: int, times: float = 1, *, full: bool = True, is_shared: bool = False
-    ) -> Passes:
+        self, phase: str, tokens: int | float, row: int, times: int | float = 1, full: bool = True,
+        is_shared: bool = False,
+    ) -> Passes:  # fmt: skip
         """Return passes of this model; see `Passes`."""
         return Passes(phase, self, tokens, row, times, full, is_shared)
 
@@ -104,9 +105,9 @@ class Passes:
 
     phase: str  # such as forward passes, training or report
     model: Shape
-    tokens: float  # that it reads
+    tokens: int | float  # that it reads
     row: int  # tokens of a row of text
-    times: float  # how often it reads them
+    times: int | float  # how often it reads them
     full: bool  # whether the passes go through the unembedding, too
     is_shared: bool  # whether jobs of one pass that read the same do it once
 

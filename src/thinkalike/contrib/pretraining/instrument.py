@@ -54,7 +54,8 @@ class MiniPretraining(
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
         model, vocabulary = config.model, config.pretrain.vocabulary
-        family, sizes = FAMILIES.get(model.family), {"architecture": {**model.architecture, "d_vocab": vocabulary}}
+        family = FAMILIES.get(model.family)
+        sizes: dict[str, Any] = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
         if family and family.reader != "native":
             sizes = {"model_type": family.in_config_json, "vocab_size": vocabulary, **model.architecture}
         return {"model": shape_from(model, sizes)}
