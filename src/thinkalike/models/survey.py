@@ -10,7 +10,8 @@ import functools
 import inspect
 import math
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
+OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -238,8 +240,28 @@ def same_vocabulary(source: Any, target: Any) -> None:
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
-            "other tokens; choose models of one tokenizer, or use task=stitch or words (measure=cka measure.level=word)"
+            f"other tokens; choose models of one tokenizer, {OTHERWISE}"
         )
+
+
+def check_cuts(source: Any, target: Any, texts: Sequence[str]) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut these texts into the same tokens.
+
+    Raises:
+        ModelError: one is cut differently; the message names the place.
+    """
+    if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
+        return
+    for text in texts:
+        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
+        if mine != theirs:
+            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
+            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
+                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
+            raise ModelError(
+                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
+                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
+            )
 
 
 def check_alignable(source: Any, target: Any) -> None:
