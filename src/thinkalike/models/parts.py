@@ -33,6 +33,11 @@ class Part:
     layer: int  # the block; -1 for what is before the blocks, and their number for what is after them
     paths: tuple[str, ...]  # of the modules
 
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """The names of its weights begin with one of these."""
+        return tuple(f"{path}." for path in self.paths)
+
     def __str__(self) -> str:
         return self.component if self.component.endswith("embedding") else f"{self.component} {self.layer}"
 
@@ -138,10 +143,7 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     first, second = (dict(tensors_of(model.module)) for model in (base, changed))
     same = {name for name in first.keys() & second.keys() if torch.equal(first[name], second[name].to(first[name]))}
     differ = (first.keys() | second.keys()) - same
-    inside = {
-        part: {name for name in differ if name.startswith(tuple(f"{path}." for path in part.paths))}
-        for part in parts_of(base)
-    }
+    inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
     if lost := sorted(differ.difference(*inside.values())):
         raise ModelError(f"{changed.name}: {lost[0]} differs, and belongs to none of the model's modules of weights")
     return [part for part, names in inside.items() if names]
