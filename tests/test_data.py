@@ -14,10 +14,9 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_corpus
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.data.documents import (
     PIECE,
-    check_text,
     document_fingerprint,
     documents,
     in_pieces,
@@ -25,7 +24,6 @@ from thinkalike.data.documents import (
     training_texts,
 )
 from thinkalike.data.grammar import derivations
-from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.hub import forget_commits
 
@@ -313,26 +311,11 @@ def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
     (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
     book = config(tmp_path / "book.txt", report_share=0.1)
-    check_text(book, 1024)
     for whole in (False, True):
         corpus = read_corpus(book, Letters(), 1024, bos=False, fit_tokens=None, whole=whole)
         size = corpus.counts["fit_tokens"] + corpus.counts["report_tokens"]
         assert abs(corpus.counts["report_tokens"] / size - 0.1) < 0.05
         assert corpus.counts["report_documents"] > 10
-
-
-@pytest.mark.parametrize(
-    ("count", "context", "said"),
-    [
-        (1, None, r"too little text for the report: 0 documents.*give more text$"),
-        (60, 4096, r"for the report.*a row has 4096.*raise data.report_share=0.4"),
-        (60, 600, r"for the fit.*lower data.report_share=0.9"),
-    ],
-)
-def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, said, tmp_path, config):
-    data = config(write_jsonl(tmp_path / "x.jsonl", texts(count)), report_share=0.9 if "fit" in said else 0.4)
-    with pytest.raises(DataError, match=said):
-        check_text(data, context)
 
 
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):

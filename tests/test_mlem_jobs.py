@@ -20,9 +20,8 @@ from thinkalike.contrib.papers import salle2024_profiles
 from thinkalike.contrib.papers import salle2024_profiles as profiles
 from thinkalike.contrib.papers.claims import over_models
 from thinkalike.contrib.papers.experiment import Case, Model
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
-from thinkalike.data.tables import read_table
+from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, mlem, of_stimuli
 from thinkalike.instruments.mlem import FeatureProfiles, level_planes

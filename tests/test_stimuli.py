@@ -19,8 +19,6 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.config import StimuliConfig
-from thinkalike.data.conllu import read_conllu
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import (
     Pattern,
     controlled_sentences,
@@ -32,7 +30,7 @@ from thinkalike.data.grammar import (
 )
 from thinkalike.data.recordings import read_arrays
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
-from thinkalike.data.tables import read_table
+from thinkalike.data.tables import read_conllu, read_stimuli, read_table
 from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]

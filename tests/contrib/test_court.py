@@ -29,7 +29,7 @@ from thinkalike.contrib.court.table import SOURCES, entries
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.data.rows import Corpus, Layout
+from thinkalike.data.corpus import Corpus, Layout
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around

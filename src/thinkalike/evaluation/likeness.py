@@ -18,7 +18,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
 from thinkalike.config.schema import CONTEXT
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError, one_of
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis

@@ -1,7 +1,7 @@
 """What is known of a model before its weights are read: its family, its depth, its label, and what it cannot be asked.
 
 A family says what an architecture predicts, where its blocks are, and how its checkpoints are read. Any architecture of
-transformers has one. The table has those with another reader or more sites; for all others, `readers.blocks_of` finds
+transformers has one. The table has those with another reader, and some more; for all others, `readers.blocks_of` finds
 the blocks.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -30,9 +30,6 @@ CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
 RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
 
-# The other site of a BERT is what its last residual addition adds (Brown et al. 2023, appendix C.2).
-BERT_SITES = {"resid_post": "", "update": "output.dense"}
-
 AUTO_CLASSES: dict[Predicts, str] = {
     "next": "AutoModelForCausalLM",
     "hidden": "AutoModelForMaskedLM",
@@ -48,15 +45,11 @@ IDENTIFYING = ("hub_id", "revision", "path", "base", "index", "side", "processin
 
 @dataclass(frozen=True)
 class Family:
-    """The facts about one architecture that the rest of the code needs.
-
-    The sites of a block are named by the path of the module in it whose output they are; "" is the block itself.
-    """
+    """The facts about one architecture that the rest of the code needs."""
 
     name: str  # in configurations, and the `model_type` in config.json unless that is given
     blocks: str = ""  # the path from the module to its list of blocks; "": to be found when it is read
     predicts: Predicts = "next"  # what the logits are of
-    sites: Mapping[str, str] = field(default_factory=lambda: {"resid_post": ""})
     reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
     model_type: str = ""  # in config.json, where it is not the name
     architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
@@ -76,13 +69,12 @@ FAMILIES = {
         Family("gpt_neox", "gpt_neox.layers"),
         Family("gpt2", "transformer.h"),
         Family("mamba", "backbone.layers", kernels=RECURRENT),
-        Family("bert", "bert.encoder.layer", predicts="hidden", sites=BERT_SITES),
+        Family("bert", "bert.encoder.layer", predicts="hidden"),
         Family(
-            CLASSIFIER, "bert.encoder.layer", predicts="class", sites=BERT_SITES, model_type="bert",
-            architecture="BertForSequenceClassification",
+            CLASSIFIER, "bert.encoder.layer", "class", model_type="bert", architecture="BertForSequenceClassification"
         ),
     )
-}  # fmt: skip
+}
 
 
 def after(layer: Layer) -> int:

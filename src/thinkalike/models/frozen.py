@@ -122,18 +122,16 @@ class FrozenModel:
         layers: Sequence[Layer],
         mask: Tokens | None = None,
         types: Tokens | None = None,
-        site: str = "resid_post",
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 
         Args:
             layers: numbers of blocks from 0 on; EMBED is the site before block 0.
-            site: "update" asks for what a BERT's block adds last to its residual stream instead.
 
         Raises:
-            ModelError: a layer is out of range or has no such site, or the model cannot read these tokens.
+            ModelError: a layer is out of range, or the model cannot read these tokens.
         """
-        self.check_layers(layers, site)
+        self.check_layers(layers)
         states: dict[Layer, Tensor] = {}
         deepest = max(after(layer) for layer in layers)
         with contextlib.ExitStack() as hooks:
@@ -142,8 +140,7 @@ class FrozenModel:
                 if layer == EMBED:
                     hooks.enter_context(surgery.captured_input(self.blocks[0], layer, states))
                 else:
-                    part = self.blocks[int(layer)].get_submodule(self.family.sites[site])
-                    hooks.enter_context(surgery.captured_output(part, layer, states))
+                    hooks.enter_context(surgery.captured_output(self.blocks[int(layer)], layer, states))
             hooks.enter_context(surgery.ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
@@ -220,11 +217,8 @@ class FrozenModel:
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
-    def check_layers(self, layers: Sequence[Layer], site: str = "resid_post") -> None:
-        """Raise a ModelError if the model lacks one of these layers, or this site in one of them."""
-        if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
-            known = ", ".join(self.family.sites)
-            raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
+    def check_layers(self, layers: Sequence[Layer]) -> None:
+        """Raise a ModelError if the model lacks one of these layers."""
         for layer in layers:
             is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):

@@ -37,27 +37,16 @@ def token_states(
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
-    site: str = "resid_post",
 ) -> list[Float[Tensor, "b t _"]]:
     """Return the residuals of a model at some layers, by default all; see `FrozenModel.residuals`."""
-    return model.residuals(rows.long(), at or sites(model), mask, types, site)
+    return model.residuals(rows.long(), at or sites(model), mask, types)
 
 
-def counted(
-    rows: Int[Tensor, "b t"],
-    skip_first: int = 0,
-    special: Iterable[int] = (),
-    *,
-    mask: Int[Tensor, "b t"] | None = None,
-    include_padding: bool = False,
-) -> Bool[Tensor, "b t"]:
-    """Return which tokens count: not the first few of a row, none of these special ones, and no padding (mask 0).
-
-    Brown et al. (2023, appendix C.2) include padding.
-    """
+def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
+    """Return which tokens count: not the first few of a row, and none of these special ones."""
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
-    return kept if mask is None or include_padding else kept & mask.bool()
+    return kept
 
 
 @dataclass(frozen=True)

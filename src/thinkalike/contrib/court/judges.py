@@ -45,23 +45,12 @@ COURT = ["target", "layer", "seed"]
 
 
 class Judge(NamedTuple):
-    """A measure of likeness.
+    """A measure of likeness."""
 
-    Attributes:
-        name: what tables call it.
-        value: what it says of a source.
-        higher: whether more means more alike.
-        against: the kinds of decoys that it is meant to tell from what is alike.
-    """
-
-    name: str
-    value: Callable[[Evidence], float]
-    higher: bool
-    against: tuple[str, ...] = DECOYS
-
-
-def _cka(evidence: Evidence) -> float:
-    return float(cka(*(states.double() for states in evidence.states)))
+    name: str  # what tables call it
+    value: Callable[[Evidence], float]  # what it says of a source
+    higher: bool  # whether more means more alike
+    against: tuple[str, ...] = DECOYS  # the kinds of decoys that it is meant to tell from what is alike
 
 
 def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
@@ -93,7 +82,7 @@ JUDGES = (
     Judge("distance", lambda evidence: evidence.course.distances[0], False),
     Judge("penultimate match", lambda evidence: evidence.course.distances[-1], False),
     Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), False),
-    Judge("CKA", _cka, True),
+    Judge("CKA", lambda evidence: float(cka(*(states.double() for states in evidence.states))), True),
     Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
     Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
@@ -170,40 +159,28 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
 
     It has no rows where there are no two doses.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[str, float, float, float]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
         values = scores(table, judge, ["dose"]).mean()
         said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
         rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
-        rows += [
-            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
-            | {"rank_correlation": rho}
-            for share, value in said
-        ]
-    return pd.DataFrame(rows)
+        rows += [(judge.name, share / 100, value * (1 if judge.higher else -1), rho) for share, value in said]
+    return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
 
 
+WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
     "same": (SAME,),
     "near": (SAME, RELATED),
-    "distorted": (RELATED,),
-    "answers": (RELATED,),
     "part": (PART,),
-    "layer": (PART, RELATED),
-    "mixture": (PART, RELATED),
-    "scaled": (BEYOND,),
-    "wrong tokens": (BEYOND,),
     "superset": (SUPERSET,),
-    "n-gram": (TOKENS, RELATED),
-    "delay": (TOKENS, RELATED),
-    "token": (TOKENS,),
-    "position": (TOKENS,),
-    "bag": (TOKENS,),
-    "untrained": (TOKENS,),
-    "shortcut": (TOKENS,),
     "leak": (LEAK,),
+    **dict.fromkeys(("distorted", "answers"), (RELATED,)),
+    **dict.fromkeys(("layer", "mixture"), (PART, RELATED)),
+    **dict.fromkeys(("scaled", "wrong tokens"), (BEYOND,)),
+    **dict.fromkeys(("n-gram", "delay"), (TOKENS, RELATED)),
+    **dict.fromkeys(WITHOUT_CONTEXT, (TOKENS,)),
 }
-WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
 
 
@@ -217,10 +194,8 @@ class _Rule(NamedTuple):
 
 
 RULES = {  # by the field of `Thresholds`
-    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple(kind for kind in RIGHT if kind != "leak")),
-    "same": _Rule(
-        lambda table: table[LEAST].min(axis=1), ("same",), tuple(kind for kind in RIGHT if kind not in ("same", "near"))
-    ),
+    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
+    "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
     "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 
@@ -268,6 +243,5 @@ def shares(found: pd.DataFrame) -> pd.DataFrame:
         decided = own[own["verdict"] != UNDECIDED]
         said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
         right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
-        row = {"kind": kind, "sources": len(own), "decided": len(decided) / len(own), "right": right, "verdicts": said}
-        rows.append(row)
-    return pd.DataFrame(rows)
+        rows.append((kind, len(own), len(decided) / len(own), right, said))
+    return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])

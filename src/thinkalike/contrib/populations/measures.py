@@ -222,7 +222,6 @@ def adjusted_rand_index_p(labels: Int[Tensor, " m"], groups: Sequence[Hashable],
 
 
 def _numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
-    """Return the number of the group of each model, with groups in the order of their first models."""
     names = list(dict.fromkeys(groups))
     return torch.tensor([names.index(group) for group in groups])
 

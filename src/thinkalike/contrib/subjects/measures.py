@@ -42,7 +42,6 @@ class ModelScores:
     draws: Draws
 
     def of(self, model: int) -> Scored:
-        """Return the scores of one model."""
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:

@@ -87,19 +87,12 @@ def band(
 
 
 class Curve(NamedTuple):
-    """The held-out accuracy of a feature by step, in [0, 1], beside its null, and its onset.
+    """The held-out accuracy of a feature by step, in [0, 1], beside its null, and its onset."""
 
-    Attributes:
-        accuracy: balanced, with intervals that hold for all steps together, over groups of stimuli.
-        threshold: what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations.
-        onset: the index of the first step from which the accuracy stays above it, or the number of steps.
-        draws: the same in each resample of groups.
-    """
-
-    accuracy: Estimate
-    threshold: float
-    onset: int
-    draws: Int[Tensor, " r"]
+    accuracy: Estimate  # balanced, with intervals that hold for all steps together, over groups of stimuli
+    threshold: float  # what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations
+    onset: int  # the index of the first step from which the accuracy stays above it, or the number of steps
+    draws: Int[Tensor, " r"]  # the same in each resample of groups
 
 
 def curve_of(

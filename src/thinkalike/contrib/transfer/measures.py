@@ -34,19 +34,13 @@ STEPS = 5000  # of L-BFGS at most
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A score for each of k levels of a feature, linear in states of width d, in float64.
+    """A score for each of k levels of a feature, linear in states of width d, in float64."""
 
-    Attributes:
-        weight, bias: p and c of each level; a level that the probe never saw has the bias -∞.
-        converged: Whether the fit reached its tolerance.
-    """
-
-    weight: Float[Tensor, "k d"]
-    bias: Float[Tensor, " k"]
-    converged: bool = True
+    weight: Float[Tensor, "k d"]  # p of each level
+    bias: Float[Tensor, " k"]  # c of each level; -∞ of one that the probe never saw
+    converged: bool = True  # whether the fit reached its tolerance
 
     def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-        """Return the score of every level for each state."""
         return states.to(self.weight) @ self.weight.T + self.bias
 
     def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
@@ -91,19 +85,14 @@ def fit_probes(
             warnings.simplefilter("always")
             model.fit(x, y)
         converged = not any("converge" in str(warning.message).lower() for warning in caught)
-        probes.append(_of_states(model, levels, mean, scale, converged))
+        weights, offsets = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+        if len(model.classes_) == 2:  # one row, for the second against the first
+            weights, offsets = torch.cat([-weights, weights]) / 2, torch.cat([-offsets, offsets]) / 2
+        seen = torch.from_numpy(model.classes_)
+        weight = mean.new_zeros(levels, len(mean)).index_copy_(0, seen, weights / scale)
+        bias = mean.new_full((levels,), -torch.inf).index_copy_(0, seen, offsets - weights @ mean / scale)
+        probes.append(Probe(weight, bias, converged))
     return probes
-
-
-def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: bool) -> Probe:
-    """Return what scikit-learn fitted to (h - mean) / scale as a probe of h."""
-    rows, offsets = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
-    if len(model.classes_) == 2:  # one row, for the second against the first
-        rows, offsets = torch.cat([-rows, rows]) / 2, torch.cat([-offsets, offsets]) / 2
-    seen = torch.from_numpy(model.classes_)
-    weight = mean.new_zeros(levels, len(mean)).index_copy_(0, seen, rows / scale)
-    bias = mean.new_full((levels,), -torch.inf).index_copy_(0, seen, offsets - rows @ mean / scale)
-    return Probe(weight, bias, converged)
 
 
 ROUGH = 1e-4  # tolerance of fits that only choose a penalty
@@ -119,7 +108,6 @@ class CrossFitted:
 
     @property
     def converged(self) -> bool:
-        """Whether all fits reached their tolerance."""
         return all(probe.converged for probe in self.probes)
 
     def through(self, mapping: AffineMap) -> CrossFitted:

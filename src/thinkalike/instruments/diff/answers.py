@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.data.contrasts import Contrasts, kind_of_token
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import AT_ONCE, Change, PartChanges, Seen, log_probabilities
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents

@@ -205,7 +205,6 @@ class Stitching(
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
 
-        from thinkalike.data.paired import alignment_shares
         from thinkalike.evaluation.language import document_numbers
         from thinkalike.instruments.stitching.fitting import load_setting
         from thinkalike.instruments.stitching.table import add_asymmetries, add_unexplained, joined, stitched
@@ -233,7 +232,7 @@ class Stitching(
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
         scalars |= {"rows_used": first.rows_used, **document_numbers(first.sums["tokens"])}
         if corpus.report.layout.source:  # the tokenizers differ
-            scalars |= {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
+            scalars |= corpus.alignment()
         return Outcome(
             table,
             scalars,

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.rows import PairedRows
+from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.evaluation.maps import residual_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
