@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.mlem.kinds import KINDS, NUMBERS, kind_of
+from thinkalike.measures.kinds import KINDS, NUMBERS, kind_of
 
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
@@ -37,7 +37,7 @@ class Stimuli:
     """Words in sentences and their features; NaN where a feature does not apply.
 
     Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
-    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.measures.mlem.kinds` infers.
+    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.measures.kinds` infers.
 
     Raises:
         DataError: rows or kinds do not fit together, an id occurs twice, a span lies outside its text, or a number is

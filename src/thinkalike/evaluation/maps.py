@@ -11,9 +11,8 @@ from torch import Tensor
 
 from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.evaluation.language import DocumentSums, ends_of, halved, states_of_both
-from thinkalike.measures.bootstrapping import bootstrap_interval
 from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, bootstrap_interval
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.progress import counted

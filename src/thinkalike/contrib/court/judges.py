@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import refuse_nan
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.stitching.table import (
@@ -31,7 +33,6 @@ from thinkalike.instruments.stitching.table import (
     Thresholds,
     verdict,
 )
-from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.kernel_alignment import cka
@@ -245,3 +246,18 @@ def shares(found: pd.DataFrame) -> pd.DataFrame:
         right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
         rows.append((kind, len(own), len(decided) / len(own), right, said))
     return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])
+
+
+def auc(upper: Float[Tensor, "c p"], lower: Float[Tensor, "c n"]) -> Float[Tensor, ""]:
+    """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
+
+    It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
+    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval.
+
+    Raises:
+        ValueError: A value is NaN.
+    """
+    refuse_nan(upper, "upper")
+    refuse_nan(lower, "lower")
+    above = upper[:, :, None] - lower[:, None, :]
+    return ((above > 0).double() + 0.5 * (above == 0).double()).mean()

@@ -15,8 +15,7 @@ from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.errors import StoreError
 from thinkalike.evaluation.language import document_numbers
-from thinkalike.measures.bootstrapping import bootstrap_interval
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import Estimate, bootstrap_interval, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 

@@ -15,9 +15,8 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.chen2025_probes import MODELS, Pair, layers_word, pairs_of
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.contrib.transfer.measures import effects_of
+from thinkalike.contrib.transfer.measures import Jackknifed, effects_of
 from thinkalike.contrib.transfer.steering import BLANK, CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
-from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 

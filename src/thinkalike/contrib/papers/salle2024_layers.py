@@ -22,8 +22,8 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
-from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, mds
+from thinkalike.measures.distances.comparators import spearman, weighted_tau
+from thinkalike.measures.distances.representational_similarity import mantel, mds
 from thinkalike.measures.estimates import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
@@ -96,7 +96,8 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
 
 def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]) -> Claim:
     def agreement(places: list[int]) -> Tensor:
-        return matrix_agreement(feature_based[places][:, places], agnostic[places][:, places])
+        rows, columns = torch.triu_indices(len(places), len(places), 1)
+        return spearman(*(each[places][:, places][rows, columns] for each in (feature_based, agnostic)))
 
     rho = over_models(agreement, models)
     apart = [(1 - each).clamp(min=0).fill_diagonal_(0) for each in (feature_based, (agnostic + agnostic.T) / 2)]

@@ -14,8 +14,9 @@ import torch
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
+from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.trajectory.answers import settling
-from thinkalike.measures.estimates import Estimate, random_effects
+from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
 SEEDS = 5

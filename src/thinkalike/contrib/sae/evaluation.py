@@ -16,7 +16,7 @@ from torch import Tensor
 from thinkalike.contrib.sae.measures import SparseAutoencoder, spread_of
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import DocumentSums, last_states, next_token_losses
-from thinkalike.measures.bootstrapping import sum_by_document
+from thinkalike.measures.estimates import sum_by_document
 from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 4096  # that a model reads at once

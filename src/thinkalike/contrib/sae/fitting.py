@@ -20,8 +20,13 @@ from thinkalike.contrib.sae.measures import SparseAutoencoder
 from thinkalike.contrib.sae.setting import Setting
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.evaluation.language import ends_of
-from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import (
+    Estimate,
+    bootstrap_interval,
+    documents_and_seeds_interval,
+    interval_around,
+    student_t,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit

@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.contrib.subjects.measures import noise_ceiling
+from thinkalike.contrib.subjects.measures import noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.instruments.of_stimuli import layer_distances
+from thinkalike.instruments.rsa import layer_distances
 from thinkalike.measures.distances.representational_similarity import distance_vectors
-from thinkalike.measures.estimates import random_effects, splits, stimulus_folds, two_sided
+from thinkalike.measures.estimates import splits, stimulus_folds, two_sided
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 

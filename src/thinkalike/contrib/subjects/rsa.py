@@ -15,15 +15,22 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib import figures
-from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored, model_scores, noise_ceiling
+from thinkalike.contrib.subjects.measures import (
+    ModelScores,
+    NoiseCeiling,
+    Scored,
+    model_scores,
+    noise_ceiling,
+    random_effects,
+)
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
-from thinkalike.instruments.rsa import RSA
+from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.representational_similarity import distance_vectors
-from thinkalike.measures.estimates import random_effects, two_sided
+from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -116,7 +123,7 @@ def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
 
 def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
     """Return the distances of all pairs of stimuli in each layer, which the comparator can compare."""
-    vectors = distance_vectors(of_stimuli.layer_distances(side, measure))
+    vectors = distance_vectors(layer_distances(side, measure))
     comparable(vectors, measure.comparator, [f"{side.name} {layer}" for layer in side.layers])
     return vectors
 

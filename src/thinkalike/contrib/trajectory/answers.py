@@ -19,7 +19,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.contrib.trajectory.measures import Curve, balanced, band, curve_of, held_out_right, permuted_labels
+from thinkalike.contrib.populations.measures import percentile_interval
+from thinkalike.contrib.trajectory.measures import (
+    Curve,
+    balanced,
+    band,
+    curve_of,
+    held_out_right,
+    permuted_labels,
+    simultaneous_t,
+)
 from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
@@ -35,11 +44,9 @@ from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
-from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.metric import CKA, CKAResult
-from thinkalike.measures.rows import RowGroups, massive
+from thinkalike.measures.rows import FEWEST, RowGroups, massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -224,7 +231,7 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves
     if "importance" not in kept[0]:
         return table
     folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
-    importance = ends_of("importance", fold_interval(folds, together=True))
+    importance = ends_of("importance", fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0))))
     names = reading.stimuli.names
     cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
     cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})

@@ -24,9 +24,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures.bootstrapping import Jackknifed, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import splits
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    interval_around,
+    jackknife,
+    numbered_by_part,
+    splits,
+    sum_by_document,
+)
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -189,6 +197,38 @@ def best_penalty(
     best = recalls[:, accuracy.argmax()]
     error = (best * (1 - best) / counts).sum().sqrt() / len(best)
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
+
+
+def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
+    """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
+    part_of = numbered_by_part(groups) % PARTS
+    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
+    total = sums.sum(-1, keepdim=True)
+    return torch.cat([total, total - sums], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Jackknifed:
+    """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
+
+    value: Float[Tensor, "*b"]
+    replicates: Float[Tensor, "*b r"]
+
+    def interval(self, level: float = 0.95) -> Estimate:
+        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups."""
+        if self.replicates.shape[-1] < FEWEST_GROUPS:
+            return interval_around(self.value, torch.nan)
+        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level)
+
+    def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
+        """Return (a - above) / (b - above) of these values a and another one, b, of the same groups.
+
+        It is NaN where the interval of b is not above `above`.
+        """
+        if other.interval(level).low <= above:
+            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
+        value = (self.value - above) / (other.value - above)
+        return Jackknifed(value, (self.replicates - above) / (other.replicates - above)).interval(level)
 
 
 @dataclass(frozen=True, eq=False)

@@ -119,7 +119,7 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
     import torch
 
-    from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+    from thinkalike.measures.estimates import documents_and_seeds_interval
 
     fits = [each for name, each in arrays.items() if name == "stitch" or name.startswith("seed_")]
     by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])
