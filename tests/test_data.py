@@ -14,7 +14,7 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
+from thinkalike.data.corpus import Corpus, OneTokenizer, TokenRows, read_corpus
 from thinkalike.data.documents import (
     PIECE,
     document_fingerprint,
@@ -35,6 +35,7 @@ class Letters:
     """A tokenizer whose tokens are code points, and which counts how often it is called."""
 
     bos_token_id, eos_token_id, sep_token_id = BOS, EOS, None
+    convert_ids_to_tokens = staticmethod(chr)
 
     def __init__(self, **changes):
         self.calls = 0
@@ -239,6 +240,14 @@ def test_rows_are_documents_joined_by_eos_and_know_them(bos, config):
     for side, rows in (("fit", corpus.fit), ("report", corpus.report)):
         assert corpus.counts[f"{side}_tokens"] == rows.tokens.numel()
         assert corpus.counts[f"{side}_documents"] == len(rows.documents.unique())
+
+
+def test_marks_around_a_text_are_not_doubled():
+    cutter = tiny.tokenizer()
+    bos, eos = (cutter.convert_ids_to_tokens(mark) for mark in (cutter.bos_token_id, cutter.eos_token_id))
+    plain, marked, inside = OneTokenizer(cutter, True)(["abc abd", f"{bos}abc abd{eos}", f"abc{eos}abd"])
+    assert plain == marked
+    assert list(inside).count(cutter.eos_token_id) == 2, "a mark within a text stays"
 
 
 def pieces(rows: TokenRows) -> list[str]:

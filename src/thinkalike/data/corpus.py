@@ -288,8 +288,15 @@ class OneTokenizer:
         self.end, self.start = separators(tokenizer, bos)
 
     def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        texts = [without_marks(text, self.tokenizer, self.start, self.end) for text in texts]
         for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
             yield [*tokens, self.end]
+
+
+def without_marks(text: str, tokenizer: Any, start: int | None, end: int) -> str:
+    """Return a document without a mark at its beginning and its end that packing adds by itself."""
+    before, after = (mark if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
+    return text.removeprefix(before or "").removesuffix(after or "")
 
 
 def pack(

@@ -27,6 +27,8 @@ from thinkalike.errors import DataError
 log = logging.getLogger(__name__)
 
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
+COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
+FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "id")
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
 ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
@@ -92,6 +94,7 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values)
+    table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
     return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
 
@@ -150,13 +153,42 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
 
 
 def _values(column: pd.Series) -> pd.Series:
-    """Make missing cells NaN, and written numbers numbers."""
+    """Make missing cells NaN, and written numbers numbers, also those with a decimal comma."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     values = column.mask(column.isin(["", "NaN", "nan"]))
+    if not all(isinstance(value, str) for value in values.dropna()):
+        return values
+    with_comma = values.dropna().str.fullmatch(COMMA)
+    if with_comma.all() and values.str.contains(",").any():
+        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, values.dropna().iloc[0])
+        values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
-    written = all(isinstance(value, str) for value in values.dropna())
-    return numbers if written and numbers.notna().equals(values.notna()) else values
+    return numbers if numbers.notna().equals(values.notna()) else values
+
+
+def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:
+    """Return a table without nominal columns in which hardly two rows are alike, such as numbers of rows, or dates.
+
+    Rows that all differ say nothing of distances.
+
+    Args:
+        named: whether the columns were asked for by name, so that one of them is an error.
+
+    Raises:
+        DataError: one that was asked for is such a column, or no other column is left.
+    """
+    labels = [
+        name for name in table.columns
+        if kinds.get(name, "nominal") == "nominal" and not pd.api.types.is_numeric_dtype(table[name])
+        and len(table) >= FEWEST_ROWS and (~table[name].duplicated(keep=False)).mean() > MOST_ALONE
+    ]  # fmt: skip
+    if labels and (named or len(labels) == len(table.columns)):
+        raise DataError(f"{source}: {labels[0]} has a level of its own in most rows, which explains no distance; leave "
+                        "it out of features, or write numbers as 3.14")  # fmt: skip
+    if labels:
+        log.warning("%s: %s has a level of its own in most rows and is left out", source, ", ".join(labels))
+    return table.drop(columns=labels)
 
 
 def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:

@@ -144,14 +144,20 @@ def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
-    """Return for each word the number of the last token that holds its last character.
+    """Return for each word the number of the last token that holds a character of it.
+
+    A normaliser may leave the last character out of all offsets, such as an accent that it composes or strips; what is
+    read up to the last one that a token holds is then the whole word.
 
     Args:
         offsets: the characters of each token.
-        name: of the model, for the error that no token holds that character.
+        name: of the model, for the error that no token holds a character of a word.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
+    found = []
     for start, stop in words:
-        if stop - 1 not in owner:
-            raise DataError(f"{name}: no token holds the end of the word {text[start:stop]!r} in: {text[:200]}")
-    return [owner[stop - 1] for _, stop in words]
+        held = next((owner[place] for place in range(stop - 1, start - 1, -1) if place in owner), None)
+        if held is None:
+            raise DataError(f"{name}: no token holds the word {text[start:stop]!r} in: {text[:200]}")
+        found.append(held)
+    return found
