@@ -84,7 +84,7 @@ def add_asymmetries(onward: Direction, back: Direction) -> None:
 
 
 class ResidualSums(NamedTuple):
-    """Sums of squares over the tokens of each document, in float64, of each map in the order of `Unexplained`."""
+    """Sums of squares over the tokens of each document, in float64, of each map in the order of `UNEXPLAINED`."""
 
     left: Float[Tensor, "pairs maps documents"]
     whole: Float[Tensor, "pairs maps documents"]
