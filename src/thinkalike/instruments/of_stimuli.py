@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -17,15 +18,21 @@ from thinkalike.config.schema import CONTEXT
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import DataError, one_of
-from thinkalike.job import Instrument, fingerprints
-from thinkalike.models.outline import names_of
-from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.errors import DataError
+from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
+from thinkalike.job import Instrument, Work, fingerprints
+from thinkalike.memory import FirstBatch
+from thinkalike.models.families import names_of
+from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Passes, Shapes
+
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
+DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
 class OfStimuli(Instrument):
@@ -53,7 +60,7 @@ class OfStimuli(Instrument):
 def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     """Return one pass of each model over the sentences of the stimuli."""
     tokens = float(WORDS * len(read_stimuli(config.stimuli).groups.unique()))
-    return [Passes("states", shape, tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
+    return [shape.passes("states", tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
@@ -81,16 +88,10 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
-    distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
+    distance: DistanceName = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
     skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
-
-    distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.distance", self.distance, self.distances)
 
 
 def sentence_groups(stimuli: Stimuli) -> Tensor | None:
@@ -144,3 +145,21 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
             at = [number for number, layer in enumerate(side.layers) if layer in wanted[side.name]]
             sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
     return sides
+
+
+def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
+    """Return the comparison of recordings, or of one with a model, on the same stimuli, by an instrument of a kind."""
+    measure: Any = replace(config.measure, **kind.for_stimuli)
+    stimuli = work.inputs["stimuli"]
+    left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
+
+    def batches_of(compared: Compared) -> StateBatches:
+        states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
+        size, fewest = measure.tokens_per_batch, kind.fewest(measure)
+        return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
+
+    batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
+    batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
+    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
+    measure = replace(measure, batches=batches.batches)
+    return kind.comparison(measure, [sides[0], sides[-1]], batches, work, watched)  # type: ignore[no-any-return]

@@ -33,13 +33,8 @@ from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import (
-    BATCH_TOKENS,
-    document_numbers,
-    ends_of,
-    mean_over_documents,
-    next_token_losses,
-)
+from thinkalike.evaluation.changes import mean_over_documents
+from thinkalike.evaluation.language import BATCH_TOKENS, document_numbers, ends_of, next_token_losses
 from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
@@ -102,8 +97,7 @@ class Reading:
         return found
 
     def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
-        """Return for each task which stimuli each layer gets right, (l, n), and the accuracies of its null, (l, p)."""
-        right, null = [], []
+        right, null = [], []  # of each task: what each layer gets right, (l, n), and the accuracies of its null, (l, p)
         for task, labels in zip(self.tasks, self.labels, strict=True):
             found = [held_out_right(layer[task.rows], labels, len(task.levels), task.fold_of) for layer in words]
             right.append(torch.stack([each[0] for each in found]))

@@ -21,7 +21,6 @@ from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contras
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import changes
-from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
@@ -30,7 +29,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import check_cuts
+from thinkalike.models.survey import check_cuts
 from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
 
@@ -92,8 +91,8 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         own, row = shapes["model"], config.data.context or ROW
         again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        both = [Passes("both models", each, float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
-        return [*both, Passes("parts and null", own, again, row)]
+        both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
+        return [*both, own.passes("parts and null", again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -140,8 +139,8 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
                     answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
                 else:
                     norm, steps = norms(base, changed)[0], measure.steps
-                    rate = measure.rate or rate_for(base, text, norm, steps)
-                    forked = partial(fork, base, text, norm, rate=rate, steps=steps)
+                    rate = measure.rate or changes.rate_for(base, text, norm, steps)
+                    forked = partial(changes.fork, base, text, norm, rate=rate, steps=steps)
                     answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)
         facts = {"data": facts}
         if pairs:
@@ -174,10 +173,7 @@ def read_rows(
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
-    corpus = read_corpus(
-        data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens,
-        quota=f"measure.tokens={measure.tokens}",
-    )  # fmt: skip
+    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
     return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}

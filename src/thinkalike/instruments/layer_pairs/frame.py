@@ -13,18 +13,17 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 import pandas as pd
 import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
-from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
+from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
-from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
 from thinkalike.measures.rows import FEW
@@ -32,12 +31,13 @@ from thinkalike.memory import FirstBatch
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
-from thinkalike.states.batches import ModelRuns, StateBatches, array_batches, text_batches
-from thinkalike.states.stimuli import Compared, stimulus_states_of, without_massive
+from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ def _batches(measure: Any) -> int:
 
 def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     """Return how many sites of each different model are compared."""
-    both = both_of(shapes)
+    both = shapes["model"], shapes.get("target", shapes["model"])
     counts = [shape.layers for shape in both]
     if config.layers not in ("same", "all"):
         counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
@@ -118,11 +118,16 @@ class LayerPairs(Instrument):
     }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        return stimuli_inputs(config) if config.activations else super().inputs(config)
+        if not config.activations:
+            return super().inputs(config)
+        from thinkalike.instruments.of_stimuli import stimuli_inputs
+
+        return stimuli_inputs(config)
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read: Any = without_model(config) if config.activations else copy(config)
+        read: Any = copy(config)
         if config.activations:
+            read.model, read.target = map(config.beside_recordings.get, ("model", "target"))
             read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
@@ -154,8 +159,8 @@ class LayerPairs(Instrument):
         """Return the passes of both models over all batches, which jobs of one pass share."""
         tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
         row = config.data.context or min(shape.context for shape in shapes.values())
-        models = dict.fromkeys(both_of(shapes))
-        return [Passes("forward passes", each, tokens, row, full=False, is_shared=True) for each in models]
+        models = dict.fromkeys(shapes.values())
+        return [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""
@@ -185,7 +190,9 @@ class LayerPairs(Instrument):
         runs, watched = ModelRuns(), FirstBatch(SMALLER)
         with work.phase("loading"):
             if config.activations:
-                job = self.of_stimuli(config, work, watched)
+                from thinkalike.instruments.of_stimuli import comparison_of_stimuli
+
+                job = comparison_of_stimuli(self, config, work, watched)
             else:
                 (models,) = load_groups([(config.model, config.target)])
                 job = self.of_text(config, work, models, runs, watched)
@@ -221,28 +228,12 @@ class LayerPairs(Instrument):
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
             measure = replace(measure, given="token")
-        return self._comparison(measure, [sides[id(model)] for model in models], batches, work, watched)
+        return self.comparison(measure, [sides[id(model)] for model in models], batches, work, watched)
 
-    def of_stimuli(self, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
-        """Return the comparison of recordings, or of one with a model, on the same stimuli."""
-        measure: Any = replace(config.measure, **self.for_stimuli)  # type: ignore[arg-type]
-        stimuli = work.inputs["stimuli"]
-        left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
-
-        def batches_of(compared: Compared) -> StateBatches:
-            states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
-            size, fewest = measure.tokens_per_batch, self.fewest(measure)
-            return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
-
-        batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
-        batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
-        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
-        measure = replace(measure, batches=batches.batches)
-        return self._comparison(measure, [sides[0], sides[-1]], batches, work, watched)
-
-    def _comparison(
+    def comparison(
         self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work, watched: FirstBatch
     ) -> Comparison:
+        """Return the comparison of two sides, which are one object where a model is compared with itself."""
         told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
         new = partial(self.metric, told, *(len(side.layers) for side in sides))
         return Comparison(new, measure, (sides[0], sides[1]), batches, work, watched)
@@ -256,11 +247,7 @@ class LayerPairs(Instrument):
     # ---- what comes out
 
     def outcome(self, job: Comparison) -> Outcome:
-        """Return the table and the numbers of all batches.
-
-        Raises:
-            DataError: see `Comparison.estimates`.
-        """
+        """Return the table and the numbers of all batches."""
         estimates, with_massive = job.estimates()
         rows, columns = (layer_rows(side.name, side.layers) for side in (job.source, job.target))
         level = job.batches.level
