@@ -23,7 +23,7 @@ from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
-from thinkalike.contrib.trajectory.instrument import steps_of, training
+from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
 from thinkalike.contrib.trajectory.measures import (
     balanced,
     curve_of,
@@ -101,6 +101,45 @@ def test_trainer_checkpoints_sort_as_numbers(tmp_path):
     assert load_model(tmp_path, revision="checkpoint-500").tokenizer.vocab_size == tiny.tokenizer().vocab_size
     assert checkpoint_fingerprint(config) == whole, "the model in the folder is none of its checkpoints"
     assert checkpoint_fingerprint(replace(config, revision="checkpoint-64")) == before
+
+
+@pytest.mark.parametrize(
+    ("names", "only", "steps"),
+    [
+        (["step500", "step1k", "step10k", "main"], "*", [500, 1000, 10_000]),
+        (["s-1M_step2M", "s-1M_step10M"], "*", [2 * 10**6, 10**7]),
+        (["epoch=0-step=5", "epoch=1-step=10"], "*", [5, 10]),
+        (["stage1-step1000-tokens4B", "stage1-step3000-tokens12B", "stage2-step1000"], "stage1-*", [1000, 3000]),
+        (
+            ["stage1-step1000-tokens4B", "stage2-step1000"],
+            "*",
+            "stage1-step1000-tokens4B and stage2-step1000 are named",
+        ),
+        (["checkpoint-500", "tmp-checkpoint-500"], "*", "checkpoint-500 and tmp-checkpoint-500 are named differently"),
+        (["step1000-a", "step1k"], "*", "have the same step 1000"),
+        (["checkpoint-64", "global_step128"], "*", "order is not known"),
+    ],
+)
+def test_names_of_checkpoints_are_ordered_or_refused(names, only, steps, tmp_path):
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    config = ModelConfig(name="local", path=str(tmp_path))
+    if isinstance(steps, str):
+        with pytest.raises(ConfigError, match=steps):
+            steps_of(config, only)
+    else:
+        assert list(steps_of(config, only)) == steps
+
+
+def test_a_run_of_one_model_twice_is_said(tmp_path, caplog):
+    for step in (1, 2):
+        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=1)
+    measure = TrajectoryConfig()
+    found = checkpoints_of(ModelConfig(name="local", path=str(tmp_path)), measure)
+    assert list(found) == [1, 2], "the folder around a run stands for it"
+    found.fingerprint()
+    assert "steps 1 and 2 are equal" in caplog.text
 
 
 class Trained(pl.LightningModule):
