@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -157,7 +158,9 @@ def test_checkpoints_of_lightning_are_the_models_that_they_hold(tmp_path):
         model = load_model(whole).module
         trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
         trainer.strategy.connect(Trained(model))
-        trainer.save_checkpoint(tmp_path / "run" / f"epoch=0-step={step}.ckpt")
+        file = tmp_path / "run" / f"epoch=0-step={step}.ckpt"
+        trainer.save_checkpoint(file)
+        torch.save({**torch.load(file), "hyper_parameters": OmegaConf.create({"lr": {"peak": 0.1}})}, file)
     config = ModelConfig(name="local", path=str(tmp_path / "run"))
     assert steps_of(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
     first, last = (replace(config, revision=name) for name in steps_of(config).values())
