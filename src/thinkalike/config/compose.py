@@ -380,9 +380,9 @@ def explained(error: BaseException) -> str:
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
     if isinstance(error, OverrideParseException):
-        key, _, value = error.override.partition("=")
+        setting, _, value = error.override.partition("=")
         if value and Path(value).exists():
-            return f"Hydra cannot read {value}: put quotes around its special characters, '{key}=\"{value}\"'"
+            return f"Hydra cannot read {value}: put quotes around its special characters, '{setting}=\"{value}\"'"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
         part, _, name = cause.full_key.rpartition(".")
