@@ -24,6 +24,7 @@ distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTAN
 distances.representational_similarity: distance_vectors mantel mds rsa rsa_estimate
 estimates: Estimate bootstrap_interval documents_and_seeds_interval effective_number fold_interval interval_around
 estimates: jackknife splits stimulus_folds student_t sum_by_document two_sided
+groups: FEW RowGroups
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
@@ -34,7 +35,7 @@ mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-rows: FEW RowGroups leverage rows_of
+rows: leverage rows_of
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
