@@ -282,7 +282,6 @@ WRONG = {  # with the name of the argument that the error begins with
     "one layer": (lambda: rsa(X.numpy()), "layers"),
     "a table as layers": (lambda: rsa(pd.DataFrame(X)), "layers"),
     "a layer of text": (lambda: CKA(1, 1).update([X], [X.numpy().astype(str)]), r"target\[0\]"),
-    "a sparse tensor": (lambda: cka(X.to_sparse(), Y), "X"),
     "layers by name": (lambda: rsa({"first": X}), "layers"),
     "a tensor with a gap": (lambda: weighted_tau(VECTORS * torch.nan), r"profiles lacks a value at \["),
 }

@@ -65,7 +65,7 @@ def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
     assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
-    assert found[f"least_{kind}"].text == "0.4 [0.3, 0.5] at layer 1 with 2"
+    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import AbstractArray, Float, Int, Shaped
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +59,8 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
         check_rows(given.arguments.items())
-        device = _device_of(given.arguments.values())
+        tensors = (each for each in tree_leaves([*given.arguments.values()]) if isinstance(each, Tensor))
+        device = next((each.device for each in tensors), None)
         with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
             for name, each in wanted().items():
                 if name in given.arguments:
@@ -99,7 +101,7 @@ class _Wanted(NamedTuple):
             return value
         if self.items and isinstance(value, list | tuple):
             return self._layers(value, name, device)
-        tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name, name in NAMES)
+        tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
@@ -115,17 +117,7 @@ class _Wanted(NamedTuple):
         return layers if all(new is old for new, old in zip(found, layers, strict=True)) else found
 
 
-def _device_of(arguments: Iterable[Any]) -> torch.device | None:
-    """Return the device of the first tensor among arguments, or inside a list of them."""
-    for value in arguments:
-        if isinstance(value, Tensor):
-            return value.device
-        if isinstance(value, list | tuple) and (device := _device_of(value[:1])):
-            return device
-    return None
-
-
-def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
+def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     """Return a value as a tensor; one that is a tensor of this kind is returned itself.
 
     Whole numbers where real ones are wanted become float64, halves of an array float32, and short whole numbers int64.
@@ -133,8 +125,7 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     Args:
         value: A tensor, or whatever NumPy makes an array of.
         kind: Float, Int, Bool of jaxtyping, or Shaped, which is any of them.
-        name: The name of the value in errors.
-        named: Whether whole numbers stand for names, which may be given themselves; they are numbered as they appear.
+        name: The name of the value in errors. Of `NAMES` names may be given, which are numbered as they appear.
 
     Raises:
         ValueError: It is no array, holds text, complex numbers or dates, lacks a value, or has a fraction where whole
@@ -146,16 +137,16 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
         if np.ma.is_masked(value):
             _refuse_missing(np.ma.getmaskarray(value), name)
         array = np.asarray(value)
-        if named and array.dtype.kind not in "biu":
-            return _numbered(array, name)
+        if name in NAMES and array.dtype.kind not in "biu":
+            import pandas as pd
+
+            numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
+            _refuse_missing(numbers < 0, name)
+            return torch.from_numpy(numbers)
         value = torch.from_numpy(_numeric(array, name))
-    if value.is_complex() or value.layout is not torch.strided:
-        raise ValueError(f"{name} is complex or sparse: {NUMBERS}")
     if kind is Float and not value.is_floating_point():
         return value.double()
     if kind is Int and value.is_floating_point():
-        if named:
-            return _numbered(value.detach().double().cpu().numpy(), name)
         if (value != value.round()).any():
             raise ValueError(f"{name} holds fractions: give whole numbers")
         return value.long()
@@ -182,15 +173,6 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     real = np.float64 if array.dtype.itemsize > 4 else np.float32
     dtype = {"f": real, "u": np.int64}.get(array.dtype.kind, array.dtype.newbyteorder("="))
     return np.require(array, dtype, ["C", "W"])
-
-
-def _numbered(array: np.ndarray, name: str) -> Tensor:
-    """Return the numbers from 0 of names, in the order in which they appear."""
-    import pandas as pd
-
-    numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
-    _refuse_missing(numbers < 0, name)
-    return torch.from_numpy(numbers)
 
 
 def _refuse_missing(missing: np.ndarray, name: str) -> None:

@@ -20,7 +20,15 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
-from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
+from thinkalike.instruments.of_stimuli import (
+    DistanceConfig,
+    OfStimuli,
+    matrix_rows,
+    repeated_rows,
+    rows_of_sides,
+    states_of_sides,
+    stimuli_facts,
+)
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
@@ -31,7 +39,6 @@ from thinkalike.measures.mlem.importance import Importance, feature_importance, 
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
-from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 

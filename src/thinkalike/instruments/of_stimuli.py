@@ -1,4 +1,4 @@
-"""What measures of stimuli have in common: words in sentences, in models or in a recording."""
+"""What measures of stimuli have in common: words in sentences, in models or in a recording; and tidy rows of layers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pandas as pd
+from jaxtyping import Shaped
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
@@ -23,7 +25,6 @@ from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.models.outline import names_of
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
-from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
@@ -170,3 +171,37 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
             at = [number for number, layer in enumerate(side.layers) if layer in wanted[side.name]]
             sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
     return sides
+
+
+# ---- layers and matrices of layers as tidy rows
+
+
+def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
+    """Return one row per layer of a model: model, layer; a layer of -1 is the embedding."""
+    return pd.DataFrame({"model": model, "layer": list(layers)})
+
+
+def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
+    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value.
+
+    Args:
+        rows, columns: the layers of both sides, see `layer_rows`.
+        values: matrices by the names of their columns.
+    """
+    first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
+    table = pd.DataFrame(
+        {
+            "source": rows["model"].to_numpy()[first],
+            "target": columns["model"].to_numpy()[second],
+            "source_layer": rows["layer"].to_numpy()[first],
+            "target_layer": columns["layer"].to_numpy()[second],
+        }
+    )
+    return table.assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
+
+
+def repeated_rows(rows: pd.DataFrame, what: str, names: Sequence[str], **values: Shaped[Tensor, "l f"]) -> pd.DataFrame:
+    """Return one row per layer and name, such as a feature's: model, layer, the name in column `what`, each value."""
+    table = rows.loc[rows.index.repeat(len(names))].reset_index(drop=True)
+    columns = {name: cells.cpu().flatten().numpy() for name, cells in values.items()}
+    return table.assign(**{what: list(names) * len(rows)}, **columns)

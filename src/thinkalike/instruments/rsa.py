@@ -21,6 +21,7 @@ from thinkalike.instruments.of_stimuli import (
     DistanceConfig,
     OfStimuli,
     layer_distances,
+    matrix_rows,
     rows_of_sides,
     sentence_groups,
     states_of_sides,
@@ -33,7 +34,6 @@ from thinkalike.measures.distances.representational_similarity import mantel, rs
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
-from thinkalike.tables import matrix_rows
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
-from thinkalike.hub import cause_of, forget_commits, resolved
+from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 
@@ -154,7 +154,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         """
         with _explained(f"cannot push the stitch to {repo_id}", repo_id):
             address: str = super().push_to_hub(repo_id, **options)
-        forget_commits()  # the branch has moved
+        resolved.cache_clear()  # the branch has moved
         return address
 
     def _save_pretrained(self, save_directory: Path) -> None:

@@ -20,6 +20,7 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import (
     layer_distances,
+    repeated_rows,
     rows_of_sides,
     sentence_groups,
     states_of_sides,
@@ -33,7 +34,6 @@ from thinkalike.measures.estimates import random_effects, two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
-from thinkalike.tables import repeated_rows
 
 CEILING = "noise ceiling"  # what comparisons call its lower end
 Vectors = Sequence[Float[Tensor, "_ p"]]  # the distances in each layer, of each side

@@ -39,7 +39,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     onsets.csv and order.csv.
     """
 
-    makes_inputs: ClassVar[bool] = True
     of_models: ClassVar[str] = "each"
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:

@@ -24,11 +24,10 @@ from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
-from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
+from thinkalike.instruments.of_stimuli import layer_rows, matrix_rows, stimuli_facts, stimuli_inputs, without_model
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
 from thinkalike.measures.rows import FEW
-from thinkalike.memory import FirstBatch
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
@@ -37,12 +36,10 @@ from thinkalike.states.batches import ModelRuns, StateBatches, array_batches, te
 from thinkalike.states.stimuli import Compared, stimulus_states_of, without_massive
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
-from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
-SMALLER = "lower measure.tokens_per_batch or model.context"  # what takes less memory
 
 
 # ruff: noqa: UP045
@@ -182,13 +179,13 @@ class LayerPairs(Instrument):
         return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        runs, watched = ModelRuns(), FirstBatch(SMALLER)
+        runs = ModelRuns()
         with work.phase("loading"):
             if config.activations:
-                job = self.of_stimuli(config, work, watched)
+                job = self.of_stimuli(config, work)
             else:
                 (models,) = load_groups([(config.model, config.target)])
-                job = self.of_text(config, work, models, runs, watched)
+                job = self.of_text(config, work, models, runs)
         for number in rounds([job], runs):
             for batch in job.pool(number):
                 for metric, part in job.parts(batch):
@@ -204,13 +201,11 @@ class LayerPairs(Instrument):
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
         from thinkalike.instruments.layer_pairs.sharing import run_together
 
-        return run_together(jobs, f"{SMALLER}, or give fewer models at once")
+        return run_together(jobs)
 
     # ---- what is compared
 
-    def of_text(
-        self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns, watched: FirstBatch
-    ) -> Comparison:
+    def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
         measure: Any = config.measure
         sides: dict[int, Side] = {}
@@ -221,9 +216,9 @@ class LayerPairs(Instrument):
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
             measure = replace(measure, given="token")
-        return self._comparison(measure, [sides[id(model)] for model in models], batches, work, watched)
+        return self._comparison(measure, [sides[id(model)] for model in models], batches, work)
 
-    def of_stimuli(self, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
+    def of_stimuli(self, config: AnalyzeConfig, work: Work) -> Comparison:
         """Return the comparison of recordings, or of one with a model, on the same stimuli."""
         measure: Any = replace(config.measure, **self.for_stimuli)  # type: ignore[arg-type]
         stimuli = work.inputs["stimuli"]
@@ -238,14 +233,12 @@ class LayerPairs(Instrument):
         batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
         sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
         measure = replace(measure, batches=batches.batches)
-        return self._comparison(measure, [sides[0], sides[-1]], batches, work, watched)
+        return self._comparison(measure, [sides[0], sides[-1]], batches, work)
 
-    def _comparison(
-        self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work, watched: FirstBatch
-    ) -> Comparison:
+    def _comparison(self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work) -> Comparison:
         told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
         new = partial(self.metric, told, *(len(side.layers) for side in sides))
-        return Comparison(new, measure, (sides[0], sides[1]), batches, work, watched)
+        return Comparison(new, measure, (sides[0], sides[1]), batches, work)
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
