@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
@@ -49,7 +49,10 @@ class Part:
 
 
 def parts_of(model: FrozenModel) -> list[Part]:
-    """Return the parts of a model in the order in which states pass them, each module with weights in one part."""
+    """Return the parts of a model in the order in which states pass them, each module with weights in one part.
+
+    An unembedding that is tied to the embedding is of the same part as the embedding.
+    """
     found: dict[tuple[int, str], list[str]] = {}
     blocks, before = model.family.blocks, True
     for path, module in model.module.named_modules():
@@ -63,6 +66,11 @@ def parts_of(model: FrozenModel) -> list[Part]:
             is_norm = component_of(path.rpartition(".")[2]) == "norms"
             component = "embedding" if before else "norms" if is_norm else "unembedding"
             found.setdefault((layer, component), []).append(path)
+    embedding, last = (-1, "embedding"), (model.n_layers, "unembedding")
+    both = [{id(weight) for path in found.get(key, ()) for weight in model.module.get_submodule(path).parameters()}
+            for key in (embedding, last)]  # fmt: skip
+    if both[0] & both[1]:
+        found[embedding] += found.pop(last)
     return [Part(component, layer, tuple(paths)) for (layer, component), paths in sorted(found.items(), key=_place)]
 
 
@@ -78,19 +86,66 @@ def component_of(name: str) -> str:
 
 
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
-    """Check that two models have the same modules of weights and widths, as a model and its changed copy have.
+    """Check that two models in one form have the same modules of weights and widths, as a changed copy has.
 
     Raises:
         ModelError: they differ.
     """
-    for name in ("n_layers", "d_model", "vocabulary"):
+    for name in ("n_layers", "d_model"):
         if (first := getattr(base, name)) != (second := getattr(changed, name)):
             raise ModelError(
                 f"{base.name} has {name}={first} and {changed.name} {second}, so that neither is a changed copy of the "
                 "other; measure=cka compares any two models"
             )
     if parts_of(base) != parts_of(changed):
-        raise ModelError(f"{base.name} and {changed.name} have other modules; measure=cka compares any two models")
+        raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
+
+
+def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
+    """Bring two models to one form, in place, and return what was done in sentences; predictions stay as they are.
+
+    Weights that only one model ties are untied in it. Of vocabularies with different numbers of rows, the first rows,
+    which both have, stay; tokens beyond them have no logits then.
+    """
+    done, first, second = list[str](), _tied(base.module), _tied(changed.module)
+    for model, alone in ((base, first - second), (changed, second - first)):
+        for path, name in alone:
+            module = model.module.get_submodule(path)
+            setattr(module, name, nn.Parameter(getattr(module, name).detach().clone(), requires_grad=False))
+            done.append(f"Only {model.name} ties {path}.{name} to its embedding; both models are compared untied.")
+    rows = min(base.vocabulary, changed.vocabulary)
+    for model in (base, changed):
+        if (more := model.vocabulary) > rows:
+            _keep_rows(model, rows)
+            done.append(
+                f"{model.name} has {more:,} rows of tokens, and the first {rows:,}, which both have, are compared."
+            )
+    return done
+
+
+def _tied(module: nn.Module) -> set[tuple[str, str]]:
+    """Return the path and name of each weight that another module, earlier in order, has as well."""
+    seen, found = set[int](), set[tuple[str, str]]()
+    for path, part in module.named_modules():
+        for name, weight in part.named_parameters(recurse=False):
+            if id(weight) in seen:
+                found.add((path, name))
+            seen.add(id(weight))
+    return found
+
+
+def _keep_rows(model: FrozenModel, rows: int) -> None:
+    """Leave the first rows of each weight outside the blocks that has a row for each token."""
+    for path, part in model.module.named_modules():
+        if path.startswith(f"{model.family.blocks}."):
+            continue
+        for weight in part.parameters(recurse=False):
+            if len(weight) == model.vocabulary:
+                weight.data = weight.data[:rows].clone()
+        for size in ("num_embeddings", "out_features"):
+            if getattr(part, size, None) == model.vocabulary:
+                setattr(part, size, rows)
+    model.vocabulary = rows
 
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
@@ -108,9 +163,11 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     return [part for part, names in inside.items() if names]
 
 
-def is_packed(model: FrozenModel) -> bool:
-    """Return whether some weight is not stored as the numbers that it stands for, as quantised ones are."""
-    return any(not weight.is_floating_point() for weight in model.module.parameters())
+def without_difference(base: FrozenModel, changed: FrozenModel) -> str:
+    """Return the name of a weight that has no difference, as it is packed or of two shapes, or "" if all have one."""
+    theirs = dict(changed.module.named_parameters())
+    return next((name for name, weight in base.module.named_parameters() if weight.shape != theirs[name].shape
+                 or not (weight.is_floating_point() and theirs[name].is_floating_point())), "")  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -138,7 +195,7 @@ def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor],
     try:
         for name, weight in base.module.named_parameters():
             other = theirs[name].to(weight)
-            if not torch.equal(weight, other):
+            if other.shape == weight.shape and not torch.equal(weight, other):
                 before.append((weight, weight.data))
                 weight.data = weight.data + move(name, other - weight.data)
         yield

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,26 @@ def same_vocabulary(source: Any, target: Any) -> None:
             f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
             f"other tokens; choose models of one tokenizer, {OTHERWISE}"
         )
+
+
+def check_cuts(source: Any, target: Any, texts: Sequence[str]) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut these texts into the same tokens.
+
+    Raises:
+        ModelError: one is cut differently; the message names the place.
+    """
+    if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
+        return
+    for text in texts:
+        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
+        if mine != theirs:
+            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
+            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
+                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
+            raise ModelError(
+                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
+                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
+            )
 
 
 def check_alignable(source: Any, target: Any) -> None:

@@ -16,9 +16,10 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.changes import Change, PartChanges, Seen
+from thinkalike.evaluation.changes import AT_ONCE, Change, PartChanges, Seen, log_probabilities
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.job import Outcome, Work
@@ -26,6 +27,7 @@ from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_documen
 from thinkalike.measures.changes import (
     Verdict,
     directions_of_change,
+    divergence,
     equivalence,
     excess,
     false_discovery_rates,
@@ -41,9 +43,11 @@ NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}
 FEWEST = 3  # occurrences of a token
 LEVEL = 0.05  # of all tests
+PLACES, GAP = 512, 8  # of tokens that are put into the text, and how many tokens apart
 CONTEXTS = 10  # places that are listed, each of another document
 BEFORE = 12  # tokens of a context
 NAMED = 6  # tokens that a direction raises or lowers
+BLANK = ("amount", "spread", "size")  # of operations that have none
 MEASURED = 64  # states from which a step is taken along a direction
 
 
@@ -54,6 +58,8 @@ class Answers:
     Attributes:
         first: the number of rows on which parts and null run, the first ones.
         contrasts: pairs of texts, if any.
+        exact: tables of the weights and settings that differ.
+        tokens: those whose row of the embedding differs.
         parts: what each part that differs does there.
         null: what each random change or fork does: `kl` of tokens there, `effects` of pairs, and `moves` of parts.
     """
@@ -64,9 +70,12 @@ class Answers:
     first: int
     margin: Mapping[str, float | None]
     contrasts: Contrasts | None = None
+    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    tokens: Sequence[int] = ()
     parts: dict[Part, PartChanges] = field(default_factory=dict)
     null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "moves": []})
     changes: list[Change] = field(default_factory=list)
+    unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
     def beside(
@@ -100,6 +109,34 @@ class Answers:
         assert self.contrasts is not None
         return read_prompts(self.base, self.contrasts)
 
+    @torch.no_grad()
+    def read_unread(self) -> None:
+        """Put tokens whose embedding differs, and that the text does not hold, into it, and compare what follows them.
+
+        About `PLACES` places get one, each of another token while there are enough; intervals are over rows.
+        """
+        held = set(self.rows.tokens[:, :-1].unique().tolist())
+        unread = torch.tensor([token for token in self.tokens if token not in held])
+        self.unread = {"tokens_changed": float(len(self.tokens)), "tokens_unread": float(len(unread))}
+        if not len(unread):
+            return
+        count = min(max(PLACES * GAP // self.rows.context, 2), len(self.rows))
+        tokens = self.rows.tokens[:count].long().clone()
+        slots = torch.zeros_like(tokens, dtype=torch.bool)
+        slots[:, GAP // 2 : -1 : GAP] = True
+        order = unread[torch.randperm(len(unread), generator=seeded(0))]
+        tokens[slots] = order.repeat(-(-int(slots.sum()) // len(order)))[: int(slots.sum())]
+        kl, flips = [], []
+        for row in tokens.split(max(AT_ONCE // (self.base.vocabulary * self.rows.context), 1)):
+            last = self.base.n_layers - 1
+            before, after = (log_probabilities(model, model.head(row, last)) for model in (self.base, self.changed))
+            kl.append(divergence(before, after).cpu())
+            flips.append((before.argmax(1) != after.argmax(1)).cpu())
+        rows = torch.arange(count)[:, None].expand_as(slots)[slots]
+        after = slots[:, :-1].flatten()
+        for name, values in (("unread_kl", torch.cat(kl)), ("unread_flips", torch.cat(flips).double())):
+            self.unread |= ends_of(name, mean_over_documents(values[after], rows))
+
     def documents(self, rows: int | None = None) -> Int[Tensor, " n"]:
         """Return the number of the document of each token, the last of a row left out."""
         return self.rows.documents[:rows, :-1].flatten().long().unique(return_inverse=True)[1]
@@ -114,10 +151,10 @@ class Answers:
         nulls = pd.DataFrame([{"number": number, "kl": float(kl.mean())} for number, kl in enumerate(self.null["kl"])])
         tables = {"layers": self._layers(), "nulls": nulls, "tokens": self._tokens(), "classes": classes,
                   "words": words, "contexts": self._contexts(),
-                  "directions": pd.DataFrame(self._directions)}  # fmt: skip
+                  "directions": pd.DataFrame(self._directions), **self.exact}  # fmt: skip
         tables = {name: table for name, table in tables.items() if len(table)}
         numbers = self._scalars({"class": classes, "word": words})
-        return Outcome(parts, numbers, tables=tables, blank=list(parts.columns))
+        return Outcome(parts, numbers, tables=tables, blank=[*parts.columns, *BLANK])
 
     def _scalars(self, groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         parts, documents = [each.tokens for each in self.changes], self.documents()
@@ -125,7 +162,13 @@ class Answers:
         values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse,
                   "loss_base": before, "loss_changed": after}  # fmt: skip
         found = document_numbers(torch.bincount(documents))
-        found |= {"tokens": float(len(kl)), "parts": float(len(self.parts)), "nulls": float(len(self.null["kl"]))}
+        found |= {
+            "tokens": float(len(kl)),
+            "parts": float(len(self.parts)),
+            "settings": float(len(self.exact.get("settings", ()))),
+            "nulls": float(len(self.null["kl"])),
+        }
+        found |= self.unread
         for name, each in values.items():
             ends = ends_of(name, mean_over_documents(each, documents))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
@@ -143,7 +186,8 @@ class Answers:
     def _verdicts(self, numbers: Mapping[str, float], groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
         """Return the exit status of each margin that is given, and of all; nothing without a margin.
 
-        Each token class and each word has to be within its margin, by intervals that hold for all of them at once.
+        Each token class and each word must be within its margin, by intervals that hold for all of them at once, and so
+        must what follows changed tokens that the text does not hold.
         """
         verdicts: dict[str, Verdict] = {}
         for name, margin in self.margin.items():
@@ -151,6 +195,8 @@ class Answers:
                 column = {"loss": "loss_change", "class": "kl", "word": "change"}.get(name, name)
                 tested = groups[name].to_dict("records") if name in groups else [numbers]
                 ends = [(each.get(f"{column}_low", -math.inf), each.get(f"{column}_high", math.inf)) for each in tested]
+                if f"unread_{name}" in numbers:
+                    ends.append((numbers[f"unread_{name}_low"], numbers[f"unread_{name}_high"]))
                 verdicts[name] = worst([equivalence(*each, margin) for each in ends] or ["undecided"])
         found = {f"exit_status_{name}": float(EXIT_STATUS[verdict]) for name, verdict in verdicts.items()}
         return {**found, "exit_status": float(EXIT_STATUS[worst(verdicts.values())])} if verdicts else {}
@@ -275,6 +321,16 @@ class Answers:
 
     def _written(self, token: int) -> str:
         return repr(self.base.tokenizer.decode([token]))
+
+
+def unchanged(base: FrozenModel, margin: Mapping[str, float | None]) -> Outcome:
+    """Return the outcome for two models with equal weights and settings, which need no text: nothing changed."""
+    table = pd.DataFrame([{"component": part.component, "layer": part.layer, "weights": 0.0, "entering": 0.0,
+                           "goes": 0.0, "comes": 0.0, "share": 0.0} for part in parts_of(base)])  # fmt: skip
+    zeros = [f"{name}{end}" for name in ("kl", "flips", "loss_change") for end in ("", "_low", "_high")]
+    given = [name for name, value in margin.items() if value is not None]
+    names = [f"exit_status_{name}" for name in given] + ["exit_status"] * bool(given)
+    return Outcome(table, dict.fromkeys(["parts", "settings", "tokens", *zeros, *names], 0.0))
 
 
 def means_of(values: Float[Tensor, "r n"], group: Int[Tensor, " n"]) -> Float[Tensor, "r g"]:

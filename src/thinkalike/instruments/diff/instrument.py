@@ -20,17 +20,18 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import TokenRows
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import changes
 from thinkalike.evaluation.forks import fork, rate_for
-from thinkalike.instruments.diff.answers import NULLS, Answers
+from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
+from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.parts import changed_parts, check_one_basis, is_packed, norms
+from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.tokenizers import check_cuts
 from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
 
@@ -76,7 +77,7 @@ class DiffConfig(MeasureConfig):
         return [*(() if self.null == "drift" else ("rate", "steps")), *(() if ours else ("pairs",))]
 
 
-class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data", "measure")):
+class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"
@@ -99,29 +100,41 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         measure: Any = config.measure
         with work.phase("loading"):
             base, changed = load_models(config.model, config.target)
-            same_vocabulary(base, changed)
+            models = [base.describe(), changed.describe()]
+            for done in one_form(base, changed):
+                log.warning(done)
             check_one_basis(base, changed)
-            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+        with work.phase("weights"):
+            settings = settings_that_differ(base, changed)
+            edits, tokens = edits_of(base, changed)
             parts = changed_parts(base, changed)
+        exact = {"weights": edits, "settings": settings}
+        if not parts and settings.empty:
+            return replace(unchanged(base, measure.margin), models=models)
+        with work.phase("text"):
+            rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
+            check_text(base, changed, rows)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
-        answers = Answers(base, changed, rows, first, measure.margin, pairs)
+        answers = Answers(base, changed, rows, first, measure.margin, pairs, exact, tokens)
         batches: list[changes.Seen] = []
         with work.phase("both models"):
             for own, change in changes.seen(base, changed, rows, first):
                 answers.changes.append(change)
                 if sum(len(each.tokens) for each in batches) < first:
                     batches.append(own)
+        with work.phase("changed tokens"):
+            answers.read_unread()
         if parts:
             with work.phase("parts"):
                 most = EXCHANGED if measure.null == "perturbation" else len(parts)
                 keep = partial(work.keep, "parts")
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
-        if packed := [model.name for model in (base, changed) if is_packed(model)]:
-            log.warning("%s has packed weights, which have no difference: there is no null", packed[0])
+        if name := without_difference(base, changed):
+            log.warning("%s is packed or of two shapes, so it has no difference, and there is no null", name)
         elif parts:
             with work.phase("null"):
                 if measure.null == "perturbation":
@@ -134,10 +147,11 @@ class Diff(Instrument, kind="diff", version=4, reads=("model", "target", "data",
         facts = {"data": facts}
         if pairs:
             facts["contrasts"] = {"source": pairs.source, "fingerprint": pairs.fingerprint()}
-        return replace(answers.outcome(), models=[base.describe(), changed.describe()], facts=facts)
+        return replace(answers.outcome(), models=models, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.changes(result.table, result.tables["layers"], folder)
+        if "layers" in result.tables:
+            figures.changes(result.table, result.tables["layers"], folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return KL, the share of flipped top tokens, and the change of the loss."""
@@ -168,3 +182,15 @@ def read_rows(
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
     return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
+
+
+def check_text(base: FrozenModel, changed: FrozenModel, rows: TokenRows) -> None:
+    """Check that both models cut a text into these tokens, and have a row of the embedding for each of them.
+
+    Raises:
+        ModelError: they do not.
+    """
+    texts = base.tokenizer.batch_decode(rows.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    check_cuts(base, changed, texts)
+    if (largest := int(rows.tokens.max())) >= base.vocabulary:
+        raise ModelError(f"the text holds {base.tokenizer.decode([largest])!r}, for which only one model has a row")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,8 @@ MOST = 0.9  # of what enters at all parts together, which the parts that are nam
 SHARES = 3  # of KL
 RUNS = 5  # of layers that follow each other, at most, that are named
 LISTED = 6  # tokens
+GROUPS, TENSORS = 4, 3  # of operations, and of names of tensors for each
+FAR = 3  # times the median of all layers
 RATE = 0.05  # of false discoveries among them
 NULL = {  # in words, and what the changes of the null are
     "drift": ("drift on its own text", "forks by further training on it, with changes of equal norm"),
@@ -31,12 +34,22 @@ def lines(result: Result) -> Iterator[str]:
     """Yield the lines of the screen, each of which may wrap."""
     numbers, tables = result.scalars, result.tables
     yield f"Did it change? {changed(numbers)}"
-    yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
-    yield f"Where? {where(result.table, numbers.get('part_p'))}"
+    if len(tables.get("settings", ())):
+        yield f"Which settings? {settings_in_words(tables['settings'])}"
+    if "weights" in tables:
+        yield f"Which weights? {weights_in_words(tables['weights'])}"
+    if not numbers["tokens"]:
+        yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
+        return
+    if "null_p" in numbers:
+        yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
+    if numbers["parts"]:
+        yield f"Where? {where(result.table, numbers.get('part_p'))}"
     yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
     if "words" in tables:
         yield f"On which words? {on_which_words(tables['words'], numbers)}"
-    yield f"In which directions? {in_directions(tables.get('directions'))}"
+    if numbers["parts"]:
+        yield f"In which directions? {in_directions(tables.get('directions'))}"
     yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
     yield from cells(result.table, screen_width())
 
@@ -48,10 +61,11 @@ def _ends(numbers: Any, name: str, spec: str) -> str:
 
 def changed(numbers: dict[str, float]) -> str:
     """Return how far the predictions moved."""
-    if not numbers["parts"]:
-        return "No. All weights are equal."
+    if not numbers["tokens"]:
+        return "No. All weights and settings are equal."
     if not numbers["kl"]:
-        return f"Weights of {numbers['parts']:.0f} parts differ, and no prediction over {number_of_documents(numbers)}."
+        what = f"Weights of {numbers['parts']:.0f} parts" if numbers["parts"] else "Settings"
+        return f"{what} differ, and no prediction over {number_of_documents(numbers)}."
     return (
         f"KL(base ‖ changed) {_ends(numbers, 'kl', '.4g')} nats per token (reverse {numbers['reverse_kl']:.4g}); the "
         f"most likely next token flips at {_ends(numbers, 'flips', '.2%')}; loss {numbers['loss_base']:.3f} → "
@@ -60,10 +74,62 @@ def changed(numbers: dict[str, float]) -> str:
     )
 
 
+def settings_in_words(table: pd.DataFrame) -> str:
+    """Return the entries of the configuration that differ."""
+    rows = list(table.itertuples())
+    said = ", ".join(f"{row.setting} {row.base} → {row.changed}" for row in rows[:LISTED])
+    return f"{said}{f' and {len(rows) - LISTED} more' if len(rows) > LISTED else ''}."
+
+
+def weights_in_words(table: pd.DataFrame) -> str:
+    """Return what was done to weights, those to which the same was done together, the most widespread first."""
+    groups: dict[str, list[Any]] = {}
+    for row in table.itertuples():
+        groups.setdefault(operation_in_words(row), []).append(row)
+    order = sorted(groups, key=lambda said: -len(groups[said]))
+    said = [f"{tensors_in_words(groups[each])} {each}" for each in order[:GROUPS]]
+    rest = sum(len(groups[each]) for each in order[GROUPS:])
+    more = f"; {rest} more in weights.csv" if rest else ""
+    return f"{'; '.join(said)}{more}."
+
+
+def operation_in_words(row: Any) -> str:
+    """Return what was done to one tensor, without its name and size."""
+    places = row.places if isinstance(row.places, str) else ""
+    words = {
+        "low rank": f"changed by a matrix of rank {row.amount:.0f}", "rounded": f"rounded to {row.amount:.0f} bits",
+        "scaled": f"scaled by {row.amount:.4g}", "masked": f"about {round(row.amount, 1):.0%} zeroed",
+        "cast": f"rounded to {row.amount:.0f}-bit floats", "scaled by row": "scaled row by row",
+        "scaled by column": "scaled column by column", "noise": "changed by noise",
+        "added": "added", "removed": "removed",
+    }  # fmt: skip
+    return f"({places} {words.get(row.operation, row.operation)})".replace("( ", "(")
+
+
+def tensors_in_words(rows: Sequence[Any]) -> str:
+    """Return the names of tensors, those of several blocks together, and how far noise and other changes moved them."""
+    by_name: dict[str, list[int]] = {}
+    for row in rows:
+        by_name.setdefault(re.sub(r"^.*?\.(\d+)\.", "*.", row.tensor), []).append(row.layer)
+    names = [
+        f"{name[2:]} of block{'s' * (len(layers) > 1)} {', '.join(runs(sorted(layers)))}" if name[0] == "*" else name
+        for name, layers in by_name.items()
+    ]
+    said = ", ".join(names[:TENSORS]) + (f" and {len(names) - TENSORS} more names" if len(names) > TENSORS else "")
+    if rows[0].operation not in ("noise", "changed"):
+        return said
+    spreads = pd.DataFrame({"layer": [row.layer for row in rows], "spread": [row.spread for row in rows]})
+    by_layer = spreads.groupby("layer")["spread"].median().dropna()
+    if by_layer.empty:
+        return said
+    middle = by_layer.median()
+    far = by_layer[by_layer > FAR * middle].sort_values(ascending=False)
+    most = "".join(f"; block {layer} {value:.2g}, {value / middle:.1f} times that" for layer, value in far[:2].items())
+    return f"{said}, by {middle:.2g} of the spread{' in the median block' * (len(by_layer) > 1)}{most}"
+
+
 def beside_null(numbers: dict[str, float], null: str) -> str:
     """Return whether the change is more than that of the null, of its size."""
-    if "null_p" not in numbers:
-        return "There is nothing to compare."
     kind, same = NULL[null]
     value, low, high = numbers["kl_of_part"], numbers["null_low"], numbers["null_high"]
     p = numbers["null_p_less" if value < low else "null_p"]
@@ -75,14 +141,12 @@ def beside_null(numbers: dict[str, float], null: str) -> str:
 def where(table: pd.DataFrame, p: float | None = None) -> str:
     """Return the parts at which the states begin to differ, and those that hold the greatest shares of KL."""
     differ = table[table["weights"] > 0]
-    if differ.empty:
-        return "Nowhere: all weights are equal."
     said = f"Weights differ in {len(differ)} of {len(table)} parts"
     entering = differ["entering"].dropna().sort_values(ascending=False, kind="stable")
     most = entering.index[(entering.cumsum() - entering) < MOST * entering.sum()]
-    runs = named([row for _, row in differ.loc[sorted(most)].iterrows()])
-    if len(most) and runs.count(",") + runs.count(" and ") < RUNS:
-        said = f"The change of states enters at {runs}. {said}"
+    found = named([row for _, row in differ.loc[sorted(most)].iterrows()])
+    if len(most) and found.count(",") + found.count(" and ") < RUNS:
+        said = f"The change of states enters at {found}. {said}"
     elif len(most):
         said = f"{said}; the change of states enters at {len(most)} of them, most at {named([differ.loc[most[0]]])}"
     shares = differ["share"].dropna().sort_values(ascending=False, kind="stable")
@@ -104,15 +168,16 @@ def named(rows: Sequence[Any]) -> str:
     found = []
     for component, layers in by_component.items():
         is_one = component.endswith("embedding")
-        found.append(component if is_one else f"{component} {', '.join(_runs(layers))}")
+        found.append(component if is_one else f"{component} {', '.join(runs(layers))}")
     return " and ".join(found)
 
 
-def _runs(layers: Sequence[int]) -> Iterator[str]:
-    start = layers[0]
-    for layer, following in zip(layers, [*layers[1:], None], strict=True):
-        if following != layer + 1:
-            yield f"{start}" if start == layer else f"{start} to {layer}"
+def runs(numbers: Sequence[int]) -> Iterator[str]:
+    """Yield numbers in ascending order, those that follow each other together: 3 to 5, 8."""
+    start = numbers[0]
+    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        if following != number + 1:
+            yield f"{start}" if start == number else f"{start} to {number}"
             start = following or 0
 
 
@@ -120,14 +185,15 @@ def on_what(tokens: pd.DataFrame | None, contexts: pd.DataFrame | None) -> str:
     """Return the tokens at which the change is greater than the null's, and the place where it is greatest."""
     if contexts is None:
         return "On nothing: no prediction differs."
-    tokens = pd.DataFrame({"q": []}) if tokens is None else tokens
-    beyond = tokens[tokens["q"] <= RATE]
-    said = f"After no token more than by random changes, of {len(tokens)} tokens tested."
-    if len(beyond):
+    said = ""
+    if tokens is not None:
+        said = f"After no token more than by random changes, of {len(tokens)} tokens tested."
+    if tokens is not None and len(beyond := tokens[tokens["q"] <= RATE]):
         names = ", ".join(f"{row.token} x {row.factor:.1f}" for row in beyond.head(LISTED).itertuples())
         said = f"After {len(beyond)} of {len(tokens)} tokens more than elsewhere and than by random changes: {names}."
-    most = contexts.iloc[0]
-    return f"{said} Most (KL {most['kl']:.3g}) after {most['context']}: {most['before']} → {most['after']}."
+    place = contexts.iloc[0]
+    most = f"Most (KL {place['kl']:.3g}) after {place['context']}: {place['before']} → {place['after']}."
+    return f"{said} {most}".lstrip()
 
 
 def on_which_words(table: pd.DataFrame, numbers: dict[str, float]) -> str:
@@ -156,10 +222,24 @@ def in_directions(table: pd.DataFrame | None) -> str:
 def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
     """Return the verdict for each margin."""
     if "exit_status" not in numbers:
-        return "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
+        said = "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
+        return f"{said} {unread(numbers)}".strip()
+    if not numbers["tokens"]:
+        return "Equivalent: the models are equal."
     found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
              for name, margin in margins.items() if margin is not None]  # fmt: skip
-    return f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 2.5 %: {', '.join(found)}."
+    said = f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 2.5 %: {', '.join(found)}."
+    return f"{said} {unread(numbers)}".strip()
+
+
+def unread(numbers: dict[str, float]) -> str:
+    """Return what follows changed tokens that the text does not hold."""
+    if not numbers.get("tokens_unread"):
+        return ""
+    return (
+        f"The text lacks {numbers['tokens_unread']:,.0f} of the {numbers['tokens_changed']:,.0f} tokens whose "
+        f"embedding differs; after such tokens, put into it, KL is {_ends(numbers, 'unread_kl', '.3g')}."
+    )
 
 
 def cells(table: pd.DataFrame, width: int) -> Iterator[str]:

@@ -1,0 +1,141 @@
+"""What differs between two models before any text is read: settings, and tensors with what was done to each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+from torch import Tensor
+
+from thinkalike.instruments.diff.screen import runs
+from thinkalike.measures.edits import Edit, edit
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import parts_of
+from thinkalike.models.survey import embedding_of
+from thinkalike.models.weights import tensors_of
+from thinkalike.progress import counted
+
+# entries of a configuration that no pass of an evaluated model reads
+UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
+                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+NAMED = 4  # tokens, neurons and the like that are named
+INWARD = re.compile(
+    r"o_proj|out_proj|c_proj|down_proj|fc_out|dense_4h_to_h|(^|\.)o$|output\.dense|attention\.dense|wo$|w2$"
+)
+READS = {"query": r"(^|\.)(q|q_proj|query|q_lin|wq)$", "key": r"(^|\.)(k|k_proj|key|k_lin|wk)$",
+         "value": r"(^|\.)(v|v_proj|value|v_lin|wv)$"}  # fmt: skip
+QUERIES, KEYS = ("num_attention_heads", "n_heads", "n_head"), ("num_key_value_heads", "n_key_value_heads")
+WIDTH = ("head_dim", "d_head")
+IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all heads one after the other
+
+
+def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
+    """Return the entries of the configurations that differ and that a pass may read, as text."""
+    first, second = (dict(_settings(model.module)) for model in (base, changed))
+    rows = [{"setting": name, "base": repr(first.get(name)), "changed": repr(second.get(name))}
+            for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]  # fmt: skip
+    return pd.DataFrame(rows, columns=["setting", "base", "changed"])
+
+
+def _settings(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries that the class of a configuration knows, those inside others by "outer.inner"."""
+    if (config := getattr(module, "config", None)) is None:
+        given = vars(module.cfg) if hasattr(module, "cfg") else {}
+    else:
+        known = type(config)().to_dict()
+        given = {
+            name: value for name, value in config.to_dict().items() if name in known or hasattr(type(config), name)
+        }
+    yield from _flat({name: value for name, value in given.items() if not UNREAD.search(name)})
+
+
+def _flat(given: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
+
+
+def edits_of(base: FrozenModel, changed: FrozenModel) -> tuple[pd.DataFrame, Sequence[int]]:
+    """Return a row for each tensor that differs, and the tokens whose row of the embedding does.
+
+    The columns are tensor, component, layer, operation, size, spread, amount and places (see `Edit`), in words. Tensors
+    that are tied are one.
+    """
+    parts, tokens, embedding = parts_of(base), list[int](), embedding_of(base.module)
+    theirs, rows, seen = dict(tensors_of(changed.module)), [], set[int]()
+    for name, own in counted(list(tensors_of(base.module)), "tensor"):
+        if (own.numel() and own.data_ptr() in seen) or name not in theirs:
+            continue
+        seen.add(own.data_ptr())
+        if (found := edit(own.float().cpu(), theirs[name].float().cpu())) is None:
+            continue
+        part = next((part for part in parts if name.startswith(part.prefixes)), None)
+        where = places_in_words(base, name, own, found)
+        if own.data_ptr() == embedding.data_ptr():
+            tokens = list(found.places) if found.axis == 0 else list(range(base.vocabulary))
+        rows.append({
+            "tensor": name, "component": part.component if part else "", "layer": part.layer if part else -1,
+            "operation": found.operation, "size": found.size, "spread": found.spread, "amount": found.amount,
+            "places": where,
+        })  # fmt: skip
+    columns = ["tensor", "component", "layer", "operation", "size", "spread", "amount", "places"]
+    return pd.DataFrame(rows, columns=columns), tokens
+
+
+def places_in_words(model: FrozenModel, name: str, tensor: Tensor, found: Edit) -> str:
+    """Return the places of an edit by what they are: heads, neurons, experts, tokens, or rows and columns."""
+    if found.axis is None or not found.places:
+        return ""
+    path, places = name.rpartition(".")[0], found.places
+    if found.axis == 0 and len(tensor) == model.vocabulary and model.family.blocks not in name:
+        return _few("token", [repr(model.tokenizer.decode([place])) for place in places])
+    outward = 1 if type(model.module.get_submodule(path)).__name__ == "Conv1D" and tensor.dim() == 2 else 0
+    if tensor.dim() == 3 and found.axis == 0:
+        return _few("expert", list(map(str, places)))
+    if heads := _heads(model, path, tensor.shape[found.axis], found.axis == outward, places):
+        return heads
+    inner = re.search(r"mlp|ffn|feed_forward", path) and (found.axis == outward) != bool(INWARD.search(path))
+    unit = "neuron" if inner else "row" if found.axis == 0 else "column"
+    return _few(unit, list(runs(places)), len(places))
+
+
+def _few(unit: str, names: Sequence[str], count: int | None = None) -> str:
+    count = len(names) if count is None else count
+    said = ", ".join(names[:NAMED])
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{unit}{'s' if count != 1 else ''} {said}{more}"
+
+
+def _heads(model: FrozenModel, path: str, length: int, outward: bool, places: Sequence[int]) -> str:
+    """Return whole heads of attention in words, or "" where the places are not whole heads or no heads at all."""
+    config: Any = getattr(model.module, "config", None)
+    config = config.get_text_config() if config is not None else getattr(model.module, "cfg", None)
+    sizes = [
+        next((size for key in keys if isinstance(size := getattr(config, key, None), int)), 0)
+        for keys in (QUERIES, KEYS, WIDTH)
+    ]
+    queries, keys, width = sizes[0], sizes[1] or sizes[0], sizes[2] or model.d_model // max(sizes[0], 1)
+    if not queries or "att" not in path or length % width:
+        return ""
+    slots = [f"query head {head}" for head in range(queries)]
+    if outward and IN_TURN.search(path):
+        slots += [f"{kind} head {head}" for kind in ("key", "value") for head in range(keys)]
+    elif outward and "query_key_value" in path and queries == keys:
+        slots = [f"{kind} head {head}" for head in range(queries) for kind in READS]
+    elif outward:
+        kind = next((kind for kind, pattern in READS.items() if re.search(pattern, path)), "")
+        slots = [f"{kind} head {head}" for head in range(length // width)] if kind else []
+    else:
+        slots = [f"head {head}" for head in range(queries)]
+    hit = sorted({place // width for place in places})
+    if length != len(slots) * width or len(places) != len(hit) * width:
+        return ""
+    by_kind: dict[str, list[int]] = {}
+    for slot in hit:
+        kind, _, number = slots[slot].rpartition(" ")
+        by_kind.setdefault(kind, []).append(int(number))
+    return " and ".join(_few(kind, list(runs(each)), len(each)) for kind, each in by_kind.items())

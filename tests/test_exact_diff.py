@@ -1,0 +1,167 @@
+"""measure=diff before any pass: settings, ties, rows of tokens, and what was done to which weights."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from conftest import results_in
+from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
+from thinkalike.instruments.diff.screen import weights_in_words
+from thinkalike.models.load import load_model
+from thinkalike.models.parts import changed_parts, one_form
+
+EMBEDDING = "transformer.wte.weight"
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny.write_checkpoint("gpt2", tmp_path_factory.mktemp("exact") / "base")
+
+
+@pytest.fixture
+def changed(base, tmp_path):
+    """Makes a copy of the base with other tensors and entries of its configuration."""
+
+    def make(change=lambda state: None, **settings):
+        folder = shutil.copytree(base, tmp_path / "changed")
+        state = load_file(folder / "model.safetensors")
+        change(state)
+        save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+        shape = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(shape | settings))
+        return folder
+
+    return make
+
+
+def job(first, second, text_files, *more):
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", "data.context=32"]
+    sizes = ["measure.tokens=512", "measure.tokens_per_part=256"]
+    return [
+        "analyze.py",
+        "measure=diff",
+        f"model={first}",
+        f"model@target={second}",
+        *data,
+        *sizes,
+        "logger=none",
+        *more,
+    ]
+
+
+def said(base, folder):
+    models = load_model(base), load_model(folder)
+    one_form(*models)
+    table, tokens = edits_of(*models)
+    return weights_in_words(table), tokens
+
+
+def set_places(name, places, value, axis=0):
+    def change(state):
+        state[name].index_fill_(axis, torch.tensor(places), value)
+
+    return change
+
+
+def swap(first, second):
+    def change(state):
+        state[EMBEDDING][[first, second]] = state[EMBEDDING][[second, first]]
+
+    return change
+
+
+def noise(state):
+    for name, weight in state.items():
+        if weight.dim() == 2:
+            size = 0.15 if ".2." in name else 0.02
+            state[name] = weight + size * weight.std() * torch.randn(weight.shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (set_places("transformer.h.1.attn.c_attn.weight", range(32 + 8, 32 + 16), 0.0, 1), "key head 1 zeroed"),
+        (set_places("transformer.h.1.attn.c_proj.weight", range(8, 24), 0.0), "heads 1 to 2 zeroed"),
+        (set_places("transformer.h.1.attn.c_attn.weight", range(3, 9), 0.0, 1), "columns 3 to 8 zeroed"),
+        (set_places("transformer.h.3.mlp.c_fc.weight", [5, 9], 0.0, 1), "neurons 5, 9 zeroed"),
+        (swap(70, 90), f"tokens {tiny.tokenizer().decode([70])!r}, {tiny.tokenizer().decode([90])!r} swapped"),
+        (noise, "block 2 0.15, 7."),
+    ],
+)
+def test_heads_neurons_and_tokens_are_named(base, changed, change, words):
+    found, tokens = said(base, changed(change))
+    assert words in found
+    assert (tokens == [70, 90]) == ("swapped" in words)
+
+
+def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
+    folder = changed(scale_attn_by_inverse_layer_idx=True, attn_pdrop=0.5)
+    run = cli(*job(base, folder, text_files, "measure.margin.kl=1e-9"))
+    assert run.status == 1, run.stderr
+    screen = " ".join(run.stdout.split())
+    assert "Did it change? KL(base" in screen
+    assert "Which settings? scale_attn_by_inverse_layer_idx False → True." in screen
+    assert "Where?" not in screen
+    (result,) = results_in(cli.folder / "results", "diff")
+    (row,) = result.tables["settings"].itertuples()
+    assert (row.base, row.changed) == (False, True), "dropout is off"
+
+
+def test_settings_of_equal_models_do_not_differ(base, changed):
+    folder = changed(_name_or_path="elsewhere", transformers_version="4.0", training={"steps": 3})
+    assert settings_that_differ(load_model(base), load_model(folder)).empty
+
+
+@pytest.mark.parametrize("tied_first", [True, False])
+def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files, tied_first):
+    def apart(state):
+        weight = state[EMBEDDING]
+        state["lm_head.weight"] = weight + 0.3 * weight.std() * torch.randn(weight.shape)
+
+    folder = changed(apart, tie_word_embeddings=False)
+    pair = (base, folder) if tied_first else (folder, base)
+    run = cli(*job(*pair, text_files))
+    table = run.result.table.set_index("component")
+    assert table.loc["unembedding", "weights"] > 0.1
+    assert table.loc["embedding", "weights"] == 0
+    assert list(run.result.tables["weights"]["operation"]) == ["noise"]
+    nulls = run.result.tables["nulls"]["kl"]
+    assert 0.3 < nulls.median() / run.result.scalars["kl_of_part"] < 3, "the null is as large as the change"
+    assert "are compared untied" in run.stderr
+
+
+def test_a_tied_matrix_is_one_part(base, changed):
+    first, second = load_model(base), load_model(changed(swap(70, 90)))
+    assert [str(part) for part in changed_parts(first, second)] == ["embedding"]
+
+
+def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):
+    def longer(state):
+        state[EMBEDDING] = torch.cat([state[EMBEDDING], torch.randn(4, 32)])
+
+    folder = changed(longer, vocab_size=len(tiny.tokenizer()) + 4)
+    fresh = type(tiny.tokenizer()).from_pretrained(folder)
+    fresh.add_special_tokens({"pad_token": "<more>"})
+    fresh.save_pretrained(folder)
+    run = cli(*job(base, folder, text_files, "measure.margin.kl=1e-6"))
+    assert run.status == 0, run.stderr
+    assert "the first 300" in run.stderr
+    assert run.result.scalars["kl"] < 1e-9
+
+
+def test_a_certificate_tries_changed_tokens_that_the_text_lacks(base, changed, cli, text_files):
+    cutter = tiny.tokenizer()
+    text = " ".join(path.read_text() for path in text_files.glob("*.txt"))
+    held = set(cutter(text, add_special_tokens=False)["input_ids"])
+    first, second = [token for token in range(len(cutter)) if token not in held][-2:]
+    run = cli(*job(base, changed(swap(first, second)), text_files, "measure.margin.flips=0.2"))
+    (result,) = results_in(cli.folder / "results", "diff")
+    numbers = result.scalars
+    assert (numbers["tokens_changed"], numbers["tokens_unread"]) == (2, 2)
+    assert numbers["flips_high"] < 0.2 < numbers["unread_flips_low"]
+    assert run.status == 1
+    assert "The text lacks 2 of the 2 tokens" in " ".join(run.stdout.split())
