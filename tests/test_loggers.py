@@ -16,7 +16,7 @@ from thinkalike import loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
-from thinkalike.job.performing import run_name
+from thinkalike.loggers import run_name
 
 
 class Pictured(Toy):

@@ -177,9 +177,8 @@ def test_other_errors_are_not():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 needs at least 1.2 GB"),
         (["stitch.kind=least_squares", "trainer.memory=1MB"], "closed forms of 4 layer pairs need"),
-        (["trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use"),
+        (["trainer.memory=1MB"], "stitches of 4 layer pairs need at least 0 MB of memory beside 500 MB in use"),
     ],
 )
 def test_a_job_that_does_not_fit_is_refused_by_the_setting(words, said, cli, minis, text_files, tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jaxtyping
@@ -71,7 +71,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
 
 
 class _Wanted(NamedTuple):
-    """What an annotation wants: a tensor, tensors in a sequence or mapping, a list of plain values, or other types."""
+    """What an annotation wants: a tensor, tensors in a sequence, a list of plain values, or other types."""
 
     array: Any = None
     items: _Wanted | None = None
@@ -84,19 +84,14 @@ class _Wanted(NamedTuple):
         options = typing.get_args(annotation) if is_union else (annotation,)
         arrays = [each for each in options if inspect.isclass(each) and issubclass(each, Tensor | AbstractArray)]
         others = tuple(each for each in options if inspect.isclass(each) and each not in arrays)
-        several = [each for each in options if typing.get_origin(each) in (Sequence, Mapping)]
-        inside = [cls.of(typing.get_args(each)[-1]) for each in several]
+        inside = [cls.of(typing.get_args(each)[0]) for each in options if typing.get_origin(each) is Sequence]
         layers = next((each for each in inside if each.array), None)
-        if any(typing.get_origin(each) is Mapping for each in several):
-            others += (Mapping,)
         return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others)
 
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
         if self.is_list:
             return value.tolist() if hasattr(value, "tolist") else value
-        if self.items and isinstance(value, Mapping) and Mapping in self.others:
-            return {key: self.items.read(layer, f"{name}[{key}]", device) for key, layer in value.items()}
         if not (self.array or self.items) or (isinstance(value, self.others) and not isinstance(value, Tensor)):
             return value
         if self.items and isinstance(value, list | tuple):

@@ -21,6 +21,7 @@ from thinkalike.store import Job, Result
 log = logging.getLogger(__name__)
 
 PATIENCE = 30.0  # seconds for the beginning of a run of W&B
+LONGEST = 128  # characters of the name of a run, the most that W&B takes
 
 
 class TensorBoardTracker:
@@ -102,21 +103,30 @@ TRACKERS: dict[str, Any] = {"wandb": WandbTracker, "tensorboard": TensorBoardTra
 
 
 @contextlib.contextmanager
-def tracked(config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]) -> Iterator[Any]:
+def tracked(
+    config: LoggerConfig, job: Job, inputs: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
+) -> Iterator[Any]:
     """Log a job while this is open.
 
     Args:
-        job: its kind, and its store, in which W&B keeps a folder of its own.
-        name: tells its run from those of other jobs.
+        inputs: what it reads, by name.
         folder: for curves that belong to the result.
         settings: the resolved configuration.
     """
+    name = run_name(job.kind, job.key, inputs)
     tracker, failed = TRACKERS[config.kind](config, job, name, folder, settings), True
     try:
         yield tracker
         failed = False
     finally:
         tracker.close(failed)
+
+
+def run_name(kind: str, key: str, inputs: Mapping[str, Any]) -> str:
+    """Return the name of a run: kind, models and key, as "cka gpt2, bert 9d95e636c1fb"."""
+    labels = inputs.get("labels") or inputs.get("names") or ""
+    models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
+    return f"{f'{kind} {models}'.strip()[: LONGEST - len(key) - 1]} {key}"
 
 
 def _summary(result: Result) -> dict[str, float]:

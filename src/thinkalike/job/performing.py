@@ -35,7 +35,6 @@ from thinkalike.store import Job, Result
 ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
-LONGEST = 128  # characters of the name of a run, the most that W&B takes
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
@@ -149,8 +148,7 @@ class Planned:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
-        name = run_name(self.job.kind, self.job.key, self.inputs)
-        return tracked(self.config.logger, self.job, name, folder, settings)
+        return tracked(self.config.logger, self.job, self.inputs, folder, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
         """Write, draw and publish the result, with the provenance of the run and what it `took`."""
@@ -208,13 +206,6 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     """Return the key of a job: a hash of the version of its kind, its settings, and the content of its inputs."""
     text = json.dumps([instrument.kind, instrument.version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def run_name(kind: str, key: str, inputs: Mapping[str, Any]) -> str:
-    """Return the name of a run: kind, models and key, as "cka gpt2, bert 9d95e636c1fb"."""
-    labels = inputs.get("labels") or inputs.get("names") or ""
-    models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
-    return f"{f'{kind} {models}'.strip()[: LONGEST - len(key) - 1]} {key}"
 
 
 def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import refuse_nan, seeded
+from thinkalike.arguments import refuse_nan
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     PARTS,
@@ -154,7 +154,7 @@ def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor
     """Yield how often each of n documents is drawn in each resample, for some resamples at a time."""
     if n < 2:
         raise ValueError(f"an interval over documents needs two of them, not {n}")
-    generator = seeded(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)):
         yield drawn_counts(n, len(part), generator)
 

@@ -13,8 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
-
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
@@ -70,7 +68,6 @@ class Moments:
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
 
-    @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n tokens in both models: `sources[l]` is (n, d_l), and `targets[m]` (n, e_m).
@@ -158,7 +155,6 @@ class AffineMap:
     weight: Float[Tensor, "e d"]
     bias: Float[Tensor, " e"]
 
-    @takes_arrays
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return W x + b in the dtype of the states, computed in the wider of both, as b may cancel large means."""
         wide = torch.promote_types(states.dtype, self.weight.dtype)

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import seeded
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
 from thinkalike.hub import cause_of, resolved
@@ -284,7 +284,6 @@ class StitchedModel:
         states = self.phi(self.source.head(tokens, self.layer))
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
-    @takes_arrays
     @torch.no_grad()
     def generate(
         self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0
