@@ -42,8 +42,8 @@ import thinkalike
 from thinkalike.arguments import seeded
 from thinkalike.config import compose_job
 from thinkalike.data.contrasts import grammar_contrasts
+from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
-from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.changes import perturbed, seen
 from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for, with_weights
 from thinkalike.evaluation.language import mean_over_documents

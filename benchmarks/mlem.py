@@ -19,7 +19,7 @@ import torch
 from measuring import Row, forget_peak, in_turn, once, options_of, resident, scaled, table
 from torch import Tensor
 
-from thinkalike.measures import MLEM, feature_importance, matrix_agreement, rsa, weighted_tau
+from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
 
 LEVELS = (12, 3, 3, 6, 3, 4, 10, 2)  # of the features of Salle et al. 2024, table S1
 BATCH, STEPS, PATIENCE, RATE = 17_000, 1000, 50, 0.1
@@ -141,7 +141,7 @@ def many(count: int) -> None:
     data, layers = drawn(1500, 768, count)
     found = []
     profile = once(lambda: found.append(feature_importance(MLEM(), data, layers)))
-    ranked = once(lambda: matrix_agreement(weighted_tau(found[0].profile().value), rsa(layers)))
+    ranked = once(lambda: (weighted_tau(found[0].profile().value), rsa(layers)))
     rows = [Row("cross-validation and importance", profile), Row("both matrices, with RSA", ranked)]
     print(table(f"{count} layers of 1500 stimuli, width 768", rows))
 

@@ -65,7 +65,6 @@ CALLS = {
     "compare": {"x": VECTORS, "y": VECTORS + 1},
     "crossnobis": {"runs": normal(3, 6, D)},
     "feature_importance": {"model": MLEM(alpha=1.0), "X": TABLE, "Y": MEANT, "groups": GROUPS, "folds": 2},
-    "group_hsics": {"rows": [X, Y], "groups": RowGroups.of(TOKENS, 4), "estimator": "biased"},
     "hsic1": {"K": GRAM, "L": Y @ Y.T},
     "jackknife": {"value": X[0], "replicates": X},
     "mantel": {"layers": [X, Y], "permutations": 9},

@@ -7,8 +7,8 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import DOCUMENTS, beginning_bytes, read_corpus
-from thinkalike.data.rows import SourceText, beginning
+from thinkalike.data.corpus import DOCUMENTS, beginning, beginning_bytes, read_corpus
+from thinkalike.data.paired import SourceText
 
 WORDS = "one two three four five six seven"
 

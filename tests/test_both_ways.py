@@ -5,7 +5,7 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.maps import residual_sums, state_moments
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.measures import both_directions

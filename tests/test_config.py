@@ -211,7 +211,6 @@ UNREAD = [  # the key is the first override
     ("analyze", ["measure.noise=none", "measure=rsa"]),
     ("analyze", ["measure.batches=3", "measure=cka", *RECORDED]),
     ("analyze", ["population.size=30", "measure=population", "population=feather-berts"]),
-    ("analyze", ["measure.padding=99", "measure=population"]),
     ("analyze", ["model=gpt2", "measure=population"]),
     ("analyze", ["activations=a.npz", "experiment=salle2024/figure_s5", "scale=mini"]),
     ("train", ["stitch.steps=3", "task=nli", "model=bert-mini"]),

@@ -14,10 +14,9 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_corpus
+from thinkalike.data.corpus import Corpus, OneTokenizer, TokenRows, read_corpus
 from thinkalike.data.documents import (
     PIECE,
-    check_text,
     document_fingerprint,
     documents,
     in_pieces,
@@ -25,7 +24,6 @@ from thinkalike.data.documents import (
     training_texts,
 )
 from thinkalike.data.grammar import derivations
-from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.hub import resolved
 
@@ -37,6 +35,7 @@ class Letters:
     """A tokenizer whose tokens are code points, and which counts how often it is called."""
 
     bos_token_id, eos_token_id, sep_token_id = BOS, EOS, None
+    convert_ids_to_tokens = staticmethod(chr)
 
     def __init__(self, **changes):
         self.calls = 0
@@ -243,6 +242,14 @@ def test_rows_are_documents_joined_by_eos_and_know_them(bos, config):
         assert corpus.counts[f"{side}_documents"] == len(rows.documents.unique())
 
 
+def test_marks_around_a_text_are_not_doubled():
+    cutter = tiny.tokenizer()
+    bos, eos = (cutter.convert_ids_to_tokens(mark) for mark in (cutter.bos_token_id, cutter.eos_token_id))
+    plain, marked, inside = OneTokenizer(cutter, True)(["abc abd", f"{bos}abc abd{eos}", f"abc{eos}abd"])
+    assert plain == marked
+    assert list(inside).count(cutter.eos_token_id) == 2, "a mark within a text stays"
+
+
 def pieces(rows: TokenRows) -> list[str]:
     """The whole documents in rows without BOS."""
     text = "".join(map(chr, rows.tokens.flatten().tolist()))
@@ -313,26 +320,11 @@ def test_pieces_of_a_document_are_even_and_end_with_a_unit(joint, size):
 def test_one_file_is_enough_text_for_both_sides(tmp_path, config):
     (tmp_path / "book.txt").write_text(paragraphs(2000), encoding="utf-8")
     book = config(tmp_path / "book.txt", report_share=0.1)
-    check_text(book, 1024)
     for whole in (False, True):
         corpus = read_corpus(book, Letters(), 1024, bos=False, fit_tokens=None, whole=whole)
         size = corpus.counts["fit_tokens"] + corpus.counts["report_tokens"]
         assert abs(corpus.counts["report_tokens"] / size - 0.1) < 0.05
         assert corpus.counts["report_documents"] > 10
-
-
-@pytest.mark.parametrize(
-    ("count", "context", "said"),
-    [
-        (1, None, r"too little text for the report: 0 documents.*give more text$"),
-        (60, 4096, r"for the report.*a row has 4096.*raise data.report_share=0.4"),
-        (60, 600, r"for the fit.*lower data.report_share=0.9"),
-    ],
-)
-def test_too_little_text_is_seen_before_a_tokenizer_reads_it(count, context, said, tmp_path, config):
-    data = config(write_jsonl(tmp_path / "x.jsonl", texts(count)), report_share=0.9 if "fit" in said else 0.4)
-    with pytest.raises(DataError, match=said):
-        check_text(data, context)
 
 
 def test_the_report_gets_its_share_of_the_documents(tmp_path, config):

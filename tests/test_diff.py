@@ -9,7 +9,7 @@ import torch
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.data.contrasts import kind_of_token
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.changes import by_part, perturbed, seen
 from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for

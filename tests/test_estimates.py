@@ -10,7 +10,6 @@ import torch
 
 from thinkalike import measures
 from thinkalike.measures import Estimate, fold_interval, student_t
-from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import PARTS, jackknife, numbered_by_part
 
 F64 = torch.float64
@@ -25,15 +24,6 @@ def test_an_estimate_iterates_as_its_value_and_ends():
     assert [part.tolist() for part in (value, low, high)] == [[1, 4], [0, 3], [2, 5]]
     assert [part.tolist() for part in whole[1]] == [4, 3, 5]
     assert whole[:, None].value.shape == (2, 1)
-
-
-def test_joint_fold_intervals_are_of_means_without_each_fold():
-    folds = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0), dtype=F64)
-    mean, spread = folds.mean(-1), math.sqrt((1 / 5 + 1 / 4) * 5)  # of the variance of folds, over that of their mean
-    replicates = mean + spread * (mean - folds.movedim(-1, 0)) / 4
-    expected = jackknife(mean, replicates, together=True)
-    torch.testing.assert_close([*fold_interval(folds, together=True)], [*expected])
-    assert (fold_interval(folds, together=True).high > fold_interval(folds).high).all()
 
 
 @pytest.mark.parametrize(
@@ -85,13 +75,6 @@ def test_groups_are_drawn_whole_into_parts_of_about_equal_size(count):
     sizes = (numbers % PARTS).bincount()
     assert len(sizes) == min(PARTS, count)
     assert int(sizes.max() - sizes.min()) <= int(groups.unique(return_counts=True)[1].max())
-
-
-def test_whole_numbers_have_whole_ends_that_hold_the_share():
-    draws = torch.arange(10)
-    found = percentile_interval(torch.tensor(5), draws, 0.5)
-    assert [part.tolist() for part in found] == [5, 2, 7]
-    assert [part.tolist() for part in percentile_interval(torch.tensor(5.0), draws.double(), 0.5)] == [5, 2.25, 6.75]
 
 
 def test_no_module_is_hidden_behind_a_function_of_its_name():

@@ -12,12 +12,12 @@ from thinkalike.measures import (
     LinearPrediction,
     RowGroups,
     cka,
+    kernel_alignment,
     mutual_knn,
     mutual_measure,
     surprises,
     token_codes,
 )
-from thinkalike.measures import hsic as gram_products
 from thinkalike.measures.chance import permuted_within
 
 F64 = torch.float64
@@ -136,8 +136,8 @@ def by_numpy(x, y, tokens, unbiased=True):
 
 @pytest.mark.parametrize(("large", "at_once"), [(512, 2**17), (20, 300)])
 def test_cka_given_the_token_is_that_of_explicit_grams(large, at_once, monkeypatch, device):
-    monkeypatch.setattr(gram_products, "LARGE", large)
-    monkeypatch.setattr(gram_products, "AT_ONCE", at_once)
+    monkeypatch.setattr(kernel_alignment, "LARGE", large)
+    monkeypatch.setattr(kernel_alignment, "AT_ONCE", at_once)
     tokens = drawn()
     x, y = alike(tokens, 0.4)
     expected = by_numpy(x, y, tokens)

@@ -5,9 +5,9 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import hsic as gram_products
-from thinkalike.measures import hsic0, hsic1
-from thinkalike.measures.hsic import Tiling, all_hsics, dense_statistics, linear_statistics
+from thinkalike.measures import hsic0, hsic1, kernel_alignment
+from thinkalike.measures.contract import Blocks
+from thinkalike.measures.kernel_alignment import Tiling, all_hsics, dense_statistics, linear_statistics
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -80,12 +80,13 @@ def test_hsic_is_differentiable(hsic):
 @pytest.mark.parametrize("step", [3, 8])
 def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device, monkeypatch):
     for name in ("CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(gram_products, name, Tiling(8, 16, step))
+        monkeypatch.setattr(kernel_alignment, name, Tiling(8, 16, step))
     rows = [torch.randn(n, width) + 1 for width in (3, 5, 1)]
     expected = torch.tensor(
         [[(hsic1 if estimator == "unbiased" else hsic0)(x @ x.T, y @ y.T) for y in rows] for x in rows]
     )
     rows = [x.to(device) for x in rows]
-    dense = dense_statistics([x @ x.T for x in rows])
-    for statistics in (linear_statistics(rows), dense):
+    blocks = Blocks([[0, 1, 2]], [(0, 0)])
+    dense = dense_statistics([x @ x.T for x in rows], blocks)
+    for statistics in (linear_statistics(rows, blocks), dense):
         torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)

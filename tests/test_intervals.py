@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from sklearn.metrics import roc_auc_score
 
-from thinkalike.measures import auc, bootstrap_interval, documents_and_seeds_interval, effective_number
+from thinkalike.measures import bootstrap_interval, documents_and_seeds_interval, effective_number
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -147,26 +146,3 @@ def test_intervals_over_documents_and_seeds_cover(seeds):
         documents.append(covered(bootstrap_interval(sums.mean(-2), counts, resamples=400, seed=seed)))
     assert torch.cat(ours).mean() > 0.925
     assert torch.cat(documents).mean() < 0.85, "control"
-
-
-@pytest.fixture
-def groups():
-    generator = torch.Generator().manual_seed(3)
-    upper = torch.randn(4, 9, generator=generator) + 1
-    lower = torch.randn(4, 14, generator=generator)
-    return upper.round(decimals=1), lower.round(decimals=1)  # with ties
-
-
-def test_the_area_is_the_mean_of_scikit_learns(groups):
-    upper, lower = groups
-    labels = [1] * 9 + [0] * 14
-    areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]
-    assert float(auc(upper, lower)) == pytest.approx(sum(areas) / 4, abs=1e-12)
-    assert float(auc(lower, upper)) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
-
-
-def test_groups_that_are_apart_have_one_and_ties_half():
-    assert float(auc(torch.ones(2, 3), torch.zeros(2, 4))) == 1
-    assert float(auc(torch.ones(2, 3), torch.ones(2, 4))) == 0.5
-    with pytest.raises(ValueError, match="lower"):
-        auc(torch.ones(1, 2), torch.full((1, 2), torch.nan))

@@ -289,10 +289,3 @@ def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files
     words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
     assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
     assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
-
-
-def test_too_little_text_is_refused_before_a_model_is_loaded(cli, tmp_path, monkeypatch):
-    (tmp_path / "one.txt").write_text(tiny.document(1))
-    monkeypatch.setattr("thinkalike.models.load.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
-    words = ["measure=loss", "data=text", f"data.files=[{tmp_path}/one.txt]", "store=results"]
-    assert "has too little text" in cli("analyze.py", *words).error

@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 import tiny
 from conftest import composed
-from thinkalike.data.rows import PairedRows, TokenRows
+from thinkalike.data.corpus import PairedRows, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation import likeness as tokens_alone
 from thinkalike.evaluation.likeness import Beyond, Likeness, TokensBefore, in_parts, likeness_of, output_roots

@@ -15,7 +15,7 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query, search, selected, show_sweep
-from thinkalike.store import Headline, Job, seal
+from thinkalike.store import Headline, Job
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
 
@@ -92,7 +92,7 @@ def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
     assert found["headlines"][0]["value"] == 1 / 3
     assert found["models"] == ["gelu-3l-mini"]
     assert found["folder"] == str(tmp_path / "cka" / "aa")
-    assert table.err == text.err == f"skipped: {tmp_path}/cka/foreign holds no finished result\n"
+    assert table.err == text.err == ""
 
 
 def test_in_python_it_is_a_table(store):
@@ -123,15 +123,11 @@ def test_results_are_chosen_and_sorted(store, listed, words, keys):
     assert [each["key"] for each in found] == keys.split()
 
 
-@pytest.mark.parametrize(
-    ("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}'), ("result.json", "[]")]
-)
+@pytest.mark.parametrize(("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}')])
 def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
-    """A file that is gone, the manifest of another program, and a record of another form."""
+    """A file that is gone, and the manifest of another program."""
     folder = store / "stitching" / "aa"
     (folder / file).write_text(text) if text else (folder / file).unlink()
-    if file == "result.json":
-        seal(folder)
     shown = listed(store)
     (line,) = shown.err.splitlines()
     assert line.startswith(f"skipped: {folder}")
@@ -139,17 +135,16 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
-def test_foreign_folders_are_named_and_loggers_folders_are_not(store, listed):
+def test_other_folders_are_no_results(store, listed):
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")
-    named = ("README.md holds no results", "notes holds no results", "stitching/mine holds no finished result")
-    assert listed(store).err.splitlines() == [f"skipped: {store}/{line}" for line in named]
+    assert listed(store).err == ""
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
-    [("sort=skore", "score"), ("knd=loss", "kind"), ("--jsn", "--json"), ("since=soon", "soon"), ("kind=los", "loss")],
+    [("sort=skore", "score"), ("knd=loss", "kind"), ("since=soon", "soon"), ("kind=los", "loss")],
 )
 def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):

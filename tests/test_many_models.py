@@ -5,10 +5,9 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures import hsic as gram_products
+from thinkalike.measures import LayerMeans, kernel_alignment, mutual_measure
 from thinkalike.measures import neighbours as mutual
-from thinkalike.measures.layer_means import Batch
+from thinkalike.measures.contract import Batch
 from thinkalike.measures.metric import CKA
 
 WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
@@ -42,7 +41,7 @@ def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
-        CKA.update_pairs(metrics, SIDES, Batch(states, mask, number, groups))
+        metrics[0].gather(Batch(states, mask, number, groups), metrics, SIDES)
         for (source, target), metric, alone in zip(SIDES, metrics, alones, strict=True):
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
             agree(alone, metric)
@@ -51,8 +50,9 @@ def test_a_pair_of_three_models_has_the_bits_of_the_pair_alone(n, null, given):
 def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states, *_ = drawn(gram_products.CPU_TILE.step)
-    CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, Batch(states))
+    states, *_ = drawn(kernel_alignment.CPU_TILE.step)
+    metrics = [CKA(*depths(side)) for side in SIDES]
+    metrics[0].gather(Batch(states), metrics, SIDES)
     assert len(counts) == sum(map(len, WIDTHS))
 
 
@@ -67,7 +67,7 @@ def test_neighbours_of_a_pair_are_those_of_the_pair_alone(given, monkeypatch):
     for number in range(2):
         states, tokens, mask = drawn()
         groups = {"groups": tokens} if given == "token" else {}
-        LayerMeans.update_pairs(metrics, SIDES, Batch(states, mask, number, **groups))
+        metrics[0].gather(Batch(states, mask, number, **groups), metrics, SIDES)
         for (source, target), metric in zip(SIDES, metrics, strict=True):
             alone = new((source, target))
             alone.update(states[source], [x.clone() for x in states[target]], mask, number, **groups)

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from conftest import composed
 from thinkalike.config import DataConfig
-from thinkalike.contrib.populations.new_classifiers import new_classifier
+from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.instruments import run_job

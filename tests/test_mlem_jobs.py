@@ -20,9 +20,8 @@ from thinkalike.contrib.papers import salle2024_profiles
 from thinkalike.contrib.papers import salle2024_profiles as profiles
 from thinkalike.contrib.papers.claims import over_models
 from thinkalike.contrib.papers.experiment import Case, Model
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
-from thinkalike.data.tables import read_table
+from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, mlem, of_stimuli
 from thinkalike.instruments.mlem import FeatureProfiles, level_planes
@@ -322,7 +321,7 @@ BAD = {
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (
         ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],
-        "feature word has 60 levels",
+        "word has a level of its own",
     ),
     "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
     "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),

@@ -194,76 +194,6 @@ def held_out(table, y, alpha, train, test):
     return (np.stack([column for column, _ in explicit(table).values()], 1)[test] @ [*weights.values()]).round(10)
 
 
-def by_cvxpy(x, y, pull, pairs, sizes):
-    """w_ab = M_aa + M_bb - 2 M_ab with M ⪰ 0, least squares on explicit pairs by an interior-point method.
-
-    M holds the products of points of which the last is the origin.
-    """
-    cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
-    x, y = np.vstack([x - x.mean(0), pull]), np.append(y - y.mean(), np.zeros(len(pull)))
-    q, r = np.linalg.qr(x)
-    matrices = [cvxpy.Variable((size - 1, size - 1), PSD=True) for size in sizes]
-
-    def product(f, a, b):
-        return matrices[f][a, b] if max(a, b) < sizes[f] - 1 else 0
-
-    weights = cvxpy.hstack([product(f, a, a) + product(f, b, b) - 2 * product(f, a, b) for f, a, b in pairs])
-    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(r @ weights - q.T @ y)))
-    accuracy = {f"tol_{name}": 1e-9 for name in ("gap_abs", "gap_rel", "feas")}
-    problem.solve(solver=cvxpy.CLARABEL, **accuracy)
-    return weights.value
-
-
-@pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_points_are_those_of_cvxpy_on_explicit_pairs(alpha):
-    sizes = (4, 3, 5)
-    table, _ = drawn(60, levels=sizes)
-    squared = squares_of(table, [part**4 for part in random_weights(sizes)])
-    params = {"distance": "precomputed", "alpha": alpha, "scale": "none"}
-    model = MLEM(difference="points", **params).fit(table, squared.sqrt())
-    columns = {key: value for key, value in explicit(table, kinds=["nominal"] * 3).items() if key[1] != "new"}
-    x, size = np.stack([column for column, _ in columns.values()], 1), np.array([n for _, n in columns.values()], float)
-    own = np.array([f for f, *_ in columns])
-    mean = np.array([(own == f) * size / size[own == f].sum() for f in own])
-    pull = np.sqrt(alpha * size)[:, None] * (np.eye(len(size)) - mean)
-    pairs = [(f, int(a), int(b)) for f, a, b in columns]
-    expected = by_cvxpy(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
-    found = np.array([float(model.level_weights_[f].weights[a, b]) for f, a, b in pairs])
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    for each in model.level_weights_:
-        k = len(each.weights)
-        centre = torch.eye(k, dtype=torch.float64) - 1 / k
-        assert torch.linalg.eigvalsh(-centre @ each.weights @ centre)[0] > -1e-9, "squared distances of points"
-    free = MLEM(difference="levels", **params).fit(table, squared.sqrt())
-    assert abs(found - [float(free.level_weights_[f].weights[a, b]) for f, a, b in pairs]).max() > 0.01, "control"
-
-
-def test_planted_points_are_recovered():
-    """Points on a line, in a plane and at one place; some features have one weight."""
-    table, _ = drawn(90, levels=(5, 4, 3, 6))
-    places = [torch.randn(5, 1), torch.randn(4, 2), torch.zeros(3, 1)]
-    truth = [torch.cdist(x.double(), x.double()).square() for x in places] + [1.5 * (1 - torch.eye(6))]
-    model = MLEM(
-        difference="points", kinds=["nominal"] * 3 + ["numeric"], distance="precomputed", alpha=0.0, scale="none"
-    )
-    model.fit(table, squares_of(table, truth).sqrt())
-    for found, expected in zip(model.level_weights_, truth, strict=False):
-        assert (found.weights - expected).abs().max() < 1e-8
-    assert float(model.weights_[3]) == pytest.approx(1.5, abs=1e-8)
-
-
-def test_points_have_folds_missing_values_and_new_levels():
-    table, states = drawn(50, missing=0.05)
-    table[3, 3], table[:, 1] = 17.0, table[:, 1] * torch.where(torch.arange(50) < 45, 0, 1)
-    params = PARAMS | {"alpha": 10.0}
-    few = {"folds": 2, "permutations": 1}
-    both = [feature_importance(MLEM(**params | {"difference": d}), table, states, **few) for d in ("levels", "points")]
-    assert (both[0].scores - both[1].scores).abs().mean() < 0.1
-    model = MLEM(**params | {"difference": "points", "alpha": float("inf")}).fit(table, states)
-    single = MLEM(**params | {"alpha": float("inf")}).fit(table, states)
-    torch.testing.assert_close(model.predict(table), single.predict(table))
-
-
 @pytest.mark.parametrize(
     "params", [{"alpha": (0.1, 10.0)}, {"alpha": float("inf")}, {"difference": "scaled", "kinds": "numeric"}]
 )
@@ -271,7 +201,7 @@ def test_scores_of_all_pairs_are_those_of_patterns(params, monkeypatch):
     table, states = drawn(40, missing=0.05)
     model, found = MLEM(**PARAMS | params, folds=2), []
     for way in (distinct, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):
-        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.distinct", way)
+        monkeypatch.setattr("thinkalike.measures.mlem.sums.distinct", way)
         options = {"folds": 2, "permutations": 1, "interactions": [(0, 2)]}
         found.append(feature_importance(model, table, [states, states**2], **options))
     torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)

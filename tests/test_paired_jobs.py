@@ -16,10 +16,8 @@ import cutters
 import tiny
 from conftest import composed
 from thinkalike.config import DataConfig
-from thinkalike.data import paired
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.paired import Side, TwoTokenizers
-from thinkalike.data.rows import PairedRows, SourceText, TokenRows
+from thinkalike.data.corpus import PairedRows, TokenRows, read_corpus
+from thinkalike.data.paired import Side, SourceText, TwoTokenizers
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting, sums_by_document
 from thinkalike.models.families import FAMILIES
@@ -162,8 +160,8 @@ def test_rows_get_shorter_until_the_source_can_read_them(small_stitching):
 def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, monkeypatch):
     data, target = composed(*small_stitching).data, tiny.tokenizer()
     made = []
-    pack = paired.pack_pairs
-    monkeypatch.setattr(paired, "pack_pairs", lambda *args: made.append(1) or pack(*args))
+    pack = SourceText.pack
+    monkeypatch.setattr(SourceText, "pack", lambda *args: made.append(1) or pack(*args))
     first = corpus_of(data, tiny.other_tokenizer(), target)
     again = corpus_of(data, tiny.other_tokenizer(), target)
     assert len(made) == 1

@@ -21,10 +21,10 @@ def planted(arrows, *more):
 
 def test_no_modules_import_each_other(arrows):
     assert path.circles(arrows) == []
-    low, high = "thinkalike.measures.hsic", "thinkalike.measures.kernel_alignment"
+    low, high = "thinkalike.measures.rows", "thinkalike.measures.kernel_alignment"
     assert low in arrows[high]
     assert path.circles(planted(arrows, (low, high, "name"))) == []
-    assert [low, high] in path.circles(planted(arrows, (low, high, "import"))), "control"
+    assert any({low, high} <= set(each) for each in path.circles(planted(arrows, (low, high, "import")))), "control"
 
 
 def test_every_import_and_every_named_module_is_on_a_lower_floor(arrows):

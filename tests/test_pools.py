@@ -9,8 +9,7 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
 from thinkalike.measures.rows import massive

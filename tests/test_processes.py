@@ -12,7 +12,7 @@ from conftest import composed
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.measures import LayerMeans, mutual_measure
-from thinkalike.measures.accumulators import without_empty
+from thinkalike.measures.layer_means import without_empty
 from thinkalike.measures.metric import CKA
 from thinkalike.processes import ProcessGroup
 

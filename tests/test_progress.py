@@ -9,8 +9,7 @@ import pytest
 
 from thinkalike import progress
 from thinkalike.progress import Activity, counted, doing, under_way
-from thinkalike.screen import watched
-from thinkalike.screen.progress import PROGRESS
+from thinkalike.screen import PROGRESS, watched
 
 
 def names() -> list[str]:
@@ -66,7 +65,7 @@ def lines_of(monkeypatch, every: str, seconds: float) -> list[str]:
 def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     lines = lines_of(monkeypatch, "0.05", 0.4)
     assert 1 <= len(lines) <= 8
-    assert set(lines) == {"0:00 loading"}
+    assert set(lines) == {"0:00:00 loading"}
 
 
 def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitching, monkeypatch):

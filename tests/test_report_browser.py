@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from stores import finish, layer_pairs, profile
-from thinkalike.report import gather, page_of, report_of, write_page
+from thinkalike.report.command import gather, page_of
+from thinkalike.report.reports import report_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 EVIL = "x</script><b onclick=alert(1)>evil</b>"
@@ -36,8 +37,9 @@ def address(tables, tmp_path_factory) -> str:
         finish(store, "mlem", model, {"table": table}, models=(model,), command="python analyze.py measure=mlem")
     claims = {"claim": ["A is like B"], "verdict": ["does not hold"], "numbers": ["+0.1"], "units": ["9 documents"]}
     finish(store, "paper-figure1", "p", {"table": tables["cka"], "claims": pd.DataFrame(claims)}, models=())
-    page = page_of(report_of(gather([store])), "results")
-    return write_page(store / "page.html", page).as_uri()
+    page = store / "page.html"
+    page.write_text(page_of(report_of(gather([store])), "results"), encoding="utf-8")
+    return page.as_uri()
 
 
 @pytest.fixture(scope="module")

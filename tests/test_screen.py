@@ -19,8 +19,7 @@ from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.models.shapes import Operations, Passes, Shape
-from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, text_column
-from thinkalike.screen.tables import stacked, widths
+from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, stacked, text_column, widths
 from thinkalike.store import Result
 
 WIDTHS = (60, 67, 80, 100, 160)

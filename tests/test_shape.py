@@ -22,9 +22,9 @@ from thinkalike.measures import (
     svcca,
 )
 from thinkalike.measures import shape as matching
+from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION, RANKED_DISTANCES
-from thinkalike.measures.losses import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 
@@ -240,7 +240,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.measures.losses.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.measures.changes.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 

@@ -1,11 +1,13 @@
 """States of the same rows: one pass per model, the words' last tokens, a user's own; nothing lost in between."""
 
 import re
+import unicodedata
 
 import pytest
 import torch
 
 import tiny
+from cutters import MAKERS, cutter
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.errors import DataError
@@ -42,6 +44,20 @@ def test_the_last_token_of_a_word_holds_its_last_character():
     assert last_tokens("é", [(0, 1)], [(0, 1), (0, 1)], "m") == [1]  # bytes of one character
     with pytest.raises(DataError, match="'def'"):
         last_tokens("abc def", [(0, 3), (4, 7)], [(0, 3)], "m")
+
+
+@pytest.mark.parametrize("kind", sorted(MAKERS))
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+def test_words_end_in_a_token_however_accents_are_written(kind, form):
+    tokenizer, text = cutter(kind), unicodedata.normalize(form, "le café bien cuit à Göteborg, naïveté été clé")
+    words = [match.span() for match in re.finditer(r"\S+", text)]
+    encoded = tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+    found = last_tokens(text, words, encoded["offset_mapping"], kind)
+    assert found == sorted(found)
+    for (_, stop), token in zip(words, found, strict=True):
+        assert encoded["offset_mapping"][token][0] < stop
+        later = [start for start, end in encoded["offset_mapping"][token + 1 :] if end > start]
+        assert all(start >= stop - 1 for start in later), "no later token holds a letter of the word"
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)

@@ -19,8 +19,6 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.config import StimuliConfig
-from thinkalike.data.conllu import read_conllu
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import (
     Pattern,
     controlled_sentences,
@@ -32,7 +30,7 @@ from thinkalike.data.grammar import (
 )
 from thinkalike.data.recordings import read_arrays
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
-from thinkalike.data.tables import read_table
+from thinkalike.data.tables import read_conllu, read_stimuli, read_table
 from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -430,6 +428,27 @@ def test_a_word_is_found_in_its_text(tmp_path):
     stimuli = read_table(path)
     assert stimuli.words == [word for _, word in rows]
     assert stimuli.span == [(9, 11), (3, 7), (0, 2), (0, 2)]
+
+
+@pytest.mark.parametrize("mark", [".", ","])
+def test_decimal_commas_are_read_as_numbers(mark, tmp_path, caplog):
+    values = [f"{number / 7:.2f}".replace(".", mark) for number in range(9)] + ["4"]
+    frame = pd.DataFrame({"text": [f"t{number}" for number in range(10)], "f": values})
+    path = write_table(tmp_path / "x.tsv", frame)
+    assert read_table(path).features["f"].tolist() == pytest.approx([round(n / 7, 2) for n in range(9)] + [4])
+    assert ("decimal commas" in caplog.text) == (mark == ",")
+
+
+def test_columns_that_name_each_row_are_no_features(tmp_path, caplog):
+    count = 12
+    columns = {"text": [f"t{n}" for n in range(count)], "date": [f"{n}-1-2025" for n in range(count)], "g": [0, 1] * 6}
+    path = write_table(tmp_path / "x.csv", pd.DataFrame(columns))
+    assert list(read_table(path).features) == ["g"]
+    assert "date has a level of its own" in caplog.text
+    with pytest.raises(DataError, match="date has a level of its own"):
+        read_table(path, features=["date", "g"])
+    few = pd.DataFrame(columns).assign(date=["1-1-2025", "2-1-2025"] * 6)
+    assert list(read_table(write_table(tmp_path / "y.csv", few)).features) == ["date", "g"], "control"
 
 
 def test_without_words_stimuli_are_whole_texts(tmp_path):

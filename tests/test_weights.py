@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.populations.new_classifiers import new_classifier
+from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
 from thinkalike.models.outline import THREE

@@ -230,7 +230,7 @@ def results() -> None:
 @own_process()
 def report() -> None:
     """Write one HTML page of the results of a store."""
-    from thinkalike.report import write_report
+    from thinkalike.report.command import write_report
 
     write_report(sys.argv[1:])
 

@@ -67,12 +67,12 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
             raise
         there = (str(path.relative_to(copy)) for path in sorted(copy.rglob("*")) if path.is_file())
         return Commit(sha, tuple(there), error)
-    sha = getattr(info, "sha", None)
-    if sha and sha != revision:  # a file of the branch tells the cache its commit, for when there is no hub
+    newest = getattr(info, "sha", None)
+    if newest and newest != revision:  # a file of the branch tells the cache its commit, for when there is no hub
         with contextlib.suppress(RemoteEntryNotFoundError):
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
     files = tuple(each.rfilename for each in getattr(info, "siblings", None) or [])
-    return Commit(sha or revision or "main", files, repository=getattr(info, "id", ""))
+    return Commit(newest or revision or "main", files, repository=getattr(info, "id", ""))
 
 
 def _cache(kind: str, repository: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import logging
 import math
@@ -23,20 +24,16 @@ from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
 log = logging.getLogger(__name__)
 
-OTHERS = {"wandb"}  # folders that loggers keep in a store
-KEYS = ("store", "kind", "model", "since", "sort", "--csv", "--json")
+KEYS = ("store", "kind", "model", "since", "sort")
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "kind"}  # attributes of an entry
+ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "result.kind"}  # attributes of an entry
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
-USAGE = """\
-usage: thinkalike results [STORE] [key=value ...] [--csv | --json]
-
-  thinkalike results                                all finished jobs of the folder results, the newest last
-  thinkalike results kind=cka,mutual_knn model=gpt2       those of any of these kinds, and of any of these models
-  thinkalike results since=7d sort=mean_penalty     since a date (2026-11-01), or so many hours (12h), days or weeks;
-                                                    sort=date|duration|models|kind, or a headline number
-  thinkalike results store=DIR --csv                for machines, in full precision; --json, too"""
+EXAMPLES = """\
+thinkalike {name}                                     all finished jobs of the folder results
+thinkalike {name} kind=cka,mutual_knn model=gpt2      those of any of these kinds, and of any of these models
+thinkalike {name} store=DIR since=7d                  since a date (2026-11-01), or so many hours (12h), days or weeks
+thinkalike {name} sort=mean_penalty                   sort=date|duration|models|kind, or a headline number"""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,6 @@ class Entry:
     """
 
     result: Result
-    kind: str
-    key: str
     date: datetime
     models: list[str]
     settings: dict[str, Any]
@@ -59,26 +54,16 @@ class Entry:
 
     @classmethod
     def of(cls, result: Result) -> Entry:
-        """Read a finished job.
-
-        Raises:
-            StoreError: its record cannot be read.
-        """
-        try:
-            made, written = result.provenance, datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
-            return cls(
-                result,
-                result.kind,
-                result.key,
-                utc(datetime.fromisoformat(made["date"])) if "date" in made else written,
-                list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
-                flat(result.settings),
-                result.headlines or first_scalar(result.scalars),
-                float(sum(made.get("phases", {}).values())),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            reason = type(error).__name__
-            raise StoreError(f"{result.folder} is damaged: its record cannot be read ({reason}); delete it") from error
+        made = result.provenance
+        written = datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
+        return cls(
+            result,
+            utc(datetime.fromisoformat(made["date"])) if "date" in made else written,
+            list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
+            flat(result.settings),
+            result.headlines or first_scalar(result.scalars),
+            float(sum(made.get("phases", {}).values())),
+        )
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -93,7 +78,7 @@ class Found:
     Attributes:
         entries: the finished jobs, the newest last.
         unfinished: folders of jobs that run, or that were interrupted.
-        skipped: a line for everything else.
+        skipped: a line for each result that is damaged.
     """
 
     store: Path
@@ -124,77 +109,58 @@ def search(store: Path) -> Found:
     """
     found = Found(store)
     try:
-        for folder in _visible(store):
-            _search_kind(folder, found)
+        folders = sorted(folder for kind in store.iterdir() if kind.is_dir() for folder in kind.iterdir())
     except OSError as error:
         raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
+    for folder in folders:
+        if folder.suffix == ".partial":
+            found.unfinished.append(folder)
+        elif is_sealed(folder):
+            if wrong := damage(folder, content=False):
+                found.skipped.append(wrong)
+            else:
+                found.entries.append(Entry.of(Result(folder)))
     found.entries.sort(key=lambda entry: entry.date)
     return found
 
 
-def _search_kind(folder: Path, found: Found) -> None:
-    """Sort the content of the folder of a kind; one without results and unfinished jobs is skipped whole."""
-    jobs = _visible(folder) if folder.is_dir() else []
-    if not any(job.suffix == ".partial" or is_sealed(job) for job in jobs):
-        if jobs or not folder.is_dir():
-            found.skipped.append(f"{folder} holds no results")
-        return
-    for job in jobs:
-        if job.suffix == ".partial":
-            found.unfinished.append(job)
-        elif not is_sealed(job):
-            found.skipped.append(f"{job} holds no finished result")
-        elif wrong := damage(job, content=False):
-            found.skipped.append(wrong)
-        else:
-            try:
-                found.entries.append(Entry.of(Result(job)))
-            except StoreError as error:
-                found.skipped.append(str(error))
-
-
-def _visible(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in OTHERS)
-
-
 @dataclass(frozen=True)
 class Query:
-    """Which results of which store, in what order, and in which form.
-
-    Attributes:
-        order: one of `ORDERS`, or the name of a headline number.
-        form: text | csv | json.
-    """
+    """Which results of which store, and in what order: one of `ORDERS`, or by a headline number."""
 
     store: Path = Path("results")
     kinds: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     since: datetime | None = None
     order: str = "date"
-    form: str = "text"
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
-        """Read a command line, such as `results kind=cka --csv`.
+        """Read the words of a command line, such as `kind=cka`; one without a key is the store.
 
         Raises:
             ConfigError: a key is not known, or `since` is no date.
         """
-        given: dict[str, str] = {}
-        for word in words:
-            key, mark, value = word.partition("=")
-            key, value = (key, value) if mark or word.startswith("-") else ("store", word)
+        pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
+        given = {key: value for key, _, value in pairs}
+        for key in given:
             if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
-            given[key] = value
         return cls(
             Path(given.get("store") or "results").expanduser(),
             tuple(filter(None, given.get("kind", "").split(","))),
             tuple(filter(None, given.get("model", "").split(","))),
             moment(given["since"]) if "since" in given else None,
             given.get("sort", "date"),
-            "csv" if "--csv" in given else "json" if "--json" in given else "text",
         )
+
+
+def parser(name: str, about: str) -> argparse.ArgumentParser:
+    """Return what reads the words of a command that is about the results of a store."""
+    form, examples = argparse.RawDescriptionHelpFormatter, EXAMPLES.format(name=name)
+    made = argparse.ArgumentParser(prog=f"thinkalike {name}", description=about, epilog=examples, formatter_class=form)
+    made.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model=, since= and sort= choose")
+    return made
 
 
 def moment(text: str) -> datetime:
@@ -219,11 +185,15 @@ def selected(found: Found, query: Query) -> list[Entry]:
         StoreError: the store holds no such result.
     """
     entries, names = found.entries, {name for entry in found.entries for name in entry.models}
-    for key, given, known in (("kind", query.kinds, {entry.kind for entry in entries}), ("model", query.models, names)):
+    kinds = {entry.result.kind for entry in entries}
+    for key, given, known in (("kind", query.kinds, kinds), ("model", query.models, names)):
         for value in given:
             if entries and value not in known:
                 raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
-    if not (chosen := [entry for entry in entries if _asked_for(entry, query)]):
+    chosen = [entry for entry in entries if query.since is None or entry.date >= query.since]
+    chosen = [entry for entry in chosen if not query.kinds or entry.result.kind in query.kinds]
+    chosen = [entry for entry in chosen if not query.models or {*query.models} & {*entry.models}]
+    if not chosen:
         waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
         more = "leave out kind=, model= or since=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
         raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
@@ -233,23 +203,17 @@ def selected(found: Found, query: Query) -> list[Entry]:
     return sorted(chosen, key=lambda entry: entry.numbers.get(query.order, -math.inf))  # those without come first
 
 
-def _asked_for(entry: Entry, query: Query) -> bool:
-    kind = not query.kinds or entry.kind in query.kinds
-    model = not query.models or bool(set(query.models) & set(entry.models))
-    return kind and model and (query.since is None or entry.date >= query.since)
-
-
 def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return for each result the settings in which the results of its kind differ, by dotted names.
 
     A setting of a model or of data is among them only if it differs between results in which that has one name.
     """
     names = {}
-    for kind in {entry.kind for entry in entries}:
-        own = [entry for entry in entries if entry.kind == kind]
-        known = sorted({name for entry in own for name in entry.settings} - set(SHOWN_AS_MODELS))
+    for kind in {entry.result.kind for entry in entries}:
+        own = [entry for entry in entries if entry.result.kind == kind]
+        known = sorted({name for entry in own for name in entry.settings} - {*SHOWN_AS_MODELS})
         names[kind] = [name for name in known if _differs(name, own)]
-    return [{name: _value(entry, name) for name in names[entry.kind]} for entry in entries]
+    return [{name: _value(entry, name) for name in names[entry.result.kind]} for entry in entries]
 
 
 def _differs(name: str, entries: Sequence[Entry]) -> bool:
@@ -262,14 +226,8 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
 
 
 def _value(entry: Entry, name: str) -> Any:
-    """Return a setting of a result; a default is read from its configuration, and None if that is damaged."""
-    if name in entry.settings:
-        return entry.settings[name]
-    try:
-        json.dumps(value := flat(entry.result.config).get(name))
-    except (StoreError, TypeError, AttributeError):  # a file that no job wrote
-        return None
-    return value
+    """Return a setting of a result; a default is read from its configuration."""
+    return entry.settings[name] if name in entry.settings else flat(entry.result.config).get(name)
 
 
 def results(
@@ -302,12 +260,12 @@ def results(
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names."""
     rows = []
-    for entry, settings in zip(entries, differing(entries), strict=True):
-        first = entry.headlines[0]._asdict() if entry.headlines else {}
+    for entry, record in zip(entries, records(entries), strict=True):
+        first = (record["headlines"] or [{}])[0]
         said = {"headline": first.get("name")} | {name: first.get(name) for name in ("value", "low", "high")}
-        row = {"kind": entry.kind, "key": entry.key, "date": entry.date, "models": ", ".join(entry.models)}
-        row |= settings | said | {**entry.result.scalars, **entry.numbers}
-        rows.append(row | {"seconds": entry.seconds, "folder": str(entry.result.folder)})
+        row = {name: record[name] for name in ("kind", "key")} | {"date": entry.date, "models": ", ".join(entry.models)}
+        row |= record["settings"] | said | {**record["scalars"], **entry.numbers}
+        rows.append(row | {name: record[name] for name in ("seconds", "folder")})
     return pd.DataFrame(rows)
 
 
@@ -315,8 +273,8 @@ def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     """Return what lists hold of each result: the columns of `frame`, with models and headline numbers as lists."""
     return [
         {
-            "kind": entry.kind,
-            "key": entry.key,
+            "kind": entry.result.kind,
+            "key": entry.result.key,
             "date": entry.date.isoformat(),
             "models": entry.models,
             "settings": settings,
@@ -334,7 +292,7 @@ def show_entries(entries: Sequence[Entry]) -> None:
     """Print a table for each kind of result, with the settings in which its results differ."""
     for folder in dict.fromkeys(entry.result.folder.parent for entry in entries):
         own = [entry for entry in entries if entry.result.folder.parent == folder]
-        jobs = [f"{each.key}\n{each.date:%Y-%m-%d %H:%M}\n{duration(each.seconds)}" for each in own]
+        jobs = [f"{each.result.key}\n{each.date:%Y-%m-%d %H:%M}\n{duration(each.seconds)}" for each in own]
         models = [each.models if len(each.models) <= 2 else [listed(each.models)] for each in own]
         settings = [[_written(*each) for each in given.items()] for given in differing(own)]
         title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
@@ -380,29 +338,30 @@ def show_sweep(made: Sequence[tuple[Sequence[str], Path]]) -> None:
     keys = dict.fromkeys(key for each in given for key in each)
     swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
     if entries:
-        jobs = [f"{entry.key}\n{duration(entry.seconds)}" for entry in entries]
+        jobs = [f"{entry.result.key}\n{duration(entry.seconds)}" for entry in entries]
         said = [[f"{name}={each.get(name, '')}" for name in swept] for each in given]
         _show(f"jobs of the sweep: {len(entries)}", jobs, "swept", said, entries)
 
 
 def list_results(words: Sequence[str]) -> None:
-    """Print the results that a command line asks for; skipped folders and unfinished jobs go to stderr.
+    """Print the results that a command line asks for; damaged results and unfinished jobs go to stderr.
 
     Raises:
         ConfigError: a word is not known.
         StoreError: there are no such results.
     """
-    if {"-h", "--help"} & set(words):
-        print(USAGE)
-        return
-    query = Query.parsed(words)
+    reads = parser("results", "List the finished jobs of a store, the newest last.")
+    for form in ("--csv", "--json"):
+        reads.add_argument(form, action="store_true", help="for machines, in full precision, and nothing else")
+    asked = reads.parse_args(words)
+    query = Query.parsed(asked.which)
     found = search(query.store)
     for line in found.skipped:
         print(f"skipped: {line}", file=sys.stderr)
     entries = selected(found, query)
-    if query.form == "csv":
+    if asked.csv:
         print(frame(entries).to_csv(index=False), end="")
-    elif query.form == "json":
+    elif asked.json:
         print(json.dumps(records(entries), indent=1))
     else:
         show_entries(entries)

@@ -12,7 +12,7 @@ import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations.class_losses import check_labels, class_losses
-from thinkalike.contrib.populations.new_classifiers import new_classifier
+from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.families import CLASSIFIER, EMBED
 from thinkalike.models.frozen import FrozenModel, randomised

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import tiny
 from conftest import composed
@@ -15,6 +16,7 @@ from thinkalike.contrib.court import job
 from thinkalike.contrib.court.evidence import KINDS, Bench, Evidence, profile_likeness, token_features
 from thinkalike.contrib.court.judges import (
     JUDGES,
+    auc,
     doses,
     fitted_thresholds,
     margin,
@@ -29,7 +31,7 @@ from thinkalike.contrib.court.table import SOURCES, entries
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa
@@ -376,3 +378,26 @@ def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment
 def test_a_court_is_drawn(experiment, tmp_path):
     concluded(experiment, planted(), tmp_path).draw(tmp_path)
     assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}
+
+
+@pytest.fixture
+def groups():
+    generator = torch.Generator().manual_seed(3)
+    upper = torch.randn(4, 9, generator=generator) + 1
+    lower = torch.randn(4, 14, generator=generator)
+    return upper.round(decimals=1), lower.round(decimals=1)  # with ties
+
+
+def test_the_area_is_the_mean_of_scikit_learns(groups):
+    upper, lower = groups
+    labels = [1] * 9 + [0] * 14
+    areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]
+    assert float(auc(upper, lower)) == pytest.approx(sum(areas) / 4, abs=1e-12)
+    assert float(auc(lower, upper)) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
+
+
+def test_groups_that_are_apart_have_one_and_ties_half():
+    assert float(auc(torch.ones(2, 3), torch.zeros(2, 4))) == 1
+    assert float(auc(torch.ones(2, 3), torch.ones(2, 4))) == 0.5
+    with pytest.raises(ValueError, match="lower"):
+        auc(torch.ones(1, 2), torch.full((1, 2), torch.nan))

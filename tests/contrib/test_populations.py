@@ -18,6 +18,7 @@ from thinkalike.contrib.populations.measures import (
     group_change_point,
     grouped,
     onset,
+    percentile_interval,
     population_penalties,
     symmetric,
 )
@@ -301,3 +302,10 @@ def test_within_groups_of_three_models_there_is_no_interval():
     assert found.between.high.isfinite().all()
     assert found.difference.high.isfinite().all()
     assert grouped(values.new_ones(8, 8, 1), list("aaaabbbb")).within.high.isfinite().all()
+
+
+def test_whole_numbers_have_whole_ends_that_hold_the_share():
+    draws = torch.arange(10)
+    found = percentile_interval(torch.tensor(5), draws, 0.5)
+    assert [part.tolist() for part in found] == [5, 2, 7]
+    assert [part.tolist() for part in percentile_interval(torch.tensor(5.0), draws.double(), 0.5)] == [5, 2.25, 6.75]

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import tiny
 from conftest import break_off
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.sae import spent as formulas
+from thinkalike.contrib.sae import fitting as formulas
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import (
     SiteStates,
@@ -20,7 +20,7 @@ from thinkalike.contrib.sae.evaluation import (
 )
 from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, carried, sae_loss, with_fitted_decoder
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.measures import PairMoments, both_directions
@@ -212,8 +212,6 @@ def test_a_starts_operations_are_those_that_torch_counts():
     assert formulas.of_start("transferred", config, seen, own, other) == counted(transferred) + solved
     assert formulas.of_start("least_squares", config, seen, own) == counted(fitted) + formulas.EIGEN * 40**3
     assert formulas.of_start("random", config, seen, own) == 0
-    known = SAEConfig(**SIZES, start="transferred", source="a", stitch="b")
-    assert formulas.of_start("transferred", known, seen, own, other) == 4 * 32 * 48 * 40 + 2 * 48 * (32 + 40)
 
 
 def test_a_training_token_costs_a_head_pass_and_part_of_a_step():
@@ -230,4 +228,4 @@ def test_a_training_token_costs_a_head_pass_and_part_of_a_step():
 
 
 def Site(model) -> formulas.Site:
-    return formulas.Site.of(operations(model), model.d_model, 1, CONTEXT)
+    return formulas.Site(model.d_model, operations(model).forward(0, 2, CONTEXT))

@@ -8,6 +8,7 @@ import torch
 import tiny
 from conftest import composed
 from test_planted import rotate, rotation
+from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import (
     carried_vectors,
@@ -41,7 +42,7 @@ from thinkalike.data.contrasts import (
 )
 from thinkalike.errors import DataError
 from thinkalike.evaluation.maps import state_moments
-from thinkalike.measures import AffineMap, Unexplained, both_directions, random_effects
+from thinkalike.measures import AffineMap, Unexplained, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.contrasts import gaps, read_prompts

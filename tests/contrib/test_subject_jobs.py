@@ -10,11 +10,11 @@ from safetensors.torch import save_file
 
 import tiny
 from conftest import composed, results_in
-from thinkalike.contrib.subjects.measures import noise_ceiling
+from thinkalike.contrib.subjects.measures import noise_ceiling, random_effects
 from thinkalike.contrib.subjects.mlem import group_tables
 from thinkalike.data.recordings import read_arrays, read_recording
 from thinkalike.errors import DataError
-from thinkalike.measures import compare, crossnobis, distance_vectors, random_effects
+from thinkalike.measures import compare, crossnobis, distance_vectors
 from thinkalike.states.stimuli import StimulusStates
 
 COUNT, SUBJECTS = 24, 4

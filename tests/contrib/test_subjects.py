@@ -7,8 +7,16 @@ import pytest
 import scipy.stats
 import torch
 
-from thinkalike.contrib.subjects.measures import Draws, draw, dual_variance, model_scores, noise_ceiling, two_factor
-from thinkalike.measures import compare, random_effects
+from thinkalike.contrib.subjects.measures import (
+    Draws,
+    draw,
+    dual_variance,
+    model_scores,
+    noise_ceiling,
+    random_effects,
+    two_factor,
+)
+from thinkalike.measures import compare
 from thinkalike.measures.estimates import two_sided
 from toolbox import THEIRS, every
 

@@ -20,13 +20,21 @@ from thinkalike import Result
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
+from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
 from thinkalike.contrib.trajectory.instrument import training
-from thinkalike.contrib.trajectory.measures import balanced, curve_of, held_out_right, onset, permuted_labels
+from thinkalike.contrib.trajectory.measures import (
+    balanced,
+    curve_of,
+    held_out_right,
+    onset,
+    permuted_labels,
+    simultaneous_t,
+)
+from thinkalike.contrib.transfer.measures import without_each_part
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.measures.bootstrapping import percentile_interval, without_each_part
-from thinkalike.measures.estimates import jackknife, simultaneous_t, student_t
+from thinkalike.measures.estimates import fold_interval, jackknife, student_t
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, steps_of
 
@@ -62,12 +70,7 @@ def test_checkpoints_are_kept_at_these_steps(keep, steps):
 @pytest.mark.parametrize("word", ["log3", "'every=0'", "[11]", "[-1]"])
 def test_steps_that_never_come_are_refused(word):
     with pytest.raises(ConfigError, match=r"pretrain\.keep"):
-        composed(
-            "task=pretrain",
-            "pretrain.tokens=1000",
-            "pretrain.tokens_per_step=100",
-            f"pretrain.keep={word}",
-        )
+        composed("task=pretrain", "pretrain.tokens=1000", "pretrain.tokens_per_step=100", f"pretrain.keep={word}")
 
 
 def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
@@ -80,12 +83,8 @@ def test_pretraining_keeps_checkpoints_that_load_by_their_step(cli, text):
     assert json.loads((folder / "step3" / "config.json").read_text())["step"] == 3
     last, whole = (load_file(place / "model.safetensors") for place in (folder / "step8", folder))
     assert all(torch.equal(last[name], whole[name]) for name in whole)
-    assert (
-        len(
-            {checkpoint_fingerprint(ModelConfig(name="m", path=str(folder), revision=f"step{step}")) for step in (0, 3)}
-        )
-        == 2
-    )
+    first, third = (ModelConfig(name="m", path=str(folder), revision=f"step{step}") for step in (0, 3))
+    assert checkpoint_fingerprint(first) != checkpoint_fingerprint(third)
 
 
 def test_trainer_checkpoints_sort_as_numbers(tmp_path):
@@ -256,7 +255,8 @@ def test_bands_cover_whole_curves():
         values = values + torch.randn(40, 1, generator=generator, dtype=torch.float64)
         means = without_each_part(values.T, torch.arange(40)) / torch.tensor([40.0] + [36.0] * 10)
         for together in covered:
-            _, low, high = jackknife(means[:, 0], means[:, 1:].T, together=together)
+            replicates = means[:, 1:].T
+            _, low, high = jackknife(means[:, 0], replicates, t=simultaneous_t(replicates) if together else None)
             covered[together] += bool(((low <= 0) & (high >= 0)).all())
     assert covered[True] >= 0.92 * 300
     assert covered[False] < 0.85 * 300, "control"
@@ -412,3 +412,13 @@ def test_each_seed_of_the_experiment_is_trained_first():
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
     assert [job.measure.train[-1] for job in jobs] == [f"model.seed={seed}" for seed in range(5)]
     assert {tuple(training(job).pretrain.kept) for job in jobs} == {tuple(json.loads(trajectory_grammar.KEPT))}
+
+
+def test_joint_fold_intervals_are_of_means_without_each_fold():
+    folds = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mean, spread = folds.mean(-1), math.sqrt((1 / 5 + 1 / 4) * 5)  # of the variance of folds, over that of their mean
+    replicates = mean + spread * (mean - folds.movedim(-1, 0)) / 4
+    expected = jackknife(mean, replicates, t=simultaneous_t(replicates))
+    found = fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0)))
+    torch.testing.assert_close([*found], [*expected])
+    assert (found.high > fold_interval(folds).high).all()

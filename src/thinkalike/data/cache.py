@@ -71,7 +71,7 @@ def _read(path: Path) -> Entry | None:
             written = json.loads(file.metadata()["about"])
             entry = Entry({key: file.get_tensor(key) for key in file.keys()}, written["about"])  # noqa: SIM118
         if _digest(entry) != written["digest"]:
-            raise ValueError("its checksum is another one")
+            raise ValueError("checksum mismatch")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         log.warning("%s is damaged (%s) and is made anew", path, error)
         with contextlib.suppress(OSError):
@@ -96,7 +96,7 @@ def _write(path: Path, entry: Entry, most: int | None) -> None:
         save_file(arrays, aside, metadata={"about": json.dumps(written)})  # one entry: several have no order
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
-        log.warning("the cache %s cannot be written (%s); going on without it", path.parent, error)
+        log.warning("the cache %s cannot be written (%s); the job runs without it", path.parent, error)
         with contextlib.suppress(OSError):
             aside.unlink(missing_ok=True)
 
@@ -118,7 +118,6 @@ def _make_room(folder: Path, size: int, most: int) -> bool:
 
 
 def _digest(entry: Entry) -> str:
-    """Return the SHA-256 of all tensors and facts."""
     digest = hashlib.sha256(json.dumps(entry.about, sort_keys=True).encode())
     for name, part in sorted(entry.tensors.items()):
         digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())

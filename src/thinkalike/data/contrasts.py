@@ -77,17 +77,13 @@ def continuations(
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
     """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair.
 
-    Raises:
-        DataError: one of them is not one token where it follows the text, or its counterpart, or both are the same.
+    Each is one token where it follows the text and its counterpart, and both differ; otherwise it is a DataError.
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
     up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
     for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
         for place, end in enumerate(ends):
-            if end == BOUNDARY:
-                rows[place] = boundary
-            else:
-                rows[place, _next_token(contrasts, place, end, tokenizer)] = True
+            rows[place, boundary if end == BOUNDARY else _next_token(contrasts, place, end, tokenizer)] = True
     for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
         raise DataError(f"{contrasts.source} row {place + 1}: its up and down have a token in common")
     return up, down
@@ -137,15 +133,12 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
 
     A verb whose third person is its stem and one further token is asked for that token, after the stem, against the end
     of the word. A verb whose forms are single tokens is asked for one form against the other, after the subject.
-    Other verbs are left out.
+    Other verbs are left out; if none is left, that is a DataError.
 
     Args:
         kind: number: a singular subject against a plural one; question: a statement against a do-question.
         count: how many, at most as many as there are.
         size: of the grammar.
-
-    Raises:
-        DataError: no verb of the grammar can be asked for with this tokenizer.
     """
     words = lexicon(size)
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
@@ -157,22 +150,14 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     entries = words["female"] + words["male"] + words["neither"]
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
-    texts, counterparts = map(list, zip(*(_pair(kind, *each) for each in drawn), strict=True))
+    texts, counterparts = list[Prompt](), list[Prompt]()
+    for determiner, entry, (after, _, _) in drawn:
+        singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
+        other = (f"{determiner} ", plural) if kind == "number" else (f"does {determiner} ", singular)
+        for side, (before, word) in ((texts, (f"{determiner} ", singular)), (counterparts, other)):
+            side.append(Prompt(before + word + after, (len(before), len(before) + len(word))))
     ups, downs = [bare for *_, (_, bare, _) in drawn], [third for *_, (_, _, third) in drawn]
     return Contrasts(texts, counterparts, ups, downs, f"the {size} grammar, {kind}")
-
-
-def _pair(kind: str, determiner: str, entry: str, verb: tuple[str, str, str]) -> tuple[Prompt, Prompt]:
-    singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
-    after, _, _ = verb
-    text = _prompt(f"{determiner} ", singular, after)
-    if kind == "number":
-        return text, _prompt(f"{determiner} ", plural, after)
-    return text, _prompt(f"does {determiner} ", singular, after)
-
-
-def _prompt(before: str, word: str, after: str) -> Prompt:
-    return Prompt(before + word + after, (len(before), len(before) + len(word)))
 
 
 def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, str]]:
@@ -191,14 +176,10 @@ OPTIONAL = "counterpart_word"  # where the word is another one in the counterpar
 
 
 def read_contrasts(path: str | Path) -> Contrasts:
-    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header.
-
-    Raises:
-        DataError: the file cannot be read, a column or a cell is missing, or a text does not have its word just once.
-    """
+    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header."""
     frame = read_frame(Path(path)).astype(str)
     chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
-    texts, counterparts = [], []
+    texts, counterparts = list[Prompt](), list[Prompt]()
     for number, row in enumerate(frame.to_dict("records"), 1):
         place = f"{path} row {number}"
         if empty := [name for name in COLUMNS if not row[name]]:

@@ -1,19 +1,32 @@
-"""From a configuration to packed rows of tokens, through the cache."""
+"""Text as rows of tokens, through the cache: documents are tokenised, joined with EOS and cut into rows.
+
+A report may read the beginnings of documents alone, so that it holds many documents of about one length rather than a
+few long ones: intervals are over documents, and a document that holds most of the tokens decides most of the mean.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.documents import text_fingerprint
-from thinkalike.data.rows import Corpus, OneTokenizer, SourceText, pack, remedy
+from thinkalike.data.documents import Sides, text_fingerprint
 from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.errors import DataError
+from thinkalike.progress import Activity, doing
 
 log = logging.getLogger(__name__)
 
@@ -21,10 +34,121 @@ CACHE_VERSION = 4
 ALIGNMENT_VERSION = 1  # raised where a change moves states to other tokens
 BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report elsewhere
 
+DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
 REPORT_TOKENS = 262144
 DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
 FEWEST_BYTES = 1000  # of a document that is cut
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The parts of a row.
+
+    A row is t tokens that the target and the source read. Where they cut text differently, it is four parts side by
+    side: t target tokens | s source tokens, padded on the right | for each target token the place of the source token
+    whose state it gets (t) | the document of each source token, -1 for a token of none (s).
+    """
+
+    target: int  # t
+    source: int = 0  # s; 0 where the source reads the target's tokens
+
+    def target_tokens(self, rows: Int[Tensor, "b width"]) -> Int[Tensor, "b t"]:
+        """Return the tokens that the target reads and that losses are of."""
+        return rows[:, : self.target]
+
+    def source_tokens(self, rows: Int[Tensor, "b width"]) -> Int[Tensor, "b s"]:
+        return rows[:, self.target : self.target + self.source] if self.source else rows
+
+    def source_documents(self, rows: Int[Tensor, "b width"], documents: Int[Tensor, "b t"]) -> Int[Tensor, "b s"]:
+        """Return the documents of the source's tokens, given those of the target's; -1 for a token that is of none."""
+        return rows[:, 2 * self.target + self.source :] if self.source else documents
+
+    def gathered(
+        self, states: Sequence[Float[Tensor, "b s _"]], rows: Int[Tensor, "b width"]
+    ) -> list[Float[Tensor, "b t _"]]:
+        """Return for each target token the states that it gets, of each layer of the source."""
+        if not self.source:
+            return list(states)
+        places = rows[:, self.target + self.source : 2 * self.target + self.source, None].long()
+        return [state.gather(1, places.to(state.device).expand(-1, -1, state.shape[-1])) for state in states]
+
+    def source_states(
+        self, source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int]
+    ) -> list[Float[Tensor, "b t _"]]:
+        """Return for each target token the states that it gets, of these layers of a source model, in one pass."""
+        return self.gathered(source.residuals(self.source_tokens(rows), layers), rows)
+
+
+@dataclass(frozen=True)
+class TokenRows:
+    """Rows of tokens, and for every token the number of its document."""
+
+    tokens: Int[Tensor, "rows context"]
+    documents: Int[Tensor, "rows context"]
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def context(self) -> int:
+        """The number of tokens of a row that losses are of."""
+        return self.documents.shape[1]
+
+    @property
+    def layout(self) -> Layout:
+        """The parts of a row, which are four where it has more tokens than documents."""
+        return Layout(self.context, max(self.tokens.shape[1] // 2 - self.context, 0))
+
+
+@dataclass(frozen=True)
+class PairedRows(TokenRows):
+    """Rows of the tokens of two tokenizers, see `Layout`, and the documents of the target's."""
+
+    tokens: Int[Tensor, "rows width"]
+    documents: Int[Tensor, "rows context"]
+    target_bytes: Int[Tensor, " documents"]  # the bytes in UTF-8 of all tokens that each model predicts
+    source_bytes: Int[Tensor, " documents"]
+    names: Int[Tensor, " documents"]  # a hash of each document's text
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Rows to fit on, rows to report on, and counts of what was used and what was dropped."""
+
+    fit: TokenRows
+    report: TokenRows
+    counts: dict[str, int]
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all tokens of both sides, as 16 hexadecimal digits."""
+        digest = hashlib.sha256()
+        for rows in (self.fit, self.report):
+            digest.update(rows.tokens.contiguous().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def entry(self) -> Entry:
+        sides = {"fit": self.fit, "report": self.report}
+        return Entry({f"{side}.{key}": each for side in sides for key, each in vars(sides[side]).items()}, self.counts)
+
+    @classmethod
+    def of(cls, entry: Entry) -> Corpus:
+        sides: dict[str, dict[str, Tensor]] = {"fit": {}, "report": {}}
+        for name, each in entry.tensors.items():
+            side, _, part = name.partition(".")
+            sides[side][part] = each
+        fit, report = (PairedRows(**parts) if "names" in parts else TokenRows(**parts) for parts in sides.values())
+        return cls(fit, report, entry.about)
+
+    def alignment(self) -> dict[str, float]:
+        """Return which shares of the report's target tokens end where a source token does, later, or before any."""
+        names = ("aligned_exactly", "aligned_nowhere")
+        exactly, nowhere = (self.counts[name] / self.counts["report_tokens"] for name in names)
+        return {"aligned_exactly": exactly, "aligned_earlier": 1 - exactly - nowhere, "aligned_nowhere": nowhere}
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the provenance of a result says of the corpus."""
+        return {"tokens": self.fingerprint(), **self.counts}
 
 
 def read_corpus(
@@ -34,7 +158,7 @@ def read_corpus(
     *,
     bos: bool,
     fit_tokens: int | None,
-    source: SourceText | None = None,
+    source: Any = None,
     whole: bool = False,
     quota: str | None = None,
 ) -> Corpus:
@@ -45,12 +169,12 @@ def read_corpus(
         context: tokens per row, BOS included.
         bos: whether each row begins with BOS.
         fit_tokens: how many tokens to fit on; None takes all that there are.
-        source: a model that reads the same text with another tokenizer; rows are then `PairedRows`.
+        source: a `SourceText` of a model that reads the same text with another tokenizer; rows are then `PairedRows`.
         whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
         quota: the setting that says how much text the report has, for messages; None: data.report_tokens.
 
     Raises:
-        DataError: there is no text, or too little for the report; see `pack_pairs`.
+        DataError: there is no text, or too little for the report; see `SourceText.pack`.
     """
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
@@ -78,32 +202,25 @@ def read_corpus(
     def packed() -> Entry:
         counts = (fit_tokens, report_tokens, most_bytes)
         if source:
-            from thinkalike.data.paired import pack_pairs
-
-            return pack_pairs(data, tokenizer, source, context, bos, *counts).entry()
+            return source.pack(data, tokenizer, context, bos, *counts).entry()
         return pack(data, OneTokenizer(tokenizer, bos), context, *counts, quota).entry()
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    _log(data, corpus.counts, context, report_tokens, None if most_bytes is None else quota)
-    return corpus
-
-
-def _log(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str | None) -> None:
-    """Log how much text there is, and warn of a report of few documents, unless it has no quota of them."""
     log.info(
         "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
         "{report_documents:,} documents; dropped: {dropped_tokens:,} tokens of last rows, {duplicate_documents:,} "
         "copies, {near_duplicates:,} documents of the report that nearly repeat one to fit on".format(
-            name=config.name, **counts
+            name=data.name, **corpus.counts
         )
     )
-    if quota and counts["report_documents"] < DOCUMENTS:
+    if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
+        remedy = _remedy(data, corpus.counts, context, report_tokens, quota)
         log.warning(
-            "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
-            *(config.name, counts["report_documents"], DOCUMENTS),
-            remedy(config, counts, context, report_tokens, quota),
+            f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make wide "
+            f"intervals; {remedy}"
         )
+    return corpus
 
 
 def beginning_bytes(report_tokens: int) -> int:
@@ -112,3 +229,179 @@ def beginning_bytes(report_tokens: int) -> int:
     Bytes are counted and not tokens, so that models with different tokenizers read the same text.
     """
     return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
+
+
+def beginning(text: str, most: int | None) -> str:
+    """Return the beginning of a document, of at most `most` bytes in UTF-8; None: all of it.
+
+    It ends before a white space, unless there is none in its second half.
+    """
+    if most is None or len(encoded := text.encode("utf-8", errors="replace")) <= most:
+        return text
+    kept = encoded[:most].decode("utf-8", errors="ignore")
+    words = re.match(r"(?s).*\S(?=\s)", kept)
+    return words[0] if words and 2 * len(words[0]) > len(kept) else kept
+
+
+class _Packer:
+    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows.
+
+    Where it is `aligned`, a document that passes the end of a row is cut there, and the next one begins a row.
+    """
+
+    def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
+        self.payload = context - (bos is not None)  # tokens of text in a row
+        self.most_rows = None if limit is None else max(limit // context, 1)
+        self.tokens = array("i")  # four bytes a token, where a list takes thirty
+        self.lengths: list[int] = []
+
+    @property
+    def full(self) -> bool:
+        return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
+
+    def add(self, tokens: Sequence[int]) -> None:
+        kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
+        self.tokens.extend(kept)
+        self.lengths.append(len(kept))
+        self.cut += len(tokens) - len(kept)
+
+    def rows(self) -> tuple[TokenRows, int]:
+        """Return the rows, and the number of tokens that did not fit."""
+        count = len(self.tokens) // self.payload
+        count = count if self.most_rows is None else min(count, self.most_rows)
+        used = count * self.payload
+        tokens = torch.from_numpy(np.array(self.tokens[:used])).view(count, self.payload)
+        lengths = torch.tensor(self.lengths, dtype=torch.long)
+        owners = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
+        if self.bos is not None:
+            tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
+            owners = torch.cat([owners[:, :1], owners], 1)
+        return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
+
+
+class OneTokenizer:
+    """Turns documents into tokens as a tokenizer does, which must have EOS, and BOS if asked for."""
+
+    def __init__(self, tokenizer: Any, bos: bool):
+        self.tokenizer = tokenizer
+        self.end, self.start = separators(tokenizer, bos)
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        texts = [without_marks(text, self.tokenizer, self.start, self.end) for text in texts]
+        for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            yield [*tokens, self.end]
+
+
+def without_marks(text: str, tokenizer: Any, start: int | None, end: int) -> str:
+    """Return a document without a mark at its beginning and its end that packing adds by itself."""
+    before, after = (mark if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
+    return text.removeprefix(before or "").removesuffix(after or "")
+
+
+def pack(
+    config: DataConfig,
+    reader: Any,
+    context: int,
+    fit_tokens: int | None,
+    report_tokens: int,
+    most_bytes: int | None = None,
+    quota: str | None = None,
+) -> Corpus:
+    """Tokenise as many documents as both sides need, and pack them; see `read_corpus`.
+
+    Args:
+        reader: turns documents into tokens, each with the token that ends it; its `start` begins each row, or is None.
+    """
+    limits = (fit_tokens, report_tokens)
+    fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
+    sides = Sides(config)
+    with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
+        report = _filled(fit, report, sides, reader, most_bytes, activity)
+    (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
+    counts = dict(sides.counts) | {
+        "fit_tokens": fit_rows.tokens.numel(),
+        "report_tokens": report_rows.tokens.numel(),
+        "fit_documents": len(fit_rows.documents.unique()),
+        "report_documents": len(report_rows.documents.unique()),
+        "dropped_tokens": fit_left + report_left,
+    }
+    quota = quota or f"data.report_tokens={report_tokens}"
+    _check(config, counts, context, report_tokens, quota, bounded=most_bytes is not None)
+    return Corpus(fit_rows, report_rows, counts)
+
+
+def _filled(
+    fit: _Packer, report: _Packer, sides: Sides, reader: Any, most_bytes: int | None, activity: Activity
+) -> _Packer:
+    """Read documents until both sides are full, or there are no more, and return what the report has become."""
+    reading, same = iter(sides), bool(sides.config.same_split)
+    given: list[array[int]] = []  # the documents of the report, while they may still have to give way
+    while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
+        if activity.done == 0:
+            activity.begin(0)  # the source has been looked through by now
+        activity.reach(len(fit.tokens) + len(report.tokens))
+        reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
+        fitted = [text for text, for_report in batch if for_report == same]
+        for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():
+            if not sides.settled:
+                given.append(array("i", tokens))
+            if not report.full:
+                report.add(tokens)
+        for tokens in reader(fitted) if fitted and not fit.full else ():
+            if not fit.full:
+                fit.add(tokens)
+        if fit.full and report.full:
+            report = _settled(report, sides, given)
+            if report.full:
+                return report
+    return _settled(report, sides, given)
+
+
+def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Packer:
+    """Return the report without the documents that nearly repeat one to fit on that was read up to now."""
+    if sides.settled:
+        return report
+    gone = sides.repeats()
+    sides.counts["near_duplicates"] = int(gone.sum())
+    settled = _Packer(report.limit, report.context, report.bos, report.aligned)
+    for tokens, repeats in zip(given, gone, strict=True):
+        if not repeats and not settled.full:
+            settled.add(tokens)
+    return settled
+
+
+def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+    """Return the token that ends a document and the one that begins a row, or None; a lack of one is a DataError."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
+    if bos and tokenizer.bos_token_id is None:
+        raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
+    return end, tokenizer.bos_token_id if bos else None
+
+
+def _check(
+    config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str, *, bounded: bool
+) -> None:
+    if not counts["fit_tokens"]:
+        raise DataError(
+            f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text, or "
+            f"lower data.report_share={config.report_share} or data.context={context}"
+        )
+    if counts["report_documents"] < 2:
+        raise DataError(
+            f"data={config.name} has too little text for the report: {counts['report_tokens'] // context} rows of "
+            f"{context} tokens, {counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat "
+            f"one to fit on), and an interval needs two; {_remedy(config, counts, context, report_tokens, quota)}"
+        )
+    if bounded and counts["report_tokens"] < report_tokens // context * context:
+        log.warning("data %s: the report has only %s of %s tokens: there is no more text",
+                    config.name, f"{counts['report_tokens']:,}", f"{report_tokens:,}")  # fmt: skip
+
+
+def _remedy(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str) -> str:
+    """Return what gives a report more documents: more tokens where its quota is full, and else more text."""
+    if counts["report_tokens"] + context <= report_tokens:
+        return f"give more text, or raise data.report_share={config.report_share}"
+    return f"raise {quota}"

@@ -62,11 +62,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash i
 
 
 def documents(config: DataConfig) -> Iterator[str]:
-    """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`.
-
-    Raises:
-        DataError: files are missing, damaged or of an unknown kind; a field is missing; the hub cannot be reached.
-    """
+    """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
     if len(first) == FEW:
@@ -97,7 +93,13 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
     elif config.source == "pydoc":
         yield from _topics()
     elif config.source == "grammar":
-        yield from _sentences(config)
+        from thinkalike.data import grammar
+
+        # sentences of words of the small grammar alone probe models
+        probing = {word.form for pattern in grammar.patterns("small") for slot in pattern.slots for word in slot}
+        for sentence in grammar.controlled_sentences(config.sentences or 60_000, size="large"):
+            if not probing.issuperset(word.form for word in sentence.words):
+                yield sentence.text
     elif config.source == "text":
         for path in files_of(config):
             yield from _read(path, config.field or "text")
@@ -114,9 +116,6 @@ def text_fingerprint(config: DataConfig) -> str:
 
     This is the content of local files, the version of the grammar, or the name and commit of a set of the hub; and
     the versions of the rules that keep the sides apart and cut documents, which those of the minis never are.
-
-    Raises:
-        DataError: files are missing or not regular, or the hub does not tell the commit.
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
@@ -130,9 +129,15 @@ def text_fingerprint(config: DataConfig) -> str:
         digest.update(bytes([PIECES_VERSION]))
     if config.source == "pydoc":
         digest.update("\0".join(_topics()).encode())
-    for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
+
+    def take(path: Path) -> None:
+        digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
+
+    for path in _stdlib_files() if config.source == "stdlib" else ():
+        take(path)
+    for path in files_of(config):
         with reading(path):
-            digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
+            take(path)
     return digest.hexdigest()[:16]
 
 
@@ -165,16 +170,6 @@ def _topics() -> list[str]:
         found.append("\n\n".join(each for key, each in paragraphs.items() if key not in seen))
         seen.update(paragraphs)
     return found
-
-
-def _sentences(config: DataConfig) -> Iterator[str]:
-    """Yield sentences of the large grammar, except those of words of the small one alone, which probe models."""
-    from thinkalike.data import grammar
-
-    probing = {word.form for pattern in grammar.patterns("small") for slot in pattern.slots for word in slot}
-    for sentence in grammar.controlled_sentences(config.sentences or 60_000, size="large"):
-        if not probing.issuperset(word.form for word in sentence.words):
-            yield sentence.text
 
 
 def files_of(config: DataConfig) -> list[Path]:
@@ -254,7 +249,6 @@ def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -
 
 
 def _joined(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
-    """Return the shingles of all documents, with the numbers of their documents."""
     return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(each) for each in documents])
 
 
@@ -286,34 +280,6 @@ class Sides:
     def repeats(self, since: int = 0) -> NDArray[np.bool_]:
         """Return for each document of the report from the given one on whether it is a near-duplicate."""
         return near_duplicates(self._report[since:], self._fit)
-
-
-def check_text(config: DataConfig, context: int | None) -> None:
-    """Check before models are loaded that local text has two documents for the report and a row for each side.
-
-    No tokenizer makes more tokens of a text than it has bytes in UTF-8 and ends of documents.
-
-    Args:
-        context: the tokens of a row; None: not known yet.
-
-    Raises:
-        DataError: it has not; files are missing or damaged.
-    """
-    if config.source == "hub":
-        return
-    found, size, context = Counter[bool](), Counter[bool](), config.context or context or 1
-    for text, _, for_report in _without_copies(config, Counter()):
-        found[for_report] += 1
-        size[for_report] += len(text.encode("utf-8", errors="replace")) + 1
-        if found[True] > 1 and size[True] >= context and (size[False] >= context or config.same_split):
-            return
-    lacks_report = found[True] < 2 or size[True] < context
-    side, change = ("the report", "raise") if lacks_report else ("the fit", "lower")
-    or_share = f", or {change} data.report_share={config.report_share}" if found.total() > 2 else ""
-    raise DataError(
-        f"data={config.name} has too little text for {side}: {found[lacks_report]} documents of {size[lacks_report]:,} "
-        f"bytes (a row has {context} tokens, an interval needs two documents); give more text{or_share}"
-    )
 
 
 def training_texts(config: DataConfig) -> Iterator[str]:

@@ -22,11 +22,7 @@ Lexicon = dict[str, list[str]]
 
 
 def lexicon(size: str) -> Lexicon:
-    """Return the words of the small, the large or the crossed grammar, by group.
-
-    Raises:
-        DataError: there is no such size.
-    """
+    """Return the words of the small, the large or the crossed grammar, by group."""
     if size not in SIZES:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     parts = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())
@@ -89,7 +85,6 @@ class Phrase(NamedTuple):
 
 
 def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
-    """Return a pronoun."""
     return Word(form, "Pronoun", gender, number, person=person)
 
 
@@ -103,13 +98,11 @@ WHICH, WHO = [Word("which", "Wh-word")], [Word("who", "Wh-word")]
 
 
 def determiners(words: Lexicon, number: str) -> Slot:
-    """Return the determiners of a number."""
     own = [Word(form, "Det", number=number) for form in words[number]]
     return [Word(form, "Det") for form in words["either"]] + own
 
 
 def nouns(words: Lexicon, number: str) -> Slot:
-    """Return the common nouns in a number."""
     genders = {"female": "female", "male": "male", "neither": None}
     return [noun(entry, gender, number) for group, gender in genders.items() for entry in words[group]]
 
@@ -176,7 +169,6 @@ class Pattern(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The number of its sentences."""
         return prod(map(len, self.slots))
 
 
@@ -214,7 +206,6 @@ class Sentence(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The words, separated by spaces."""
         return " ".join(word.form for word in self.words)
 
 

@@ -20,49 +20,48 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
+from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, pack, separators, without_marks
 from thinkalike.data.documents import document_fingerprint
-from thinkalike.data.rows import Corpus, PairedRows, SourceText, TokenRows, pack, separators
 from thinkalike.errors import DataError
 
 
-def pack_pairs(
-    config: DataConfig,
-    tokenizer: Any,
-    source: SourceText,
-    context: int,
-    bos: bool,
-    fit_tokens: int | None,
-    report_tokens: int,
-    most_bytes: int | None = None,
-) -> Corpus:
-    """Tokenise and pack as `pack` does, with the source's tokens beside the target's.
+@dataclass(frozen=True)
+class SourceText:
+    """How a source reads: its tokenizer, whether rows begin with BOS, and the length of the longest row."""
 
-    Rows are shorter than `context` where the source could not take what it reads in one of them.
+    name: str
+    tokenizer: Any
+    bos: bool
+    context: int
 
-    Raises:
-        DataError: there is too little text, a tokenizer lacks EOS or BOS, or the source's context is too short.
-    """
-    reader, length = TwoTokenizers(tokenizer, source, bos), context
-    while True:
-        packed = pack(config, reader, length, fit_tokens, report_tokens, most_bytes)
-        read = reader.everything()
-        fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
-        longest = max(fit.longest, report.longest)
-        if longest <= source.context:
-            return Corpus(fit.rows(), report.rows(), packed.counts | report.counts())
-        length = min(length - 1, length * source.context // longest)
-        if length < 2:
-            raise DataError(
-                f"{source.name} reads at most {source.context} tokens, and needs {longest} for one row of "
-                f"{packed.fit.context} of the target; choose a source with a longer context"
-            )
+    def pack(
+        self,
+        config: DataConfig,
+        tokenizer: Any,
+        context: int,
+        bos: bool,
+        fit_tokens: int | None,
+        report_tokens: int,
+        most_bytes: int | None = None,
+    ) -> Corpus:
+        """Tokenise and pack for a target as `corpus.pack` does, with the source's tokens beside the target's.
 
-
-def alignment_shares(corpus: Corpus) -> dict[str, float]:
-    """Return which shares of the report's target tokens end where a source token does, later, or before the first."""
-    counts = corpus.counts
-    exactly, nowhere = (counts[f"aligned_{how}"] / counts["report_tokens"] for how in ("exactly", "nowhere"))
-    return {"exactly": exactly, "earlier": 1 - exactly - nowhere, "nowhere": nowhere}
+        Rows are shorter than `context` where the source could not take what it reads in one of them.
+        """
+        reader, length = TwoTokenizers(tokenizer, self, bos), context
+        while True:
+            packed = pack(config, reader, length, fit_tokens, report_tokens, most_bytes)
+            read = reader.everything()
+            fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
+            longest = max(fit.longest, report.longest)
+            if longest <= self.context:
+                return Corpus(fit.rows(), report.rows(), packed.counts | report.counts())
+            length = min(length - 1, length * self.context // longest)
+            if length < 2:
+                raise DataError(
+                    f"{self.name} reads at most {self.context} tokens, and needs {longest} for one row of "
+                    f"{packed.fit.context} of the target; choose a source with a longer context"
+                )
 
 
 class _Stretches(NamedTuple):
@@ -97,7 +96,6 @@ class Side:
         self.longest = int(max(ends.max(), self.lead, 1))
 
     def rows(self) -> PairedRows:
-        """Return the rows, see `Layout`."""
         read, stretches, reader = self.read, self.stretches, self.reader
         of = np.repeat(np.arange(len(stretches.row)), stretches.length)  # the stretch of each source token
         order = np.arange(len(of)) - (np.cumsum(stretches.length) - stretches.length)[of]
@@ -183,7 +181,7 @@ class TwoTokenizers:
     """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`."""
 
     def __init__(self, target: Any, source: SourceText, bos: bool):
-        self.start = BOS if bos else None
+        self.start, self._sides = BOS if bos else None, (target, source.tokenizer)
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
         self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
@@ -194,7 +192,7 @@ class TwoTokenizers:
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
         """Return the numbers of each document's target tokens; one that was read before is not cut again."""
         names = [int(document_fingerprint(text)[:15], 16) for text in texts]
-        new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
+        new = {name: self._bare(text) for name, text in zip(names, texts, strict=True) if name not in self._known}
         cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
         for (name, text), target, source in zip(new.items(), *cuts, strict=True):
             self._known[name] = range(self._count, self._count + len(target.ids) + 1)
@@ -203,8 +201,11 @@ class TwoTokenizers:
             self._read.append((*ids, align(text, target, source)))
         return (self._known[name] for name in names)
 
+    def _bare(self, text: str) -> str:
+        text = without_marks(text, self._sides[0], self.bos, self.end)
+        return without_marks(text, self._sides[1], self.source_bos, self.source_end)
+
     def everything(self) -> AllTokens:
-        """Return all tokens that were read."""
         targets, sources, alignments = zip(*self._read, strict=True)
         target_first, source_first = (np.cumsum([0, *map(len, each[:-1])]) for each in (targets, sources))
         lasts = [each.last.astype(np.int64) + first for each, first in zip(alignments, source_first, strict=True)]

@@ -121,7 +121,6 @@ def _safetensors(path: Path) -> _Contents:
 
 
 def _texts(ids: Any, place: str) -> list[str]:
-    """Return the ids or the runs of the rows as text."""
     if ids.ndim != 1 or ids.dtype.kind not in "USiu":
         raise DataError(f"{place} is {ids.dtype} of shape {ids.shape}; give a text or whole number for each row")
     return [each.decode() if isinstance(each, bytes) else str(each) for each in ids.tolist()]

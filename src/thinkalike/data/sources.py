@@ -20,14 +20,7 @@ Record = dict[str, Any]  # a row, by column
 
 
 def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
-    """Read a file with the reader of its ending.
-
-    Args:
-        readers: functions of a path, by ending (".csv").
-
-    Raises:
-        DataError: there is no reader for this ending, or the file cannot be read.
-    """
+    """Read a file with the reader of its ending (".csv"); errors are DataErrors that name it."""
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: the ending must be one of {', '.join(readers)}")
     with reading(path):
@@ -38,8 +31,7 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
 def reading(path: Path) -> Iterator[None]:
     """Name a file in all errors of the libraries that read it: missing, damaged, in another encoding.
 
-    Raises:
-        DataError: one of these, or it is not a regular file: a pipe or /dev/zero would never end.
+    A file that is not regular is refused: a pipe or /dev/zero would never end.
     """
     if path.exists() and not path.is_file():
         raise DataError(f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'")
@@ -53,7 +45,15 @@ def reading(path: Path) -> Iterator[None]:
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM."""
-    with _opened(path) as lines:
+    lines: Any
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        lines = io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
+    else:
+        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
+        lines = opened(path, "rt", encoding="utf-8-sig")
+    with lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -73,16 +73,6 @@ def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Re
         yield f"{path} row {number}", record
 
 
-def _opened(path: Path) -> Any:
-    if path.suffix.lower() == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8-sig")
-    if path.suffix.lower() == ".zst":
-        import pyarrow
-
-        return io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
-    return path.open(encoding="utf-8-sig")
-
-
 def recording_fingerprint(path: str) -> str:
     """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
     with reading(Path(path)):
@@ -90,11 +80,7 @@ def recording_fingerprint(path: str) -> str:
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
-    """Return the commit of a data set of the hub, so that a branch that has moved is another data set.
-
-    Raises:
-        DataError: the hub does not tell it, and the cache has no copy; the message names the set by its label.
-    """
+    """Return the commit of a data set of the hub, so that a branch that has moved is another data set."""
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
     with _explained(label, repository, revision, LOCAL):
@@ -106,12 +92,8 @@ def stream_records(
 ) -> Iterator[Record]:
     """Yield the rows of a data set of the hub without downloading all of it.
 
-    Args:
-        label, remedy: the name of the set and the suggestion in the message of an error.
-        options: those of `datasets.load_dataset`, such as split.
-
-    Raises:
-        DataError: the hub cannot be reached, there is no such set or split, or a part of it is damaged.
+    `label` and `remedy` are the name of the set and the suggestion in the message of an error, and `options` those of
+    `datasets.load_dataset`, such as split.
     """
     import datasets
 
@@ -127,11 +109,9 @@ def stream_records(
 
 @contextlib.contextmanager
 def _explained(label: str, repository: str, revision: str | None, remedy: str) -> Iterator[None]:
-    """Turn errors of the libraries that ask the hub into one line."""
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard
-        reason = (
-            cause_of(error, repository, revision) or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        )
+        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        reason = cause_of(error, repository, revision) or words
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error

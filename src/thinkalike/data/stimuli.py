@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.errors import DataError, natural_order, nearest
-from thinkalike.measures.mlem.kinds import KINDS, NUMBERS, kind_of
+from thinkalike.measures.kinds import KINDS, NUMBERS, kind_of
 
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
@@ -37,7 +37,7 @@ class Stimuli:
     """Words in sentences and their features; NaN where a feature does not apply.
 
     Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
-    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.measures.mlem.kinds` infers.
+    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.measures.kinds` infers.
 
     Raises:
         DataError: rows or kinds do not fit together, an id occurs twice, a span lies outside its text, or a number is
@@ -124,6 +124,14 @@ class Stimuli:
         table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})
 
+    def varied(self) -> Stimuli:
+        """Return the stimuli; a feature with one level only is a DataError."""
+        for name, column in self.features.items():
+            if column.nunique(dropna=False) < 2:
+                only = f"{name} has one level only, {column.iloc[0]}"
+                raise DataError(f"{self.source}: {only}; leave it out of features")
+        return self
+
     def correlation(self) -> FeatureCorrelation:
         """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
 
@@ -134,7 +142,8 @@ class Stimuli:
         Raises:
             DataError: a feature is alike in all pairs, or different in all.
         """
-        alike = np.array([[_pairs_alike(self.features[[f, g]]) for g in self.names] for f in self.names])
+        counts = [[np.bincount(joint_codes(self.features[[f, g]])) for g in self.names] for f in self.names]
+        alike = np.array([[float((each * (each - 1) / 2).sum()) for each in row] for row in counts])
         alike /= max(len(self) * (len(self) - 1) / 2, 1)
         share = alike.diagonal()
         if useless := [name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1]:
@@ -173,20 +182,8 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
     return list(there if names is None else names)
 
 
-def varied(stimuli: Stimuli) -> Stimuli:
-    """Return the stimuli; a feature with one level only is a DataError."""
-    for name, column in stimuli.features.items():
-        if column.nunique(dropna=False) < 2:
-            raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
-    return stimuli
-
-
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred.
-
-    Raises:
-        DataError: the kind is not known, or the values do not fit it; the message begins with `source`.
-    """
+    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred."""
     kind = kind or kind_of(column)
     if kind in NUMBERS:
         return _numbers(column, name, source)
@@ -240,12 +237,6 @@ def _levels(column: pd.Series) -> list[str]:
     if kind_of(column) in NUMBERS:
         return [_level(value) for value in sorted(values)]
     return sorted({_level(value) for value in values}, key=natural_order)
-
-
-def _pairs_alike(features: pd.DataFrame) -> float:
-    """Return how many pairs of rows are alike in all features."""
-    counts = np.bincount(joint_codes(features)).astype(float)
-    return float((counts * (counts - 1) / 2).sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,28 +1,62 @@
-"""Stimuli that users bring in tables: .csv, .tsv, .parquet. Rows are counted from 1, below the header.
+"""The stimuli of a configuration, and those that users bring in tables (.csv, .tsv, .parquet) and CoNLL-U files.
 
-An empty cell or NaN says that a feature does not apply.
+Rows of tables are counted from 1, below the header. An empty cell or NaN says that a feature does not apply.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.documents import canonical
+from thinkalike.config import StimuliConfig
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, duplicates, varied
+from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, controlled_stimuli, crossed_stimuli, duplicates
 from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
+COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
+FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "id")
+ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
+ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
+
+
+def read_stimuli(config: StimuliConfig) -> Stimuli:
+    """Return the stimuli that a configuration describes; the last ones are kept while their file stays as it is."""
+    return _stimuli(json.dumps(asdict(config)), changed_at(config.path))
+
+
+@lru_cache(maxsize=2)
+def _stimuli(settings: str, _: int | None) -> Stimuli:
+    config = StimuliConfig(**json.loads(settings))
+    if config.kind in ("controlled", "crossed"):
+        is_crossed, count = config.kind == "crossed", config.sentences or 400
+        stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
+        names = chosen(stimuli.source, config.features, stimuli.names)
+        stimuli = replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
+    elif config.kind == "conllu":
+        stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
+    else:
+        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+    return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
+
+
+def changed_at(path: str | None) -> int | None:
+    """Return when a file was last changed, in ns, if there is one."""
+    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
 
 
 def read_table(
@@ -60,21 +94,12 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values)
-    stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
-    inferred = {name: stimuli.kinds[name] for name in names if name not in (kinds or {})}
-    for name in inferred:
-        _warn_of_levels(path, table[name])
-    if found := [name for name, kind in inferred.items() if kind == "continuous"]:
-        log.info("%s: %s are continuous, as numbers with fractions; kinds changes that", path, ", ".join(found))
-    return stimuli
+    table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
+    return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
 
 def read_frame(path: Path) -> pd.DataFrame:
-    """Return a table with the cells of a text file as they are written.
-
-    Raises:
-        DataError: the file cannot be read, or has no rows.
-    """
+    """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
     frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")
@@ -98,7 +123,6 @@ def _separated(path: Path) -> pd.DataFrame:
 
 
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
-    """Return the column of each role that the table has."""
     there = list(map(str, frame.columns))
     chosen("columns", list(columns), ROLES, "role")
     chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
@@ -111,7 +135,6 @@ def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | No
 
 
 def _span(place: str, text: str, cells: dict[str, str]) -> Span:
-    """Return the characters of a row's word, by its cells of each role."""
     word = cells.get("word")
     if "start" in cells:
         start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))
@@ -130,22 +153,127 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
 
 
 def _values(column: pd.Series) -> pd.Series:
-    """Make missing cells NaN, and written numbers numbers."""
+    """Make missing cells NaN, and written numbers numbers, also those with a decimal comma."""
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     values = column.mask(column.isin(["", "NaN", "nan"]))
+    if not all(isinstance(value, str) for value in values.dropna()):
+        return values
+    with_comma = values.dropna().str.fullmatch(COMMA)
+    if with_comma.all() and values.str.contains(",").any():
+        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, values.dropna().iloc[0])
+        values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
-    written = all(isinstance(value, str) for value in values.dropna())
-    return numbers if written and numbers.notna().equals(values.notna()) else values
+    return numbers if numbers.notna().equals(values.notna()) else values
 
 
-def _warn_of_levels(path: str | Path, column: pd.Series) -> None:
-    """Warn of levels that may not be meant: words among numbers, and names that differ in white space or case."""
-    texts = [each for each in column.dropna().unique() if isinstance(each, str)]
-    words = [each for each in texts if pd.isna(pd.to_numeric(each, errors="coerce"))]
-    if words and 2 * len(words) <= len(texts):
-        log.warning("warning: %s: %s is nominal, as it has %r among its numbers", path, column.name, words[0])
-    first: dict[str, str] = {}
-    for each in texts:
-        if (other := first.setdefault(canonical(each), each)) != each:
-            log.warning("warning: %s: %s has the levels %r and %r, which look alike", path, column.name, other, each)
+def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:
+    """Return a table without nominal columns in which hardly two rows are alike, such as numbers of rows, or dates.
+
+    Rows that all differ say nothing of distances.
+
+    Args:
+        named: whether the columns were asked for by name, so that one of them is an error.
+
+    Raises:
+        DataError: one that was asked for is such a column, or no other column is left.
+    """
+    labels = [
+        name for name in table.columns
+        if kinds.get(name, "nominal") == "nominal" and not pd.api.types.is_numeric_dtype(table[name])
+        and len(table) >= FEWEST_ROWS and (~table[name].duplicated(keep=False)).mean() > MOST_ALONE
+    ]  # fmt: skip
+    if labels and (named or len(labels) == len(table.columns)):
+        raise DataError(f"{source}: {labels[0]} has a level of its own in most rows, which explains no distance; leave "
+                        "it out of features, or write numbers as 3.14")  # fmt: skip
+    if labels:
+        log.warning("%s: %s has a level of its own in most rows and is left out", source, ", ".join(labels))
+    return table.drop(columns=labels)
+
+
+def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
+    """Read the words of a CoNLL-U file (universaldependencies.org/format): UPOS, all FEATS, length and position.
+
+    The text of a sentence is put together from its forms. Each word of a multiword token has a part of its characters
+    where they spell it (don't = do + n't), else all of them (du = de + le). Empty nodes are left out.
+
+    Args:
+        features: names such as UPOS and Number; None takes all that there are.
+        kinds: the kinds that values do not show; see `Stimuli`.
+
+    Raises:
+        DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.
+    """
+    text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
+    sentences = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
+    if not sentences:
+        raise DataError(f"{path} is empty: it has no line of a word")
+    words, spans, rows = ([x for each in sentences for x in getattr(each, name)] for name in ("words", "spans", "rows"))
+    sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
+    ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
+    names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ENDS}), *ENDS]
+    table = pd.DataFrame(rows)[chosen(path, features, names)]
+    texts = [each.text.rstrip(" ") for each in sentences]
+    return Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
+
+
+@dataclass
+class _Sentence:
+    """A sentence that is read line by line."""
+
+    name: str = ""
+    text: str = ""
+    words: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
+
+    def add(self, line: str) -> None:
+        """Read the line of a word, of a multiword token or of an empty node; a malformed one is a ValueError."""
+        number, form, _, upos, _, feats, _, _, _, misc = line.split("\t")
+        match = ID.fullmatch(number)
+        due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
+        if match and match[2] == ".":
+            return
+        last = int(match[3]) if match and match[2] else None
+        if not match or not form or int(match[1]) != due or (last is not None and not covered < due < last):
+            raise ValueError(f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences")
+        span = len(self.text), len(self.text) + len(form)
+        if due > covered:
+            self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
+        if last is not None:
+            self.multiword.append((due, last, span))
+            return
+        self.words.append(form)
+        self.spans.append(span if due > covered else self.multiword[-1][2])
+        pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
+        if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
+            raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
+        ends = dict(zip(ENDS, (len(form), due - 1), strict=True))
+        self.rows.append({**dict(pairs), "UPOS": None if upos == "_" else upos, **ends})
+
+    def end(self) -> None:
+        """Give the words of multiword tokens their spans."""
+        for first, last, (start, stop) in self.multiword:
+            if len(self.words) < last:
+                raise ValueError(f"the sentence ends within the multiword token {first}-{last}")
+            forms = self.words[first - 1 : last]
+            if "".join(forms) == self.text[start:stop]:
+                self.spans[first - 1 : last] = pairwise(accumulate(map(len, forms), initial=start))
+
+
+def _sentences(path: str | Path, lines: list[str]) -> Iterator[_Sentence]:
+    sentence = _Sentence()
+    for number, line in enumerate([*lines, ""], 1):
+        try:
+            if match := re.match(r"#\s*sent_id\s*=\s*(.*\S)", line):
+                sentence.name = match[1]
+            elif line.strip() and not line.startswith("#"):
+                sentence.add(line)
+            elif not line.strip():
+                sentence.end()
+                if sentence.words:
+                    yield sentence
+                sentence = _Sentence()
+        except ValueError as error:
+            raise DataError(f"{path} line {number}: {error}") from None

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.measures.changes import TokenChanges, divergence, relative_distance, signed_permutation, token_changes
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel

@@ -15,10 +15,16 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.data.rows import Corpus, Layout
-from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
+from thinkalike.data.corpus import Corpus, Layout
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    bootstrap_interval,
+    effective_number,
+    interval_around,
+    sum_by_document,
+)
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource

@@ -18,15 +18,13 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
-from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.measures.canonical import LEFT, DirectionSums, canonical_directions, whitening, whitening_among
-from thinkalike.measures.closed_forms import LayerPair, Moments
+from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
-from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.losses import surprises, token_codes, token_loss
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.rows import FEWEST, RowGroups
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
@@ -360,10 +358,13 @@ class LikenessSums:
 
     @cached_property
     def _rest(self) -> list[tuple[Tensor, Tensor]]:
-        """The same beyond the tokens."""
+        """The same beyond the tokens, of directions that keep `LEFT` of their variance there."""
+
+        def among(directions: Tensor, products: Tensor, n: int) -> Tensor:
+            return directions @ whitening(directions.T @ (products / (n - 1)) @ directions, LEFT)
+
         found = zip(self._whitened, map(self.beyond.of, self.pairs), strict=True)
-        sides = (((x, left.xx / (left.n - 1)), (y, left.yy / (left.n - 1))) for (x, y), left in found)
-        return [(whitening_among(*mine), whitening_among(*theirs)) for mine, theirs in sides]
+        return [(among(x, left.xx, left.n), among(y, left.yy, left.n)) for (x, y), left in found]
 
     @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:

@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.evaluation.language import DocumentSums, ends_of, halved, states_of_both
-from thinkalike.measures.bootstrapping import bootstrap_interval
 from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, bootstrap_interval
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.progress import counted

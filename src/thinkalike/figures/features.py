@@ -71,11 +71,12 @@ ACROSS = 8  # layers of a model that are drawn
 def levels(table: pd.DataFrame, folder: Path) -> None:
     """Draw the levels of each feature as points in a plane, a row per model and feature, a column per layer.
 
-    Args:
-        table: model, layer, feature, level, x, y; panels of one row have one scale.
+    Panels of one row have one scale.
     """
     rows = [group for _, group in table.groupby(["model", "feature"], sort=False)]
-    layers = [_some(list(dict.fromkeys(group["layer"]))) for group in rows]
+    layers = []  # of each row at most `ACROSS`, from the first to the last
+    for own in (group["layer"].unique() for group in rows):
+        layers.append(own[np.unique(np.linspace(0, len(own) - 1, ACROSS).round().astype(int))])
     columns = max(map(len, layers))
     with canvas(1.7 * columns + 0.4, 1.8 * len(rows), len(rows), columns, squeeze=False) as (figure, panels):
         for line, group, chosen in zip(panels, rows, layers, strict=True):
@@ -90,8 +91,3 @@ def levels(table: pd.DataFrame, folder: Path) -> None:
                 axes.set_title(f"layer {layer_name(layer)}", fontsize=7)
             line[0].set_ylabel(f"{group['model'].iloc[0]}\n{group['feature'].iloc[0]}", fontsize=7)
         save(figure, folder, "levels")
-
-
-def _some(layers: list) -> list:
-    """Return at most `ACROSS` of the layers, from the first to the last."""
-    return [layers[place] for place in np.unique(np.linspace(0, len(layers) - 1, ACROSS).round().astype(int))]

@@ -18,19 +18,9 @@ FEW = 36  # cells into which their values are written
 
 
 def layer_heatmaps(
-    table: pd.DataFrame,
-    folder: Path,
-    file: str,
-    label: str,
-    scale: tuple[float, float] = (0.0, 1.0),
-    across: int = 3,
+    table: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), across: int = 3
 ) -> None:
-    """Draw the layer pairs of every pair of models in the table, `across` in a row, on one scale; below it is blue.
-
-    Args:
-        table: source, target, source_layer, target_layer, value.
-        label: what the value is.
-    """
+    """Draw the layer pairs of every pair of models in a table, `across` in a row, on one scale; below it is blue."""
     pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
     height, width = -(-len(pairs) // across), min(len(pairs), across)
     with canvas(2.3 * width + 0.9, 2.5 * height, height, width, squeeze=False) as (figure, panels):
@@ -46,13 +36,7 @@ def layer_heatmaps(
 
 
 def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0.0, 1.0), ax: Any = None) -> tuple[Any, Any]:
-    """Draw a matrix of all layer pairs into axes, or into a new figure; returns figure and axes.
-
-    Args:
-        values: rows are the source's layers.
-        label: what a value is.
-        ax: where to draw.
-    """
+    """Draw a matrix of all layer pairs, rows the source's, into axes or a new figure; returns figure and axes."""
     cells = pd.DataFrame(values)
     with contextlib.ExitStack() as style:
         if ax is None:
@@ -80,11 +64,7 @@ def _explain(figure: Any, panels: Any, image: Any, label: str, lowest: float, le
 def similarity(
     matrices: Mapping[str, pd.DataFrame], folder: Path, maps: Mapping[str, pd.DataFrame] | None = None
 ) -> None:
-    """Draw the likeness of all layers of all models, a panel per way to measure it; below, the layers in a plane.
-
-    Args:
-        maps: by the same titles: model, layer, x, y, and the stress of the map.
-    """
+    """Draw the likeness of all layers of all models, a panel per measure of it; below, `maps` of them in a plane."""
     size = 4.2 * len(matrices), 7.4 if maps else 3.8
     with canvas(*size, 2 if maps else 1, len(matrices), squeeze=False) as (figure, panels):
         for column, (title, table) in enumerate(matrices.items()):

@@ -1,9 +1,8 @@
-"""Figures of stitches and of populations of stitched classifiers."""
+"""Figures of stitches."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.colors import LogNorm
@@ -37,33 +36,9 @@ def penalties(table: pd.DataFrame, folder: Path, name: str = "penalty") -> None:
             if column in table and first.stitch != other:
                 line(axes, table, column, (f"{column}_low", f"{column}_high"), label, COLOURS[number], "s--")
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])
+        sites = zip(table["source_layer"].map(str), table["target_layer"].map(str), strict=True)
+        axes.set_xticks(range(len(table)), [a if a == b else f"{a}→{b}" for a, b in sites])
         title = f"{first.source} into {first.target}"
         axes.set(xlabel="layer of the stitch", ylabel="penalty [nats per token]", title=title)
         figure.legend(loc="outside lower center", ncols=2)
         save(figure, folder, name)
-
-
-def _site(row: Any) -> str:
-    return str(row.source_layer) if row.source_layer == row.target_layer else f"{row.source_layer}→{row.target_layer}"
-
-
-def directions(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the penalty against layer with its interval, one panel per group of models, one line per direction."""
-    groups = list(dict.fromkeys(table["group"]))
-    with canvas(3.1 * len(groups), 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
-        for axes, group in zip(panels[0], groups, strict=True):
-            inside = table[table["group"] == group]
-            for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
-                label = f"{source} → {target}"
-                colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
-                line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
-            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            axes.set_xticks(range(inside["source_layer"].nunique()))
-            axes.set(xlabel="layer of the stitch", title=group)
-            axes.legend(fontsize=7)
-        panels[0][0].set_ylabel("penalty [nats per token]")
-        save(figure, folder, "penalties")
-
-
-# Populations of classifiers (Brown et al. 2023, figures 2, 7, 8).

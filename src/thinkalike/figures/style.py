@@ -97,7 +97,6 @@ def save(figure: Any, folder: Path, name: str) -> None:
 
 
 def colour_of(number: int) -> str:
-    """Return the colour of the series of a number."""
     return MORE_COLOURS[number % len(MORE_COLOURS)]
 
 

@@ -78,10 +78,9 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "lay
         chance = super().scalars(estimates)
         if estimates.value.shape[0] != estimates.value.shape[1]:
             return chance
-        distance = estimates.distance()
-        ends = zip(("distance", "distance_low", "distance_high"), distance, strict=True)
+        ends = zip(("distance", "distance_low", "distance_high"), estimates.distance(), strict=True)
         finite = {name: float(end) for name, end in ends if end.isfinite()}  # of few documents there is no interval
-        return finite | {"clipped": float(distance.clipped)} | chance
+        return finite | {"clipped": float(estimates.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus
+from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.losses import bytes_of_logits, unigram_entropy

@@ -56,7 +56,7 @@ class MLEMConfig(DistanceConfig):
     kind: str = "mlem"
     weights: Literal["diagonal", "full"] = "diagonal"  # full: with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
+    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels
     missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"  # NaN is a value of its own
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"  # of weights, by squared distances; recipe=paper: minmax
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -307,7 +307,7 @@ def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels and points.
+    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels.
 
     Args:
         rows: The model and the layer of each layer of the fit.

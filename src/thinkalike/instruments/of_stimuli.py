@@ -16,12 +16,11 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
 from thinkalike.config.schema import CONTEXT
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError, one_of
 from thinkalike.job import Instrument, fingerprints
-from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.models.outline import names_of
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
@@ -110,31 +109,6 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
     """Return what the provenance of a result says of its stimuli, and of its subjects if it has any."""
     facts = {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}
     return {"stimuli": facts} | ({"subjects": [side.name for side in subjects]} if subjects else {})
-
-
-def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer.
-
-    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
-
-    Raises:
-        DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
-        ValueError: see `NeuralDistances`.
-    """
-    if measure.distance != "crossnobis" or not side.runs:
-        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
-        named = zip(side.layers, side.states, strict=True)
-        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
-    found = []
-    for layer, runs in zip(side.layers, side.runs, strict=True):
-        if len(runs) < 2:
-            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
-        try:
-            found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
-        except ValueError as error:
-            message = str(error).replace("noise=", "measure.noise=")
-            raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
-    return found
 
 
 def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:

@@ -20,7 +20,6 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.of_stimuli import (
     DistanceConfig,
     OfStimuli,
-    layer_distances,
     matrix_rows,
     rows_of_sides,
     sentence_groups,
@@ -29,7 +28,7 @@ from thinkalike.instruments.of_stimuli import (
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
-from thinkalike.measures.distances.neural import NOISES, NeuralDistances
+from thinkalike.measures.distances.neural import NOISES, NeuralDistances, crossnobis
 from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
@@ -73,6 +72,31 @@ class RSAConfig(DistanceConfig):
     @property
     def unused(self) -> Collection[str]:
         return () if self.distance == "crossnobis" else {"noise"}
+
+
+def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
+    """Return the distances of stimuli in each layer.
+
+    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
+
+    Raises:
+        DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
+        ValueError: see `NeuralDistances`.
+    """
+    if measure.distance != "crossnobis" or not side.runs:
+        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
+        named = zip(side.layers, side.states, strict=True)
+        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
+    found = []
+    for layer, runs in zip(side.layers, side.runs, strict=True):
+        if len(runs) < 2:
+            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
+        try:
+            found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
+        except ValueError as error:
+            message = str(error).replace("noise=", "measure.noise=")
+            raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
+    return found
 
 
 class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", "measure", "stimuli", "seed")):

@@ -119,15 +119,12 @@ class Planned:
 
     def check(self) -> str:
         """Check what can be known of models and text before they are loaded; returns which scale is taken, and why."""
-        from thinkalike.data.documents import check_text
         from thinkalike.models.outline import check_models
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})
         if "data" not in reads:
             return ""
-        if self.read.data is not None:
-            check_text(self.read.data, min((model.context for model in models if model.context), default=None))
         scale, why = chosen_scale(getattr(self.config, "scale", "mini"), list(models))
         other = "scale=paper takes the papers' recipe" if scale == "mini" else "scale=mini takes a laptop's"
         return f"scale={scale}: {why}; {other}" if why else ""

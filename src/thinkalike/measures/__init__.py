@@ -13,9 +13,7 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
-accumulators: Accumulator LayerPairEstimate
-bootstrapping: Jackknifed auc bootstrap_interval documents_and_seeds_interval effective_number
-bootstrapping: sum_by_document
+changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
 closed_forms: least_squares procrustes reduced_rank unexplained_by
@@ -23,15 +21,13 @@ contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: NOISES NeuralDistances crossnobis noise_covariance
 distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
-distances.representational_similarity: distance_vectors mantel matrix_agreement mds rsa rsa_estimate
-estimates: Estimate fold_interval interval_around jackknife random_effects splits stimulus_folds student_t
-estimates: two_sided
-hsic: hsic0 hsic1
-kernel_alignment: alignment arc_length cka cka_measure group_hsics
-layer_means: LayerMeans
-losses: CHUNK DISAGREEMENT JENSEN_SHANNON OutputMatch compare_outputs disagreement jensen_shannon surprises
-losses: token_codes token_kl token_loss unigram_entropy
-metric: CKA CKAResult ModelDistance
+distances.representational_similarity: distance_vectors mantel mds rsa rsa_estimate
+estimates: Estimate bootstrap_interval documents_and_seeds_interval effective_number fold_interval interval_around
+estimates: jackknife splits stimulus_folds student_t sum_by_document two_sided
+kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
+layer_means: Accumulator LayerMeans LayerPairEstimate
+losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
+metric: CKA CKAResult
 mlem.differentiable: DifferentiableMLEM
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded, takes_arrays
-from thinkalike.measures.bootstrapping import effective_number
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
@@ -20,6 +19,7 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     check_groups,
+    effective_number,
     jackknife,
     numbered_by_part,
 )
@@ -271,28 +271,23 @@ class BatchNull:
         documents, chosen = len(owners.unique()), balanced_rows(owners)
         if self.within:
             documents *= effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
-            return self._signed(owners), int(documents)
+            assert self.measure.similarities is not None
+            similarities = [self.measure.similarities(layer) for layer in self.layers]
+            owned, models = [*self.within.blocks(owners)], self.blocks.models
+            signed = {
+                (a, b): signed_similarities(similarities, (models[a], models[b]), owned, self.permutations)
+                for a, b in self.blocks.pairs
+            }
+            return signed, int(documents)
         if documents < FEWEST_GROUPS or chosen.numel() == len(owners):
             return permuted, documents
         if chosen.numel() < self.measure.fewest:
             return permuted, 0
-        return self._balanced(self.rows.of(chosen.flatten()), list(values)), len(chosen)
-
-    def _signed(self, owners: Int[Tensor, " kept"]) -> Values:
-        assert self.within is not None
-        assert self.measure.similarities is not None
-        similarities = [self.measure.similarities(layer) for layer in self.layers]
-        documents, models = [*self.within.blocks(owners)], self.blocks.models
-        return {
-            (a, b): signed_similarities(similarities, (models[a], models[b]), documents, self.permutations)
-            for a, b in self.blocks.pairs
-        }
-
-    def _balanced(self, rows: BatchRows, whole: Sequence[Pair]) -> Values:
-        """Return the values of as many rows of each document, and with permuted documents."""
+        rows = self.rows.of(chosen.flatten())  # as many of each document
         layers, owners = self.measure.prepared(rows.layers, rows.names), rows.documents.cpu()
         orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
-        return self._permuted(layers, orders, self.measure.compare(layers, self.blocks._replace(pairs=whole)))
+        whole = self.measure.compare(layers, self.blocks._replace(pairs=list(values)))
+        return self._permuted(layers, orders, whole), len(chosen)
 
     def _permuted(
         self, layers: Sequence[Any], orders: Int[Tensor, "p n"], values: Mapping[Pair, Float[Tensor, "_ _"]]

@@ -1,4 +1,4 @@
-"""Values with intervals: Student's t, the jackknife, means over subjects, and means over folds."""
+"""Values with intervals: Student's t, the jackknife, means over folds, and means over documents by the bootstrap."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import seeded
+ROUNDING = 1e-12  # of scores in [-1, 1]
+PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
+EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
+FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
+FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
+AT_ONCE = 2**24  # numbers of drawn documents in memory at once
+EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
 
 
 class Estimate:
@@ -51,13 +57,6 @@ def student_t(level: float, freedom: int) -> float:
     return float(stdtrit(freedom, (1 + level) / 2))
 
 
-ROUNDING = 1e-12  # of scores in [-1, 1]
-PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
-EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
-FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a p-value is
-FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
-
-
 def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
     """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
     from scipy.special import stdtr
@@ -74,7 +73,7 @@ def jackknife(
     *,
     is_drawn: bool = False,
     level: float = 0.95,
-    together: bool = False,
+    t: Float[Tensor, " *r"] | None = None,
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
@@ -87,32 +86,15 @@ def jackknife(
             less this bias, and reaches the value itself.
         is_drawn: Whether the reference is of rows drawn at random, so that the bias has an error of its own. The
             interval then also holds that of the same width around the value.
-        together: Whether the intervals hold for all values along the first axis simultaneously, see `simultaneous_t`.
+        t: Takes the place of Student's, as where the intervals hold for several values simultaneously.
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
-    t = simultaneous_t(replicates, level) if together else student_t(level, b - 1)
-    half = t * replicates.var(0, correction=0).mul(b - 1).sqrt()
+    half = (student_t(level, b - 1) if t is None else t) * replicates.var(0, correction=0).mul(b - 1).sqrt()
     middle = value if reference is None else value - (b - 1) * (replicates.mean(0) - reference)
     reach = half if is_drawn else 0
     return Estimate(value, torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half))
-
-
-def simultaneous_t(replicates: Float[Tensor, "b s *r"], level: float = 0.95, draws: int = 4000) -> Float[Tensor, " *r"]:
-    """Return the t with which the intervals of s values hold for all of them together, for each of r such families.
-
-    It is the quantile of maxₛ |Tₛ| for T of the multivariate t distribution with b - 1 degrees of freedom, whose
-    correlation is that of the replicates: Tₛ = Σ g d / √(Σ d²) / √(χ² / (b - 1)) over b, with normal g and the
-    deviations d of a value's replicates from their mean (Hothorn, Bretz & Westfall 2008). Of one value it is Student's
-    t up to the error of drawing. A value without deviations takes no part.
-    """
-    generator, (b, s, *rest) = seeded(0), replicates.shape
-    families = (replicates - replicates.mean(0)).double().cpu().reshape(b, s, -1).unbind(2)
-    normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
-    chi = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square().mean(1).sqrt()
-    found = [(normal @ each / each.square().sum(0).sqrt()).nan_to_num(0.0).abs().amax(1) / chi for each in families]
-    return torch.stack([t.quantile(level) for t in found]).view(rest).to(replicates)
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
@@ -125,28 +107,17 @@ def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
     return sums.sum(0) - sums[parts]
 
 
-def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
-    """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
-
-    The subjects are a sample of all subjects (Holmes & Friston 1998), and each one's own noise is in the variance
-    between them. Stimuli are fixed; see `two_factor` for both.
-    """
-    s = values.shape[-1]
-    return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
-
-
-def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95, *, together: bool = False) -> Estimate:
+def fold_interval(
+    values: Float[Tensor, "*b k"], level: float = 0.95, t: Float[Tensor, " *r"] | None = None
+) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
     Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds (Nadeau & Bengio
-    2003, eq. 8).
-
-    Args:
-        together: Whether the intervals hold for all means along the first axis simultaneously, see `simultaneous_t`.
+    2003, eq. 8). For `t` see `jackknife`.
     """
     k = values.shape[-1]
-    t = simultaneous_t(values.movedim(-1, 0), level) if together else student_t(level, k - 1)
-    return interval_around(values.mean(-1), t * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
+    half = (student_t(level, k - 1) if t is None else t) * values.std(-1)
+    return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:
@@ -165,7 +136,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
     if not 2 <= folds <= len(units):
         name = "stimuli" if groups is None else "groups"
         raise ValueError(f"{folds} folds of {len(units)} {name}: choose 2 folds or more, and at least as many {name}")
-    order = torch.randperm(len(units), generator=seeded(seed))
+    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(int(seed)))
     if groups is None:
         return torch.empty(n, dtype=torch.long).index_copy_(0, order, torch.arange(n) % folds)
     sizes = torch.bincount(inverse)
@@ -201,3 +172,150 @@ def splits(fold_of: Int[Tensor, " n"]) -> Iterator[tuple[Int[Tensor, " train"], 
     for fold in range(int(fold_of.max()) + 1):
         test = fold_of == fold
         yield (~test).nonzero()[:, 0], test.nonzero()[:, 0]
+
+
+# ---- intervals that resample documents, because the tokens of one document are not independent
+
+
+def sum_by_document(
+    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], count: int
+) -> Float[Tensor, "*b documents"]:
+    """Return the sum of `values` over the tokens of each document, in float64, from each token's document number."""
+    sums = values.new_zeros(*values.shape[:-1], count, dtype=torch.float64)
+    return sums.index_add_(-1, documents.long(), values.double())
+
+
+def effective_number(counts: Shaped[Tensor, " documents"]) -> float:
+    """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
+    return float(counts.double().sum().square() / counts.double().square().sum())
+
+
+def bootstrap_interval(
+    sums: Float[Tensor, "*b documents"],
+    counts: Float[Tensor, " documents"],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+    together: bool = False,
+) -> Estimate:
+    """Return the mean per token with a studentised bootstrap interval over documents, of shape (*b).
+
+    A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n, in which a document has the
+    weight w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
+
+    - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected so that it is
+      unbiased if all documents' means have the same variance, whatever their weights (Bell & McCaffrey 2002).
+    - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
+      gives t, the distance of its ratio from R in its own standard errors. If documents' means are skewed, so is t.
+    - Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), and
+      at least t(m - 1), where the n documents are worth m of equal length (`effective_number`) and t(k) is Student's
+      quantile. `benchmarks/coverage.py` found that this covers, and that percentiles and Student's t alone do not.
+
+    Every entry of the leading axes sees the same resamples, so `sums` of paired differences give the interval of their
+    mean.
+
+    Args:
+        sums: The sum s of the values of each document's tokens.
+        counts: The number n of tokens of each document; documents without any are left out.
+        together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
+            smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+
+    Raises:
+        ValueError: Fewer than two documents have tokens.
+    """
+    kept = counts > 0
+    sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
+    if n < 2:
+        raise ValueError(f"an interval over documents needs two of them, not {n}")
+    mean = sums.sum(-1, keepdim=True) / counts.sum()
+    residuals = sums - mean * counts  # s - R n
+    error = _standard_error(mean[..., 0], residuals, counts)
+    generator = torch.Generator().manual_seed(int(seed))
+    draws = (drawn_counts(n, len(part), generator) for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)))
+    parts = [_beyond(residuals, counts, weights) for weights in draws]
+    beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))
+    # t is unbounded if the documents of a resample hardly differ; the quantile of Student's distribution with one
+    # degree of freedom, at which it is cut, is exact for two documents of equal length
+    widest, least = student_t(level, 1), student_t(level, max(int(effective_number(counts) - 1 + EQUAL), 1))
+    t = (beyond / errors).nan_to_num(0.0, widest, -widest)
+    if together:
+        t = t.where(error[..., None] > 0, 0.0).reshape(-1, t.shape[-1])
+    ends = (t.amax(0), t.amin(0)) if together else (t, t)
+    tail, wider = (1 - level) / 2, least / student_t(level, n - 1)
+    upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
+    low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
+    return Estimate(mean[..., 0], mean[..., 0] - low, mean[..., 0] - high)
+
+
+def _standard_error(
+    mean: Float[Tensor, "*b"], residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"]
+) -> Float[Tensor, "*b"]:
+    weights = counts / counts.sum()
+    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
+    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
+    return error.where(error > EQUAL * mean.abs(), 0.0)
+
+
+def _beyond(
+    residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"], weights: Float[Tensor, "r n"]
+) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
+    """Return the mean in each resample minus that of all documents, and its standard error.
+
+    The error is √(Σ w e²), with e = (s - r n) / Σ w n, r the ratio in the resample, and w how often it has each
+    document. Products of sums and counts give it without resamples x documents x entries in memory.
+    """
+    total = weights @ counts
+    mean = residuals @ weights.T / total
+    spread = residuals.square() @ weights.T + mean * mean * (counts.square() @ weights.T)
+    crossed = (residuals * counts) @ weights.T
+    spread = spread - mean * crossed - mean * crossed
+    return mean, (spread / (total * total)).clamp(min=0).sqrt()
+
+
+def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
+    """Return how often each of n units is drawn in each resample of n with replacement."""
+    draws = torch.randint(n, (resamples, n), generator=generator)
+    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, draws, torch.ones(draws.shape).double())
+
+
+def documents_and_seeds_interval(
+    sums: Float[Tensor, "*b seeds documents"],
+    counts: Float[Tensor, " documents"],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """Return the mean over seeds and tokens with an interval over documents and seeds, of shape (*b).
+
+    Every seed is evaluated on the same documents, so the variance of the mean is that over documents plus that of the
+    seeds' own effects (Cornfield & Tukey 1956). Both intervals are joined by MOVER (Zou & Donner 2008, eq. 4):
+
+        low = R - √((R - low_d)² + h²),    high = R + √((high_d - R)² + h²),    h² = t² max(v / S - u, 0)
+
+    with R the mean of the S seeds' means per token, low_d and high_d the ends of its `bootstrap_interval` over
+    documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom. The
+    interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the interval over documents
+    already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed the interval is that
+    over documents. `benchmarks/coverage.py` measures its coverage.
+
+    Args:
+        sums, counts: See `bootstrap_interval`, with sums of each seed.
+        seed: Seed of the resamples of documents.
+
+    Raises:
+        ValueError: Fewer than two documents have tokens.
+    """
+    seeds = sums.shape[-2]
+    over_documents = bootstrap_interval(sums.mean(-2), counts, level=level, resamples=resamples, seed=seed)
+    if seeds < 2:
+        return over_documents
+    sums, counts = sums[..., counts > 0].double(), counts[counts > 0].double()
+    means = sums.sum(-1) / counts.sum()
+    beyond = sums - means[..., None] * counts
+    peculiar = (beyond - beyond.mean(-2, keepdim=True)).square().sum((-2, -1)) / counts.sum().square()
+    spread = means.var(-1) / seeds - peculiar / (seeds * (seeds - 1))
+    half = student_t(level, seeds - 1) * spread.clamp(min=0).sqrt()
+    value, low, high = over_documents
+    return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))

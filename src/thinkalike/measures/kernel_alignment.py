@@ -1,32 +1,30 @@
-"""Centred kernel alignment of two sets of features (Kornblith et al. 2019), within groups of rows, and of batches."""
+"""HSIC of Gram matrices, and centred kernel alignment, within groups of rows and of batches (Kornblith et al. 2019)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.contract import Blocks, CompareAll, LayerMeasure, Pair, one_model
-from thinkalike.measures.hsic import (
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
+from thinkalike.measures.rows import (
     FEWEST,
-    GramStatistics,
-    all_hsics,
-    block_statistics,
-    dense_statistics,
-    hsic1,
-    left_out_statistics,
-    linear_statistics,
-    products_of,
-    rbf_gram,
-    rounding_of,
+    ROUNDINGS,
+    CentredRows,
+    RowGroups,
+    centre,
+    centre_groups,
+    common_dtype,
+    refuse_flaws,
 )
-from thinkalike.measures.rows import CentredRows, RowGroups, centre, common_dtype, flaw_of, refuse_flaws, size_of
 
 CHOICES = {
     "estimator": ("unbiased", "biased"),
@@ -35,15 +33,247 @@ CHOICES = {
     "flatten": ("token", "sample", "mean"),
     "given": ("none", "token"),
 }
+LARGE = 512  # rows; a larger group is a Gram matrix of its own
+AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer
+MANY = 8192  # rows in float64, from which on products of features cost less than Gram matrices
+
+
+class GramStatistics(NamedTuple):
+    """All that HSIC needs of the Gram matrices of the layers of models, in float64; K̃ is K with a zero diagonal."""
+
+    products: dict[Pair, Float[Tensor, "l m"]]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of
+    sums: list[Float[Tensor, "l n"]]  # of each row of K̃, by model
+    diagonals: list[Float[Tensor, "l n"]]  # of K, by model
+
+
+def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5); a ValueError of fewer than 4 rows.
+
+    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a zero diagonal: any real
+    number, in the unit of K times that of L, differentiable. Uncentred Grams of large offsets leave float32 no digits:
+    centre the features first, or use `cka`.
+    """
+    if len(K) < FEWEST:
+        raise ValueError(f"HSIC needs at least {FEWEST} rows, not {len(K)}")
+    K, L = K - K.diagonal().diag(), L - L.diagonal().diag()
+    return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels."""
+    return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
+
+    Rows may be of several `groups` of one size, side by side, and the matrices their blocks; then HSICs are summed.
+    """
+    formula, products = unbiased_from_sums, statistics.products
+    sums, own = statistics.sums, statistics.diagonals
+    if estimator == "biased":  # of K itself
+        formula, products = _biased, {(a, b): each + own[a] @ own[b].T for (a, b), each in products.items()}
+        sums = [off + diagonal for off, diagonal in zip(sums, own, strict=True)]
+    totals = [each.unflatten(1, (groups, -1)).sum(2) for each in sums]
+    n = sums[0].shape[1] // groups
+    parts = {(a, b): (sums[a] @ sums[b].T, totals[a] @ totals[b].T) for a, b in products}
+    return {pair: formula(n, each, *parts[pair]) for pair, each in products.items()}
+
+
+def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    """Return `hsic1` from Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, the product of the rows' sums of K̃ and L̃, and that of their totals."""
+    return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
+
+
+def rounding_of(statistics: GramStatistics, model: int, dtype: torch.dtype, groups: int = 1) -> Float[Tensor, " l"]:
+    """Return what rounding may leave of the unbiased HSIC of each layer of a model with itself, whose terms cancel."""
+    sums = statistics.sums[model]
+    totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
+    terms = statistics.products[model, model].diagonal(), -sums.square().sum(1), totals
+    return ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
+
+
+def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
+
+
+# ---- statistics of many layers' Gram matrices; a linear kernel's matrix is never held whole
+
+
+class Tiling(NamedTuple):
+    """Cuts the half of a Gram matrix on and above its diagonal: squares of `height` on it, and tiles to their right.
+
+    A square is cut again into strips of `step` rows, each from its own first column on: less is computed twice.
+    """
+
+    height: int
+    width: int
+    step: int
+
+    def tiles(self, n: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the first row, the first column, the rows and the columns of each tile; diagonal ones begin on it."""
+        for top in range(0, n, self.height):
+            end = min(top + self.height, n)
+            for row in range(top, end, self.step):
+                yield row, row, min(self.step, end - row), end - row
+            for left in range(end, n, self.width):
+                yield top, left, end - top, min(self.width, n - left)
+
+
+CPU_TILE = Tiling(256, 1024, 64)  # 27 MB for 26 layers: it stays in the cache between being written and being read
+GPU_TILE = Tiling(2048, 2048, 2048)  # few launches
+
+
+def _within(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
+    """Yield the parts that `count` rows from the first one on are of, and the places of each among them."""
+    start = 0
+    for number, size in enumerate(sizes):
+        low, high = max(start, first) - first, min(start + size, first + count) - first
+        if low < high:
+            yield number, slice(low, high)
+        start += size
+
+
+def _feature_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another: <X_g'Y_g, X_h'Y_h>, less Σᵢ K_ii L_ii if g = h."""
+    parts, found = [x.split([*sizes]) for x in rows], {}
+    for a, b in blocks.pairs:
+        found[a, b] = rows[0].new_empty(len(sizes), len(sizes), len(blocks.models[a]), len(blocks.models[b]))
+        for (row, i), (column, j) in product(enumerate(blocks.models[a]), enumerate(blocks.models[b])):
+            flat = torch.stack([(x.T @ y).flatten() for x, y in zip(parts[i], parts[j], strict=True)])
+            own = [(x.square().sum(1) * y.square().sum(1)).sum() for x, y in zip(parts[i], parts[j], strict=True)]
+            found[a, b][..., row, column] = flat @ flat.T - torch.stack(own).diag()
+    return found
+
+
+def gram_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "p p l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers of the models compared.
+
+    They come from products of features where these cost less, else tile by tile on and above the diagonal. The product
+    over pairs of layers waits for memory, so all layers' tiles are written side by side, and small products for each
+    two models read them, out of the cache. A model's tiles have memory of their own, which begins where memory is
+    aligned: bits may depend on that.
+    """
+    if len(rows[0]) >= MANY and rows[0].dtype == torch.float64:
+        return _feature_products(rows, blocks, sizes)
+    n, counts, parts = len(rows[0]), [len(places) for places in blocks.models], (len(sizes), len(sizes))
+    tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
+    total = {(a, b): rows[0].new_zeros(*parts, counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
+    memory = [rows[0].new_empty(count * largest) for count in counts]
+    for top, left, h, w in tiling.tiles(n):
+        tiles = [part[: count * h * w].view(count, h, w) for part, count in zip(memory, counts, strict=True)]
+        made: dict[int, Tensor] = {}  # the Gram matrix of one tensor is computed once
+        for own, place in zip(itertools.chain(*tiles), itertools.chain(*blocks.models), strict=True):
+            if place in made:
+                own.copy_(made[place])
+            else:
+                made[place] = torch.mm(rows[place][top : top + h], rows[place][left : left + w].T, out=own)
+        if left == top:
+            for tile in tiles:
+                tile.triu_(1)
+        by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
+        for column, across in _within(sizes, left, w):
+            for a, b in blocks.pairs:
+                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT)
+                for row, down in _within(sizes, top, h):
+                    total[a, b][row, column] += found[down].sum(0, dtype=torch.float64)
+    return {pair: each + each.transpose(0, 1) for pair, each in total.items()}  # of both halves
+
+
+@torch.no_grad()
+def left_out_statistics(
+    rows: Sequence[Float[Tensor, "n _"]],
+    blocks: Blocks,
+    sizes: Sequence[int],
+    products: Mapping[Pair, Float[Tensor, "p p l m"]],
+) -> Iterator[GramStatistics]:
+    """Yield the statistics of all rows, and then of all but each part of them in turn, from one pass over K = X X'.
+
+    Args:
+        sizes: Of the parts, which follow one another.
+        products: `gram_products` of these.
+    """
+    own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
+    totals = [torch.stack([part.sum(0) for part in x.split([*sizes])]) for x in rows]
+    sums = [(x @ part.sum(0)).double() - norms for x, part, norms in zip(rows, totals, own, strict=True)]
+    whole = {pair: each.sum((0, 1)) for pair, each in products.items()}
+    yield GramStatistics(whole, blocks.by_model(sums), blocks.by_model(own))
+    to_parts = [(x @ part.T).double() for x, part in zip(rows, totals, strict=True)]
+    start = 0
+    for number, size in enumerate(sizes):
+        kept = torch.ones(len(rows[0]), dtype=torch.bool, device=rows[0].device)
+        kept[start : start + size] = False
+        left = {
+            pair: whole[pair] - each[number].sum(0) - each[:, number].sum(0) + each[number, number]
+            for pair, each in products.items()
+        }
+        without = [(every - part[:, number])[kept] for every, part in zip(sums, to_parts, strict=True)]
+        yield GramStatistics(left, blocks.by_model(without), blocks.by_model([each[kept] for each in own]))
+        start += size
+
+
+@torch.no_grad()
+def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> GramStatistics:
+    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred.
+
+    Products are taken in the dtype of the rows, and summed up in float64.
+    """
+    sizes = [len(rows[0])]
+    return next(left_out_statistics(rows, blocks, sizes, gram_products(rows, blocks, sizes)))
+
+
+@torch.no_grad()
+def block_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int) -> GramStatistics:
+    """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
+
+    Small blocks of many groups are made together, large ones tile by tile, and the whole K never. All groups are of
+    one size, and the rows of each stand side by side.
+    """
+    size = len(rows[0]) // groups
+    at_once = 1 if size > LARGE else max(AT_ONCE // size**2, 1)
+    parts = []
+    for part in zip(*(x.split(size * at_once) for x in rows), strict=True):
+        grams = (y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part))
+        parts.append(linear_statistics(part, blocks) if size > LARGE else dense_statistics([*grams], blocks))
+    products, sums, diagonals = zip(*parts, strict=True)
+    joint = [[torch.cat(each, 1) for each in zip(*kind, strict=True)] for kind in (sums, diagonals)]
+    return GramStatistics({pair: sum(part[pair] for part in products) for pair in blocks.pairs}, *joint)
+
+
+def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks) -> GramStatistics:
+    """Return the statistics of any symmetric Gram matrices, or of those of several groups; differentiable."""
+    own = [gram.double().diagonal(dim1=-2, dim2=-1) for gram in grams]
+    off = [gram.double() - each.diag_embed() for gram, each in zip(grams, own, strict=True)]
+    flat = blocks.by_model([each.flatten() for each in off])
+    return GramStatistics(
+        {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs},
+        blocks.by_model([each.sum(-1).flatten() for each in off]),
+        blocks.by_model([each.flatten() for each in own]),
+    )
+
+
+def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels."""
+    gram = rows @ rows.T
+    own = gram.diagonal()
+    squared = (own[:, None] + own - 2 * gram).clamp(min=0)  # rounding can leave less than none
+    i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
+    median = squared[i, j].median()
+    if median <= 0:
+        raise ValueError("the median distance between rows is 0, so the rbf kernel has no bandwidth: use kernel=linear")
+    return torch.exp(-squared / (2 * median))
+
+
+# ---- CKA
 
 
 def cka(
-    X: Float[Tensor, "n d"],
-    Y: Float[Tensor, "m e"],
-    *,
-    estimator: str = "unbiased",
-    kernel: str = "linear",
-    as_printed: bool = False,
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], *, estimator: str = "unbiased", kernel: str = "linear"
 ) -> Float[Tensor, ""]:
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
 
@@ -55,39 +285,47 @@ def cka(
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
         estimator: "unbiased" (Song et al. 2012, eq. 5), or "biased", which tends to 1 where n is far below the widths.
         kernel: "linear", or "rbf" with the median distance as its bandwidth.
-        as_printed: Whether to follow Brown et al. 2023, appendix C.1, to the letter
-            (docs/reference/brown2023-typos.md), which gives numbers of any size.
 
     Raises:
-        ValueError: n < 4 or n differs between the sides, a value is not finite, a side has no variance, the estimator
-            or kernel is unknown, or `as_printed` comes with others than the paper's.
+        ValueError: n < 4 or n differs between the sides, a value is not finite, a side has no variance, or the
+            estimator or kernel is unknown.
     """
-    check_choices(estimator=estimator, kernel=kernel)
-    dtype = common_dtype([X, Y])
-    if as_printed:
-        if (estimator, kernel) != ("unbiased", "linear"):
-            raise ValueError(f"the paper prints the unbiased linear CKA, not the {estimator} {kernel} one")
-        return _as_printed(X.double(), Y.double()).to(dtype)
-    return cka_measure(estimator, kernel, is_relative=True).of(X, Y).to(dtype)
+    check_choice("estimator", estimator, CHOICES["estimator"])
+    check_choice("kernel", kernel, CHOICES["kernel"])
+    return cka_measure(estimator, kernel, is_relative=True).of(X, Y).to(common_dtype([X, Y]))
 
 
 def cka_measure(
-    estimator: str = "unbiased", kernel: str = "linear", flatten: str = "token", *, is_relative: bool = False
+    estimator: str = "unbiased",
+    kernel: str = "linear",
+    groups: RowGroups | None = None,
+    *,
+    flatten: str = "token",
+    is_relative: bool = False,
 ) -> LayerMeasure:
     """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one.
+    If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one. With `groups` rows are
+    compared within these.
     """
-    compare = partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative)
-    without = partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None
-    given = partial(_within, estimator) if (kernel, flatten) == ("linear", "token") else None
-    unbiased = estimator == "unbiased"
-    return _measure(centre, compare, flatten=flatten, given=given, compare_without_parts=without, is_unbiased=unbiased)
-
-
-def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
-    compare = partial(layer_hsics_within, groups=groups, estimator=estimator)
-    return _measure(partial(centre_groups, groups), compare, similarities=partial(_grams, groups))
+    options: dict[str, Any] = {
+        "flatten": flatten,
+        "fewest": FEWEST,
+        "finish": alignment,
+        "leverage": attrgetter("leverage"),
+    }
+    if groups is not None:
+        prepare, compare = partial(centre_groups, groups), partial(hsics_within, groups=groups, estimator=estimator)
+        return LayerMeasure(prepare, compare, _moved, similarities=partial(_grams, groups), **options)
+    return LayerMeasure(
+        centre,
+        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
+        _moved,
+        given=partial(cka_measure, estimator, kernel) if (kernel, flatten) == ("linear", "token") else None,
+        compare_without_parts=partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None,
+        is_unbiased=estimator == "unbiased",
+        **options,
+    )
 
 
 def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
@@ -95,19 +333,8 @@ def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]
     return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
-def _measure(prepare: Callable[..., CentredRows], compare: CompareAll, **options: Any) -> LayerMeasure:
-    share = attrgetter("leverage")
-    return LayerMeasure(prepare, compare, _moved, fewest=FEWEST, finish=alignment, leverage=share, **options)
-
-
 def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
     return layer._replace(rows=layer.rows[order])
-
-
-def check_choices(**given: str) -> None:
-    """Raise a ValueError that names the first option that is not known."""
-    for key, value in given.items():
-        check_choice(key, value, CHOICES[key])
 
 
 def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
@@ -123,27 +350,16 @@ def layer_hsics(
 
     A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
-    rows = [layer.rows for layer in layers]
+    own, rows = _own(blocks, layers), [layer.rows for layer in layers]
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
     else:
         statistics = dense_statistics([x @ x.T if kernel == "linear" else rbf_gram(x) for x in rows], blocks)
-    hsics = _checked(statistics, layers, blocks, estimator)
-    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
-
-
-def _checked(
-    statistics: GramStatistics, layers: Sequence[CentredRows], blocks: Blocks, estimator: str
-) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the HSICs of all rows, unless a layer cannot be compared."""
-    if _alone(blocks):  # permuted rows are compared across models alone
-        refuse_flaws(layers)
     hsics = all_hsics(statistics, estimator)
     if estimator == "unbiased":
-        left = {model: rounding_of(statistics, model, layers[0].rows.dtype) for model in _alone(blocks)}
-        flat = {model: hsics[model, model].diagonal() <= least for model, least in left.items()}
-        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
-    return hsics
+        least = {model: rounding_of(statistics, model, rows[0].dtype) for model in own}
+        _refuse_flat(hsics, least, layers, blocks)
+    return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
 
 
 def hsics_without_parts(
@@ -153,19 +369,44 @@ def hsics_without_parts(
 
     A part that leaves fewer than 4 rows has NaN.
     """
+    own, rows = _own(blocks, layers), [layer.rows for layer in layers]
     found: dict[Pair, list[Tensor]] = {pair: [] for pair in blocks.pairs}
-    rows = [layer.rows for layer in layers]
-    products = products_of(rows)(rows, blocks, sizes)
+    products = gram_products(rows, blocks, sizes)
     for place, statistics in enumerate(left_out_statistics(rows, blocks, sizes, products)):
-        if place == 0:
-            hsics = _checked(statistics, layers, blocks, estimator)
-        elif len(layers[0].rows) - sizes[place - 1] >= FEWEST:
-            hsics = all_hsics(statistics, estimator)
-        else:
+        if place and len(rows[0]) - sizes[place - 1] < FEWEST:
             hsics = {pair: torch.full_like(each[0], torch.nan) for pair, each in found.items()}
+        else:
+            hsics = all_hsics(statistics, estimator)
+        if place == 0 and estimator == "unbiased":
+            least = {model: rounding_of(statistics, model, rows[0].dtype) for model in own}
+            _refuse_flat(hsics, least, layers, blocks)
         for pair, each in _in_units(hsics, layers, blocks).items():
             found[pair].append(each)
     return {pair: torch.stack(each) for pair, each in found.items()}
+
+
+def hsics_within(
+    layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return Σ_g n_g HSIC_g of every two layers of models compared, in float64, in the unit of the features.
+
+    HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels. A
+    ValueError says that nothing but rounding is left of a layer.
+    """
+    own = _own(blocks, layers, "the rows of each token are the same")
+    total: dict[Pair, Tensor] = {}
+    least: dict[int, Tensor] = {}
+    start = 0
+    for count, size in groups.shapes:
+        part = [layer.rows[start : start + count * size] for layer in layers]
+        statistics = block_statistics(part, blocks, count)
+        for pair, hsics in all_hsics(statistics, estimator, count).items():
+            total[pair] = total.get(pair, 0) + size * hsics
+        for model in own:
+            least[model] = least.get(model, 0) + size * rounding_of(statistics, model, part[0].dtype, count)
+        start += count * size
+    _refuse_flat(total, least, layers, blocks, "given the token there is no variance but in single rows")
+    return _in_units(total, layers, blocks)
 
 
 def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
@@ -174,93 +415,27 @@ def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], block
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
 
 
-def _alone(blocks: Blocks) -> list[int]:
-    """Return the models that are compared with themselves."""
-    return [a for a, b in blocks.pairs if a == b]
+def _own(blocks: Blocks, layers: Sequence[CentredRows], alike: str = "all rows are the same") -> list[int]:
+    """Return the models that are compared with themselves: none if rows are permuted; then no layer is looked at."""
+    own = [a for a, b in blocks.pairs if a == b]
+    if own:
+        refuse_flaws(layers, alike)
+    return own
 
 
-def _refuse_flat(flat: Mapping[int, Tensor], layers: Sequence[CentredRows], blocks: Blocks, message: str) -> None:
-    """Refuse the first layer of which nothing but rounding is left."""
-    for model, own in flat.items():
-        for place, is_flat in zip(blocks.models[model], own.tolist(), strict=True):
+def _refuse_flat(
+    hsics: Mapping[Pair, Tensor],
+    least: Mapping[int, Tensor],
+    layers: Sequence[CentredRows],
+    blocks: Blocks,
+    message: str = "no variance but in one row, which the unbiased estimator cannot see",
+) -> None:
+    """Refuse the first layer whose HSIC with itself is at most what rounding may leave of it."""
+    for model, rounding in least.items():
+        flat = (hsics[model, model].diagonal() <= rounding).tolist()
+        for place, is_flat in zip(blocks.models[model], flat, strict=True):
             if is_flat:
                 raise ValueError(f"{layers[place].name}: {message}")
-
-
-def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
-    """Return CKA without 1/n in the centring and without the root; HSIC's last term is read as a trace like the others.
-
-    The shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at n = 1024.
-    """
-    K, L = (rows @ rows.T for rows in (X - X.sum(0), Y - Y.sum(0)))
-    return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
-
-
-@torch.no_grad()
-def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
-
-    Rows of the batch that have no group are left out.
-    """
-    rows = features[groups.order]
-    size = size_of(rows)
-    rows /= size
-    offset, apart = rows.new_zeros(()), rows.new_empty(len(rows))
-    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
-        mean = block.mean(1, keepdim=True)
-        offset = offset + block.shape[1] * mean.square().sum()
-        block -= mean
-        distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
-    spread = apart.mean()
-    flaw = flaw_of(spread, offset / len(rows), features.dtype)
-    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
-        weights = 1 / (distances + spread)
-        block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
-    scale = spread.sqrt()
-    return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
-
-
-def group_hsics(
-    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str
-) -> tuple[Float[Tensor, "l l"], Bool[Tensor, " l"]]:
-    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and of which layers only rounding is left.
-
-    HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels.
-
-    Args:
-        rows: Of each different layer, in the order of the groups and about centred in each of them.
-        estimator: "unbiased" or "biased".
-    """
-    hsics, flat = _block_hsics(rows, groups, estimator, one_model(len(rows)))
-    return hsics[0, 0], flat[0]
-
-
-def _block_hsics(
-    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str, blocks: Blocks
-) -> tuple[dict[Pair, Tensor], dict[int, Tensor]]:
-    """Return `group_hsics` of the layers of every two models compared, and by model which have nothing in it."""
-    total: dict[Pair, Tensor] = {}
-    left: dict[int, Tensor] = {}
-    start = 0
-    for count, size in groups.shapes:
-        statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
-        for pair, hsics in all_hsics(statistics, estimator, count).items():
-            total[pair] = total.get(pair, 0) + size * hsics
-        for model in _alone(blocks):
-            left[model] = left.get(model, 0) + size * rounding_of(statistics, model, rows[0].dtype, count)
-        start += count * size
-    return total, {model: total[model, model].diagonal() <= least for model, least in left.items()}
-
-
-def layer_hsics_within(
-    layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
-) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of `group_hsics` in the unit of the features; a ValueError if nothing is left of a layer."""
-    if _alone(blocks):
-        refuse_flaws(layers, "the rows of each token are the same")
-    hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
-    _refuse_flat(flat, layers, blocks, "given the token there is no variance but in single rows")
-    return _in_units(hsics, layers, blocks)
 
 
 def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:

@@ -1,79 +1,197 @@
-"""The mean over batches of any measure of layer pairs, with intervals over documents and a null."""
+"""Metrics of torchmetrics that gather measures of layer pairs batch by batch, and the mean of any measure over batches.
+
+Each batch adds a few small tensors to lists, so batches may come in any order and from several processes, and
+`state_dict` has all that is needed to resume. Apart from the pure measures, as torchmetrics takes a second to import.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor
+from torch import Tensor, distributed
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import seeded, takes_arrays
-from thinkalike.measures.accumulators import APART, Accumulator, LayerPairEstimate, States
-from thinkalike.measures.bootstrapping import effective_number
-from thinkalike.measures.chance import BatchNull, chance_of
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
-from thinkalike.measures.estimates import EVERY, FEWEST_EQUAL, FEWEST_GROUPS, PARTS, jackknife
-from thinkalike.measures.rows import BatchRows, RowGroups, common_dtype, labels_of_rows, places_of, rows_of
+from thinkalike.arguments import seeded
+from thinkalike.measures.chance import BatchNull, Chance, chance_of
+from thinkalike.measures.contract import Batch, Blocks, LayerMeasure, Pair, States, joined
+from thinkalike.measures.estimates import (
+    EVERY,
+    FEWEST_EQUAL,
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    effective_number,
+    jackknife,
+)
+from thinkalike.measures.rows import BatchRows, RowGroups
 
 
-class Batch(NamedTuple):
-    """The states of several models for the same tokens; see `LayerMeans.update`."""
+def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the states of all processes: of any shapes, where torchmetrics wants the same number of axes of each."""
+    found: list[Tensor] = [state] * distributed.get_world_size(group)
+    distributed.all_gather_object(found, state, group)
+    return without_empty([each.to(state.device) for each in found])
 
-    states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None = None
-    number: int = 0
-    groups: Int[Tensor, " ..."] | None = None
-    documents: Int[Tensor, " ..."] | None = None
 
-    @classmethod
-    @takes_arrays
-    def of(
-        cls,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None,
-        number: int,
-        groups: Int[Tensor, " ..."] | None,
-        documents: Int[Tensor, " ..."] | None,
-    ) -> Batch:
-        """Return the batch of two models, from tensors or arrays."""
-        return cls([source, target], mask, number, groups, documents)
+def without_empty(states: Sequence[Tensor]) -> list[Tensor]:
+    """Leave out the states of processes without any batch, whose dtype is not that of the others."""
+    return [each for each in states if len(each)] or [*states[:1]]
 
-    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and where the layers of each model stand among them."""
-        called = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
-        different: dict[int, tuple[Tensor, str]] = {}
-        for model, name in called.items():
-            for index, layer in enumerate(self.states[model]):
-                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
-        numbers = {key: place for place, key in enumerate(different)}
-        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
-        layers, names = zip(*different.values(), strict=True)
-        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
-        documents, tokens = self._documents(layers[0], flatten), None
-        if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
-        for name, row in zip(names, rows, strict=True):
-            if len(row) != len(documents):
-                raise ValueError(
-                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
-                )
-        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
 
-    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; where a sequence is one row, that of its first token."""
-        documents = self.documents
-        if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
-            documents = documents + self.number * APART
-        if flatten == "token" or first.ndim == 2:
-            return labels_of_rows(documents, self.mask, first, "documents")
-        return documents.to(first.device).flatten(1)[:, 0]
+class LayerPairEstimate(Estimate):
+    """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
+
+    Args:
+        across: The values across the two models, with their intervals, (l, m).
+        within_source, within_target: The same within each model, (l, l) and (m, m); None where it is not measured.
+        batches: How many batches there were.
+        documents: How many different documents the rows of all batches are of; of fewer than 8 there is no interval.
+        rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
+        chance: The null by permutations, None without any.
+    """
+
+    label: ClassVar[str] = "value"  # what plots call a value
+
+    def __init__(
+        self,
+        across: Estimate,
+        batches: int,
+        documents: int,
+        *,
+        within_source: Estimate | None = None,
+        within_target: Estimate | None = None,
+        rows_used: float | None = None,
+        chance: Chance | None = None,
+    ):
+        super().__init__(*across)
+        self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
+        self.within_source, self.within_target = within_source, within_target
+
+    def __repr__(self) -> str:
+        l, m = self.value.shape  # noqa: E741
+        closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
+        width = f"intervals at most {self.widest_interval():.3g} wide"
+        return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
+
+    def widest_interval(self) -> float:
+        """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
+        known = (self, *filter(None, (self.within_source, self.within_target)))
+        return max(float((estimate.high - estimate.low).max()) for estimate in known)
+
+
+class Accumulator(Metric):
+    """Gathers a measure of layer pairs batch by batch; the order of the batches does not matter.
+
+    Args:
+        source_layers, target_layers: How many layers a batch brings.
+        given: "token" compares rows within groups of one token; "none" compares all rows.
+        kwargs: Options of `torchmetrics.Metric`.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    parts: ClassVar[tuple[str, ...]] = ()  # what a batch may add besides its number and the documents of its rows
+    numbers: list[Tensor] | Tensor
+    documents: list[Tensor] | Tensor
+
+    def __init__(self, source_layers: int, target_layers: int, *, given: str = "none", **kwargs: Any):
+        super().__init__(**{"dist_sync_fn": from_everyone, "compute_with_cache": False, **kwargs})
+        self.source_layers, self.target_layers, self.given = source_layers, target_layers, given
+        for name in ("numbers", "documents", *self.parts):
+            self.add_state(name, default=[], dist_reduce_fx="cat", persistent=True)
+
+    @property
+    def update_called(self) -> bool:
+        """Whether there is a batch, also one from a `state_dict`."""
+        return len(self.numbers) > 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Add one batch as `update` does, and return the estimate of this batch alone."""
+        before = {name: len(state) for name, state in self.metric_state.items()}
+        self.update(*args, **kwargs)
+        alone = self.clone()
+        for name, count in before.items():
+            setattr(alone, name, getattr(alone, name)[count:])
+        return type(alone).compute(alone)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Take over the batches of a `state_dict`, whose lists stay as they are."""
+        copied = dict(state_dict)
+        for name in self.metric_state:
+            if isinstance(state := copied[name], Tensor):  # of several processes, in one piece
+                state = state.split(len(state) if name == "documents" else 1) if len(state) else ()
+            copied[name] = [*state]
+        return super().load_state_dict(copied, strict, assign)
+
+    def update(
+        self,
+        source: Any,
+        target: Any,
+        mask: Any = None,
+        number: int | None = None,
+        groups: Any = None,
+        documents: Any = None,
+    ) -> None:
+        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
+
+        Args:
+            source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
+            mask: The tokens that count.
+            number: The number of this batch in the whole run; by default the next one. Processes that share a run, and
+                metrics that are merged, need it.
+            groups: The token of each state, (b, t) or (n,), for given="token" only.
+            documents: The number of the document of each state, or of what else rows depend on each other in, the same
+                in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
+                see `numbered_by_part`, and nulls move them as blocks.
+
+        Raises:
+            ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
+                enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
+        """
+        self.gather(Batch.of(source, target, mask, self.next_number(number), groups, documents))
+
+    @abstractmethod
+    def gather(self, batch: Batch) -> None:
+        """Add a batch; see `update`."""
+
+    def next_number(self, number: int | None) -> int:
+        """Return the number of a batch: the given one, or else the next."""
+        return max((int(each) for each in self.numbers), default=-1) + 1 if number is None else number
+
+    def check(self, source: States, target: States, groups: Tensor | None) -> None:
+        """Raise a ValueError unless a batch has the announced layers, and groups where they are wanted."""
+        announced, counts = (self.source_layers, self.target_layers), (len(source), len(target))
+        if counts != announced:
+            raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
+        if (groups is None) != (self.given == "none"):
+            raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {self.given}")
+
+    def add(self, number: int, documents: Int[Tensor, " n"], **parts: Shaped[Tensor, " ..."]) -> None:
+        """Add what a batch leaves to the lists."""
+        self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
+        for name, part in {"numbers": torch.tensor(number), **parts}.items():
+            getattr(self, name).append(part.detach()[None].to(self.device))
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return what all batches left, by name, in the order of their numbers; the documents are those of all rows.
+
+        Raises:
+            ValueError: There is no batch, or two have one number.
+        """
+        if not self.update_called:
+            raise ValueError("there is no mean of no batches: call update first")
+        found = {name: dim_zero_cat(state) for name, state in self.metric_state.items() if len(state)}
+        numbers, order = found["numbers"].sort()
+        if repeated := numbers[1:][numbers.diff() == 0].tolist():
+            raise ValueError(f"two batches have number {repeated[0]}: number those of one run, update(..., number=)")
+        whole = {name: each[order] for name, each in found.items() if len(each) == len(order)}
+        return {**found, **whole, "documents": found["documents"]}
 
 
 # ---- a batch without some of its rows
@@ -95,16 +213,13 @@ def without_each(
     nothing = {pair: torch.full_like(each, torch.nan) for pair, each in whole.items()}
     found: list[Mapping[Pair, Tensor]] = []
     for kept in (parts != part for part in range(PARTS)):
-        try:
-            found.append(whole if kept.all() else _again(measure, rows.of(kept), blocks))
-        except ValueError:
-            found.append(nothing)
+        found.append(whole if kept.all() else nothing)
+        with contextlib.suppress(ValueError):
+            if not kept.all():
+                left = rows.of(kept)
+                compared, _ = _within(measure, left)
+                found[-1] = compared.compare(compared.prepared(left.layers, left.names), blocks)
     return found
-
-
-def _again(measure: LayerMeasure, rows: BatchRows, blocks: Blocks) -> dict[Pair, Float[Tensor, "_ _"]]:
-    compared, _ = _within(measure, rows)
-    return compared.compare(compared.prepared(rows.layers, rows.names), blocks)
 
 
 def dependence(
@@ -155,66 +270,41 @@ class LayerMeans(Accumulator):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
         self.measure, self.permutations, self.after_ratio = measure, permutations, after_ratio
 
-    def update(
-        self,
-        source: Any,
-        target: Any,
-        mask: Any = None,
-        number: int | None = None,
-        groups: Any = None,
-        documents: Any = None,
-    ) -> None:
-        """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
-
-        Args:
-            source, target: Per layer (b, t, d), or (n, d); widths and dtypes may differ.
-            mask: The tokens that count.
-            number: The number of this batch in the whole run; by default the next one. Processes that share a run, and
-                metrics that are merged, need it.
-            groups: The token of each state, (b, t) or (n,), for given="token" only.
-            documents: The number of the document of each state, or of what else rows depend on each other in, the same
-                in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
-                see `numbered_by_part`, and nulls move them as blocks.
-
-        Raises:
-            ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
-                enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
-        """
-        batch = Batch.of(source, target, mask, self.next_number(number), groups, documents)
-        self.update_pairs([self], [(0, 1)], batch)
-
-    @staticmethod
     @torch.no_grad()
-    def update_pairs(metrics: Sequence[LayerMeans], sides: Sequence[Pair], batch: Batch) -> None:
-        """Add one batch of several models to a metric for each pair of them, with the same bits and errors as `update`.
+    def gather(self, batch: Batch, metrics: Sequence[LayerMeans] = (), sides: Sequence[Pair] = ((0, 1),)) -> None:
+        """Add a batch of several models to a metric for each pair of them, with the same bits and errors as `update`.
 
         Args:
-            metrics: One for each pair; they compare in the same way.
+            metrics: One for each pair, by default this one alone; they compare in the same way.
             sides: The numbers of the source and of the target of each metric; both may be the same.
         """
+        metrics = metrics or [self]
         for metric, (a, b) in zip(metrics, sides, strict=True):
             metric.check(batch.states[a], batch.states[b], batch.groups)
-        rows, places = batch.rows(sides, metrics[0].measure.flatten)
+        rows, places = batch.rows(sides, self.measure.flatten)
         models = list(dict.fromkeys(places.values()))  # a model that is the same as another is compared once
         pairs = [(models.index(places[a]), models.index(places[b])) for a, b in sides]
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
         blocks = Blocks(models, whole)
-        measure, within = _within(metrics[0].measure, rows)
-        layers, nulls, shared = measure.prepared(rows.layers, rows.names), {}, {}
+        measure, within = _within(self.measure, rows)
+        layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
+        nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
                 sizes = torch.bincount(rows.documents % PARTS, minlength=PARTS).tolist()
                 values = measure.compare_without_parts(layers, blocks, sizes)
             else:
                 first = measure.compare(layers, blocks)
-                rest = without_each(metrics[0].measure, rows.documents % PARTS, rows, blocks, first)
+                rest = without_each(self.measure, rows.documents % PARTS, rows, blocks, first)
                 values = {pair: torch.stack([first[pair], *(each[pair] for each in rest)]) for pair in whole}
-            if any(metric._has_null(batch.number) for metric in metrics):
+            if any(
+                all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics if permutations
+            ):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
-                null = BatchNull(measure, layers, rows, within, compared, metrics[0].permutations)
+                null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
             is_apart = batch.number % EVERY == 0 and not measure.finish
-            apart = dependence(metrics[0].measure, rows, blocks, values) if is_apart else {}
+            apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
         for metric, (a, b), pair in zip(metrics, sides, pairs, strict=True):
@@ -229,10 +319,6 @@ class LayerMeans(Accumulator):
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
             metric.add(batch.number, rows.documents, **found)
-
-    def _has_null(self, number: int) -> bool:
-        """Return whether a batch is to have a null: no batch before it has one."""
-        return self.permutations > 0 and all(number < int(moved[0, 0]) for moved in self.moved)
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""

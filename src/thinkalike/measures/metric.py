@@ -9,22 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.measures.accumulators import LayerPairEstimate
+from thinkalike.arguments import check_choice
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.kernel_alignment import alignment, arc_length, check_choices, cka_measure
-from thinkalike.measures.layer_means import LayerMeans
-
-
-class ModelDistance(Estimate):
-    """The distance between two models in radians, see `CKAResult.distance`.
-
-    Attributes:
-        clipped: CKA values outside [-1, 1], which only rounding can give.
-    """
-
-    def __init__(self, distance: Estimate, clipped: int):
-        super().__init__(*distance)
-        self.clipped = clipped
+from thinkalike.measures.kernel_alignment import CHOICES, alignment, arc_length, cka_measure
+from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 
 
 class CKAResult(LayerPairEstimate):
@@ -60,14 +48,18 @@ class CKAResult(LayerPairEstimate):
         (a, b), (c, d) = first, second
         return self._interval(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
 
-    def distance(self) -> ModelDistance:
-        """Return the `arc_length` of the CKA of corresponding layers; a ValueError if the models differ in depth."""
+    @property
+    def clipped(self) -> int:
+        """How many layer pairs of one number have a CKA outside [-1, 1], which only rounding can give."""
+        return int((self.value.diagonal().abs() > 1).sum())
+
+    def distance(self) -> Estimate:
+        """Return the `arc_length` of the CKA of corresponding layers in radians; a ValueError if depths differ."""
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
-        distance = self._interval(arc_length(layers), arc_length(without))
-        return ModelDistance(distance, int((layers.abs() > 1).sum()))
+        return self._interval(arc_length(layers), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:
         return jackknife(value, without, value if self.is_unbiased else None)
@@ -118,8 +110,9 @@ class CKA(LayerMeans):
         **kwargs: Any,
     ):
         options = {"estimator": estimator, "kernel": kernel, "flatten": flatten}
-        check_choices(aggregate=aggregate, given=given, **options)
-        measure, after = cka_measure(estimator, kernel, flatten), aggregate == "mean_of_ratios"
+        for name, choice in {"aggregate": aggregate, "given": given, **options}.items():
+            check_choice(name, choice, CHOICES[name])
+        measure, after = cka_measure(estimator, kernel, flatten=flatten), aggregate == "mean_of_ratios"
         if given == "token" and not measure.given:
             raise ValueError(f"given=token compares single tokens by kernel=linear: leave {options} out")
         super().__init__(source_layers, target_layers, measure, permutations, given=given, after_ratio=after, **kwargs)

@@ -10,15 +10,15 @@ from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import APART, Accumulator, LayerPairEstimate, States
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
+from thinkalike.measures.rows import FEWEST, RowGroups, labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings
@@ -53,10 +53,10 @@ class LinearPrediction:
     def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE):
         self._moments: Moments | None = Moments(pairs)  # None: the maps are solved for
         self.pairs, self.ridge = self._moments.pairs, ridge
-        self._maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
+        self.maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
         # by part of the documents, pair and direction: the squares of residuals and of states
         self._sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
-        self._documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
+        self.documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
 
     @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
@@ -84,11 +84,11 @@ class LinearPrediction:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
         if self._moments is not None:
-            self._maps, self._moments = self._solved(self._moments), None
+            self.maps, self._moments = self._solved(self._moments), None
         rows: dict[tuple[int, int], Tensor] = {}
-        number = len(self._documents) if number is None else number
+        number = len(self.documents) if number is None else number
         sums = torch.zeros_like(self._sums)
-        for place, (pair, ways) in enumerate(zip(self.pairs, self._maps, strict=True)):
+        for place, (pair, ways) in enumerate(zip(self.pairs, self.maps, strict=True)):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
                     states_apart = states[key[1]].double() - way.mean
@@ -105,17 +105,8 @@ class LinearPrediction:
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
         self._sums, found = self._sums + sums, owners.unique().cpu()
-        self._documents = torch.cat([self._documents, found]).unique()
+        self.documents = torch.cat([self.documents, found]).unique()
         return found
-
-    @property
-    def is_judged(self) -> bool:
-        """Whether there is a batch that judged."""
-        return len(self._documents) > 0
-
-    def forget_maps(self) -> None:
-        """Let go of the maps, as no further batch is to judge."""
-        self._maps = []
 
     def compute(self) -> tuple[Estimate, Estimate]:
         """Return R² from the source, and back, of each pair, with 95 % intervals over documents, a tenth left out.
@@ -125,14 +116,14 @@ class LinearPrediction:
         Raises:
             ValueError: No batch judged, or a layer does not vary in those that did.
         """
-        if not self.is_judged:
+        if not len(self.documents):
             raise ValueError("there is no R² of no rows: call fit, then judge")
         sums = self._sums
         if constant := (sums[..., 1].sum(0) == 0).nonzero().tolist():
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, self._documents)]).unbind(-1)
+        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, self.documents)]).unbind(-1)
         explained = 1 - left / whole
         both = jackknife(explained[0], explained[1:])
         return both[:, 0], both[:, 1]
@@ -141,8 +132,8 @@ class LinearPrediction:
         """Return all that was seen, to go on from."""
         return {
             "moments": self._moments and self._moments.state_dict(),
-            "maps": [[tuple(way) for way in both] for both in self._maps],
-            "judged": (self._sums, self._documents),
+            "maps": [[tuple(way) for way in both] for both in self.maps],
+            "judged": (self._sums, self.documents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -150,8 +141,8 @@ class LinearPrediction:
         self._moments = Moments(self.pairs) if state["moments"] else None
         if self._moments is not None:
             self._moments.load_state_dict(state["moments"])
-        self._maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
-        self._sums, self._documents = state["judged"]
+        self.maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
+        self._sums, self.documents = state["judged"]
 
     def _solved(self, moments: Moments) -> list[tuple[_Map, _Map]]:
         """Return the maps of all pairs; products across layers make room for them one by one."""
@@ -214,31 +205,25 @@ class LayerPredictions(Accumulator):
     @property
     def judged(self) -> int:
         """How many layer pairs have an R²."""
-        return sum(len(each.pairs) for each in self.predictions if each.is_judged)
+        return sum(len(each.pairs) for each in self.predictions if len(each.documents))
 
     @property
     def update_called(self) -> bool:
         """Whether every layer pair has an R²."""
         return self.judged == self.source_layers * self.target_layers
 
-    @takes_arrays
-    def update(
-        self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Fit or judge maps on a batch, which is given as to `LayerMeans.update`."""
-        self.check(source, target, groups)
+    def next_number(self, number: int | None) -> int:
+        return self.last + 1 if number is None else number
+
+    def gather(self, batch: Batch) -> None:
+        """Fit or judge maps on a batch."""
+        (source, target), mask, documents = batch.states, batch.mask, batch.documents
+        self.check(source, target, batch.groups)
         sides, within = [[rows_of(layer, "token", mask) for layer in side] for side in (source, target)], None
-        if groups is not None:
-            within = RowGroups.of(labels_of_rows(groups, mask, source[0], "tokens"), FEWEST)
+        if batch.groups is not None:
+            within = RowGroups.of(labels_of_rows(batch.groups, mask, source[0], "tokens"), FEWEST)
             sides = [[within.without_means(layer) for layer in side] for side in sides]
-        number = self.last + 1 if number is None else number
-        reading, place = divmod(number, READING)
+        reading, place = divmod(batch.number, READING)
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
         if place < self.fit_batches:
             prediction.fit(*sides)
@@ -247,14 +232,14 @@ class LayerPredictions(Accumulator):
                 documents = labels_of_rows(documents, mask, source[0], "documents")
                 documents = documents[within.order] if within else documents
             used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-            self.add(number, prediction.judge(*sides, place, documents), used=used)
-        self.last = number
+            self.add(batch.number, prediction.judge(*sides, place, documents), used=used)
+        self.last = batch.number
 
     def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
         if reading == len(self.predictions):
             for each in self.predictions:
-                each.forget_maps()
+                each.maps = []  # no further batch is to judge them
             most = pairs_at_once(source, target)
             pairs = [*product(range(self.source_layers), range(self.target_layers))][reading * most :][:most]
             self.predictions.append(LinearPrediction(pairs, ridge=self.ridge))

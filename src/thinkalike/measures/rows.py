@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 
+FEWEST = 4  # rows that are compared, as the unbiased estimator of HSIC divides by n - 3
 ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 
 
@@ -125,6 +126,30 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
         scale = spread.sqrt()
     rows = (features - shift) / scale
     return CentredRows(name, rows, scale.double() * size, distances.max() / distances.sum(), flaw)
+
+
+@torch.no_grad()
+def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
+
+    Rows of the batch that have no group are left out.
+    """
+    rows = features[groups.order]
+    size = size_of(rows)
+    rows /= size
+    offset, apart = rows.new_zeros(()), rows.new_empty(len(rows))
+    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
+        mean = block.mean(1, keepdim=True)
+        offset = offset + block.shape[1] * mean.square().sum()
+        block -= mean
+        distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
+    spread = apart.mean()
+    flaw = flaw_of(spread, offset / len(rows), features.dtype)
+    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
+        weights = 1 / (distances + spread)
+        block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
+    scale = spread.sqrt()
+    return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
 
 
 def size_of(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
-from thinkalike.measures.accumulators import Accumulator, LayerPairEstimate, States
 from thinkalike.measures.changes import relative_distance
+from thinkalike.measures.contract import Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
+from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 
@@ -42,20 +42,11 @@ class LayerShifts(Accumulator):
 
     parts: ClassVar[tuple[str, ...]] = ("sums",)
 
-    @takes_arrays
-    def update(
-        self,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None = None,
-        number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
-    ) -> None:
-        """Add one batch, which names its documents; see `LayerMeans.update`."""
-        self.check(source, target, groups)
-        assert documents is not None
-        sums, owners = [], labels_of_rows(documents, mask, source[0], "documents")
+    def gather(self, batch: Batch) -> None:
+        (source, target), mask = batch.states, batch.mask
+        self.check(source, target, batch.groups)
+        assert batch.documents is not None
+        sums, owners = [], labels_of_rows(batch.documents, mask, source[0], "documents")
         belongs = torch.nn.functional.one_hot(owners.long() % PARTS, PARTS).double().T
         for layer, sides in enumerate(zip(source, target, strict=True)):
             x, y = (rows_of(side, "token", mask).double() for side in sides)
@@ -64,7 +55,7 @@ class LayerShifts(Accumulator):
             norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
             cosine = torch.nn.functional.cosine_similarity(x, y)
             sums.append(belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
-        self.add(self.next_number(number), owners, sums=torch.stack(sums, 1))
+        self.add(batch.number, owners, sums=torch.stack(sums, 1))
 
     def compute(self) -> ShiftEstimate:
         """Return the means over all batches so far, with intervals; a ValueError of no batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import base64
 import gzip
 import html
@@ -12,59 +11,42 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.listing import Entry, Found, Query, search, selected
+from thinkalike.listing import Entry, Found, Query, parser, search, selected
 from thinkalike.report.reports import Report, report_of
 from thinkalike.store import damage, is_sealed, open_result
 
-EXAMPLES = """\
-thinkalike report                                          all finished jobs of the folder results
-thinkalike report results --out page.html
-thinkalike report results kind=cka,mutual_knn model=gpt2         those of any of these kinds, and of any of these models
-thinkalike report results since=7d                         since a date (2026-11-01), or 12h, 7d, 2w ago
-thinkalike report results/cka/176300a3bb42 other/store     single results, several stores"""
+PARTS = Path(__file__).parent / "page"
+SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
 
 
-def write_report(arguments: Sequence[str]) -> Path:
-    """Write the page that a command line asks for, and return its path.
-
-    Args:
-        arguments: the command line behind `thinkalike report`.
+def write_report(arguments: Sequence[str]) -> None:
+    """Write the page that a command line asks for.
 
     Raises:
         ConfigError: no result is of a kind or model that it names.
         StoreError: there is no finished result that was asked for.
     """
-    asked = _parser().parse_args(arguments)
+    reads = parser("report", "Write one HTML page of stores and single results, which needs no network and no server.")
+    reads.add_argument("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
+    reads.add_argument("--title", help="the title of the page (the names of the folders)")
+    asked = reads.parse_args(arguments)
     query = Query.parsed([word for word in asked.which if "=" in word])
     places = [word for word in asked.which if "=" not in word] or [str(query.store)]
     report = report_of(gather(places, query))
     for sentence in report["left_out"]:
         print(f"left out: {sentence}", file=sys.stderr)
     title = asked.title or ", ".join(Path(place).resolve().name for place in places)
-    path = write_page(asked.out, page_of(report, title))
+    path = Path(asked.out).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page_of(report, title), encoding="utf-8")
     print(f"{len(report['results'])} results, {path.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
     print(f"page: {path}")
-    return path
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="thinkalike report",
-        description="Write one HTML page of finished jobs, which needs no network and no server.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("which", nargs="*", metavar="STORE|kind=|model=|since=", help="the results to show (default: results)")
-    add("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
-    add("--title", help="the title of the page (the names of the folders)")
-    return parser
 
 
 def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """Return the results of stores and of single folders, each once; experiments come after the jobs they rest on.
 
-    Damaged results and folders that hold something else are left out and named in `skipped`.
+    Damaged results are left out and named in `skipped`.
 
     Args:
         places: stores such as `results`, or folders of single results.
@@ -87,10 +69,6 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     return found
 
 
-PARTS = Path(__file__).parent / "page"
-SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
-
-
 def page_of(report: Report, title: str) -> str:
     """Return the HTML of a page, with its styles, its scripts and its data (see `report_of`) inside."""
     template = (PARTS / "page.html").read_text()
@@ -102,11 +80,3 @@ def page_of(report: Report, title: str) -> str:
     for name, text in parts.items():
         template = template.replace(f"{{{{{name}}}}}", text)
     return template
-
-
-def write_page(path: str | Path, page: str) -> Path:
-    """Write a page and return its path; the folders above it are made."""
-    path = Path(path).expanduser()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
-    return path

@@ -17,12 +17,26 @@ from thinkalike.listing import Entry, Found, records
 
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
-NAMES = {
-    "rsa": "RSA",
-    "mlem": "MLEM",
-}
-
+NAMES = {"rsa": "RSA", "mlem": "MLEM"}  # of kinds whose instruments have none
 Report = dict[str, Any]
+Grid = dict[str, Any]
+
+# Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
+#
+# A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
+# of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
+# A *steps* grid has features or layers as rows and the steps of a training as columns.
+
+PAIR = ["source", "target", "source_layer", "target_layer"]
+PLACES = [*PAIR, "model", "layer", "step", "feature"]
+COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
+MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
+LOW_IS_ALIKE = (
+    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
+)  # fmt: skip
+SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
+DIGITS = 6  # significant ones that a page holds
+MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
 
 
 def report_of(found: Found) -> Report:
@@ -52,7 +66,7 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
         **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
         "headline": "; ".join(map(str, entry.headlines)),
-        "is_distance": any(each.name == f"greatest_{entry.kind}" for each in entry.headlines),
+        "is_distance": any(each.name == f"greatest_{entry.result.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
         "provenance": json.loads(provenance, parse_constant=lambda _: None),  # NaN and the infinities
@@ -92,27 +106,8 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
 
 def _name(kind: str) -> str:
     """Return the name of a kind in figures; a plugin's kind has no other name."""
-    return NAMES.get(kind) or str(getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind)
-
-
-# Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
-#
-# A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
-# of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
-# A *steps* grid has features or layers as rows and the steps of a training as columns.
-
-PAIR = ["source", "target", "source_layer", "target_layer"]
-PLACES = [*PAIR, "model", "layer", "step", "feature"]
-COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
-MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
-LOW_IS_ALIKE = (
-    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
-)  # fmt: skip
-SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
-DIGITS = 6  # significant ones that a page holds
-MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
-
-Grid = dict[str, Any]
+    own = getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind
+    return str(NAMES.get(kind, own))
 
 
 def grids_of(table: pd.DataFrame, is_distance: bool = False, run: str = "") -> list[Grid]:
@@ -162,29 +157,10 @@ def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
-    """Yield the grids of layer pairs; the other direction only where it says something else."""
-    yielded: dict[tuple[str, ...], Grid] = {}
     for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table) else ():
         for variant, cells in _variants(rows, PAIR[2:]):
-            models = [str(source), str(target)]
-            grid = _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
-            other = yielded.get((*models[::-1], variant)) if source != target else None
-            if other is None or _turned(grid) != other:
-                yielded[(*models, variant)] = grid
-                yield grid
-
-
-def _turned(grid: Grid) -> Grid:
-    """Return a full grid of layer pairs with source and target exchanged; one that is not full as it is."""
-    if grid["cells"] is not None:
-        return grid
-    order = np.arange(len(grid["rows"]) * len(grid["columns"])).reshape(len(grid["rows"]), -1).T.ravel()
-
-    def turned(number: dict[str, Any]) -> dict[str, Any]:
-        return {key: [value[i] for i in order] if isinstance(value, list) else value for key, value in number.items()}
-
-    parts = {part: [turned(number) for number in grid[part]] for part in ("numbers", "words")}
-    return {**grid, "models": grid["models"][::-1], "rows": grid["columns"], "columns": grid["rows"], **parts}
+            axes = cells["source_layer"], cells["target_layer"]
+            yield _grid("pair", [str(source), str(target)], variant, cells, axes)
 
 
 def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:

@@ -28,8 +28,7 @@ from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
-from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.rows import MASSIVE, RowGroups, massive, places_of
+from thinkalike.measures.rows import FEWEST, MASSIVE, RowGroups, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import same_vocabulary

@@ -37,34 +37,20 @@ def token_states(
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
-    site: str = "resid_post",
 ) -> list[Float[Tensor, "b t _"]]:
     """Return the residuals of a model at some layers, by default all, without running its unembedding.
 
     Args:
-        mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
-        site: "update" for what each block of a BERT adds last.
+        mask, types: of rows that are padded texts or pairs of texts.
     """
-    return model.residuals(rows.long(), at or sites(model), mask, types, site)
+    return model.residuals(rows.long(), at or sites(model), mask, types)
 
 
-def counted(
-    rows: Int[Tensor, "b t"],
-    skip_first: int = 0,
-    special: Iterable[int] = (),
-    *,
-    mask: Int[Tensor, "b t"] | None = None,
-    include_padding: bool = False,
-) -> Bool[Tensor, "b t"]:
-    """Return which tokens count: not the first few of a row, none of these special ones, and no padding.
-
-    Args:
-        mask: 1 for tokens and 0 for padding; None: there is none.
-        include_padding: let it count, as Brown et al. (2023, appendix C.2) do.
-    """
+def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
+    """Return which tokens count: not the first few of a row, and none of these special ones."""
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
-    return kept if mask is None or include_padding else kept & mask.bool()
+    return kept
 
 
 @dataclass(frozen=True)
@@ -162,14 +148,20 @@ def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
-    """Return for each word the number of the last token that holds its last character.
+    """Return for each word the number of the last token that holds a character of it.
+
+    A normaliser may leave the last character out of all offsets, such as an accent that it composes or strips; what is
+    read up to the last one that a token holds is then the whole word.
 
     Args:
         offsets: the characters of each token.
-        name: the name of the model in the message of an error: no token holds that character.
+        name: the name of the model in the message of an error: no token holds a character of a word.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
+    found = []
     for start, stop in words:
-        if stop - 1 not in owner:
-            raise DataError(f"{name}: no token holds the end of the word {text[start:stop]!r} in: {text[:200]}")
-    return [owner[stop - 1] for _, stop in words]
+        held = next((owner[place] for place in range(stop - 1, start - 1, -1) if place in owner), None)
+        if held is None:
+            raise DataError(f"{name}: no token holds the word {text[start:stop]!r} in: {text[:200]}")
+        found.append(held)
+    return found

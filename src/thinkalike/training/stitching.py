@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.data.rows import Layout
+from thinkalike.data.corpus import Layout
 from thinkalike.errors import ResourceError
 from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
 from thinkalike.measures.closed_forms import LayerPair, PairStatistics

@@ -70,10 +70,8 @@ class Atlas(Instrument, kind="atlas", version=2, reads=("models", "measure")):
         parts, results = work.inputs["parts"]
         table, measures = tables.joined(parts, results), tables.measured(parts)
         pairs = tables.by_pair(table, measures)
-        scalars = {
-            f"mean_agreement{end}": float(part) for end, part in zip(ENDS, tables.mean_agreement(pairs), strict=True)
-        }
-        scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}  # of two models without ends
+        ends = zip(ENDS, map(float, tables.mean_agreement(pairs)), strict=True)
+        scalars = {f"mean_agreement{end}": part for end, part in ends if math.isfinite(part)}  # of two models no ends
         scalars |= {"models": float(len(_names(parts))), "layer_pairs": float(len(table))}
         found = {"agreement": tables.agreement(pairs), "agreement_by_pair": pairs}
         models = {str(sorted(model.items())): model for each in results for model in each.provenance["models"]}

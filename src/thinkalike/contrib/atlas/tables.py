@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, MeasureConfig, TrainConfig, compose_job, jobs_of, measure_schema
+from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, jobs_of, measure_schema
 from thinkalike.errors import DataError
 from thinkalike.instruments import instrument
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
@@ -22,29 +22,22 @@ from thinkalike.store import Result
 PAIR = ["source", "target"]
 PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
+# how a source is stitched into its target at all layer pairs, by a short recipe
 STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
 FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
 SHARED = ("model", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe", "threads")
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
-    """Return a table in which more is closer in every column.
-
-    Args:
-        table: `source`, `target`, `source_layer`, `target_layer`, and a column for each measure.
-        measures: whether each is a distance.
-    """
+    """Return a table of cells with a column for each measure, in which more is closer: distances are negated."""
     return table.assign(**{name: -table[name] for name, is_distance in measures.items() if is_distance})
 
 
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures over the layer pairs of each pair of models, in [-1, 1].
 
-    Table and measures are those of `oriented`. It is blank where a measure has the same value for all layer pairs, or
-    where fewer than three have both.
-
-    Raises:
-        DataError: all are blank.
+    Table and measures are those of `oriented`. ρ is blank where a measure has the same value for all layer pairs, or
+    where fewer than three have both; if all are blank, that is a DataError.
     """
     rows = []
     for (source, target), cells in oriented(table, measures).groupby(PAIR, sort=False):
@@ -97,8 +90,7 @@ def over_models(pairs: pd.DataFrame) -> Estimate:
 def shares(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return the rank of each layer pair among those of its pair of models, from 0, the farthest, to 1, the closest.
 
-    Args:
-        table: as `oriented` returns it; blank cells stay blank, and so does a measure of fewer than three layer pairs.
+    Blank cells of a table of `oriented` stay blank, and so does a measure of fewer than three layer pairs.
     """
     groups = table.groupby(PAIR, sort=False)[list(measures)]
     counts = groups.transform("count")
@@ -125,47 +117,32 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
 
 
 class Part(NamedTuple):
-    """A job of an atlas.
+    """A job of an atlas."""
 
-    Attributes:
-        measure: the kind of its measure, or `FORWARD` or `BACK` of stitches.
-        source, target: what the atlas calls the two models of the pair, also where the job stitches them backwards.
-    """
-
-    measure: str
-    source: str
+    measure: str  # the kind of its measure, or `FORWARD` or `BACK` of stitches
+    source: str  # what the atlas calls the first model of the pair, also where the job stitches them backwards
     target: str
     config: AnalyzeConfig | TrainConfig
 
 
 def parts_of(config: AnalyzeConfig) -> list[Part]:
-    """Return the jobs of an atlas, by measure and then by pair; the configuration is one of `measure=atlas`.
-
-    Raises:
-        ConfigError: the models are no list of two or more, or a setting does not go with a measure; see `jobs_of`.
-    """
+    """Return the jobs of an atlas, by measure and then by pair, given the configuration of `measure=atlas`."""
     measure: Any = config.measure
-    settings = [_settings_for(measure, kind) for kind in measure.measures]
     pairs = _pairs(config, config.models)
-    names = names_of(pairs)
-    parts = [
-        Part(each.kind, *name, replace(pair, measure=each))
-        for each in settings
-        for name, pair in zip(names, pairs, strict=True)
-    ]
+    names, parts = names_of(pairs), []
+    for kind in measure.measures:  # with those settings of the atlas that it has
+        schema = measure_schema(kind)
+        known = {item.name for item in fields(schema)} & {item.name for item in fields(measure)} - {"kind"}
+        own = schema(**{name: getattr(measure, name) for name in known})
+        parts += [Part(kind, *name, replace(pair, measure=own)) for name, pair in zip(names, pairs, strict=True)]
     if measure.stitches:
         # the pairs of the reversed list are the same ones, last first, each the other way round
         ways = {FORWARD: pairs, BACK: _pairs(config, (config.models or [])[::-1])[::-1]}
         for way, jobs in ways.items():
-            parts += [Part(way, *name, _stitch(job)) for name, job in zip(names, jobs, strict=True)]
+            for name, job in zip(names, jobs, strict=True):
+                given = {key: getattr(job, key) for key in SHARED}
+                parts.append(Part(way, *name, compose_job("train", [*STITCH, "logger=none"], **given)))
     return parts
-
-
-def _settings_for(measure: Any, kind: str) -> MeasureConfig:
-    """Return the settings of one measure: those of the atlas that it has."""
-    schema = measure_schema(kind)
-    known = {item.name for item in fields(schema)} - {"kind"}
-    return schema(**{item.name: getattr(measure, item.name) for item in fields(measure) if item.name in known})
 
 
 def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
@@ -178,11 +155,6 @@ def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
 def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
     """Return a job of one measure for each pair of models."""
     return jobs_of(replace(config, models=models, measure=measure_schema("cka")()), "pairs")
-
-
-def _stitch(pair: AnalyzeConfig) -> Any:
-    """Return the job that stitches the source of a pair into its target at all layer pairs, by a short recipe."""
-    return compose_job("train", [*STITCH, "logger=none"], **{name: getattr(pair, name) for name in SHARED})
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
@@ -211,7 +183,6 @@ def measured(parts: Sequence[Part]) -> dict[str, bool]:
 
 
 def is_distance(name: str) -> bool:
-    """Return whether less is closer in a column."""
     if name in (FORWARD, BACK):
         return True
     own: Any = instrument(MEASURES[name.removesuffix("_back")])

@@ -90,7 +90,6 @@ def trained_on(setting: Setting, config: PretrainConfig, name: str) -> States:
 
 
 def at_layer(setting: Setting, model: FrozenModel) -> States:
-    """Return the states of a variant of the target at the layer of the setting."""
     return lambda rows: stage(model, setting.layer, rows)
 
 
@@ -120,7 +119,7 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
 
 
 def components(setting: Setting, first: float, last: float) -> States:
-    """Return some of the target's principal components on the fit rows: between two shares of them, largest first."""
+    """Return the target's principal components on the fit rows between two shares of them, the largest first."""
     mean, covariance = setting.moments
     start, stop = (round(share * setting.itself.d_model) for share in (first, last))
     chosen = torch.linalg.eigh(covariance).eigenvectors.flip(1)[:, start:stop].to(setting.itself.dtype)
@@ -239,9 +238,8 @@ def code(setting: Setting, of: str) -> States:
 def at_position(setting: Setting, token: float, noise: float = 0.0) -> States:
     """Return the mean of the target's states at each place of a row in other documents, whatever the tokens are.
 
-    Args:
-        token: 1 takes the token's own mean off before, and adds it at the end.
-        noise: of what is left of each dimension after all that, in its standard deviations.
+    With `token` 1 the token's own mean is taken off before, and added at the end; `noise` is a share of the standard
+    deviation of what is left.
     """
     mean, seed = means(setting, TokenMeans), setting.number("at position")
     left = setting.own(setting.other) - token * mean(setting.other)

@@ -16,16 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
-from thinkalike.data.rows import Layout
+from thinkalike.data.corpus import Layout
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
-from thinkalike.evaluation.likeness import (
-    LikenessSums,
-    TargetBatch,
-    TargetReader,
-    inner,
-    output_roots,
-    source_states,
-)
+from thinkalike.evaluation.likeness import LikenessSums, TargetBatch, TargetReader, inner, output_roots, source_states
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate
@@ -70,12 +63,10 @@ class Bench:
 
     @cached_property
     def fit(self) -> list[TargetBatch]:
-        """The target's side of the rows that maps are fitted on."""
         return self._read(self.setting.fit, torch.zeros_like(self.setting.fit))
 
     @cached_property
     def report(self) -> list[TargetBatch]:
-        """The target's side of the rows that scores are of."""
         return self._read(self.setting.report, self.setting.documents)
 
     def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
@@ -86,7 +77,6 @@ class Bench:
 
     @cached_property
     def roots(self) -> dict[int, Tensor]:
-        """See `output_roots`."""
         return output_roots(self.setting.target, [self.setting.layer], self.setting.fit)
 
     @cached_property
@@ -101,7 +91,6 @@ class Bench:
 
     @cached_property
     def samples(self) -> list[Int[Tensor, " n"]]:
-        """Sets of tokens of the report by their numbers."""
         count = sum(len(part.parts) for part in self.report)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
         return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
@@ -180,27 +169,22 @@ def token_features(
 ) -> Float[Tensor, "n f"]:
     """Return the features `KINDS` of the tokens of rows, but of the first and the last of each.
 
-    Args:
-        words: The text of each token.
-        counts: How often each token occurs in other text.
+    `words` has the text of each token, and `counts` how often it occurs in other text.
     """
     known = rows.unique()
     place = torch.searchsorted(known, rows)
-    texts = [words[token] for token in known.tolist()]
-    seen = torch.tensor([_seen(text) for text in texts], dtype=torch.float32)[place]
-    length, sort, begins = seen.unbind(-1)
+    looks = []  # length, number of the class, and whether it begins a word
+    for text in (words[token] for token in known.tolist()):
+        bare = text.strip() or text
+        kind = next((n for n, holds in enumerate(CLASSES) if holds(bare)), len(CLASSES))
+        looks.append((len(text), kind, text[:1].isspace()))
+    length, sort, begins = torch.tensor(looks, dtype=torch.float32)[place].unbind(-1)
     earlier = (rows[:, :, None] == rows[:, None]).tril(-1).any(-1)
     before, two_before = (sort.roll(steps, 1) for steps in (1, 2))
     two_before[:, 1] = -1  # the second token has only one token before it
     places = torch.arange(rows.shape[1]).expand_as(rows)
     features = (length, sort, begins, counts[rows].add(1).log(), places, before, two_before, earlier)
     return torch.stack([each[:, 1:-1].flatten().float() for each in features], -1)
-
-
-def _seen(text: str) -> tuple[int, int, bool]:
-    """Return the length of a token, the number of its class, and whether it begins a word."""
-    bare = text.strip() or text
-    return len(text), next((n for n, holds in enumerate(CLASSES) if holds(bare)), len(CLASSES)), text[:1].isspace()
 
 
 def profile_likeness(

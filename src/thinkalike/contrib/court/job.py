@@ -12,23 +12,13 @@ from typing import Any, Optional
 import pandas as pd
 import torch
 
-from thinkalike.config import (
-    AnalyzeConfig,
-    MeasureConfig,
-    ModelConfig,
-    TrainerConfig,
-    left_open,
-    model_named,
-    options,
-    ranged,
-)
-from thinkalike.config.schema import COUNTS
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, TrainerConfig, model_named, options
+from thinkalike.config.schema import COUNTS, left_open, ranged
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Setting
 from thinkalike.contrib.court.table import entries
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
@@ -42,6 +32,7 @@ from thinkalike.store import Result
 from thinkalike.training.run import Run, StepData, SteppedModule, fit
 
 STATE = "court"
+SHOWN, ROWS = ("penalty", "KL", "CKA", "RSA"), 10  # on the screen
 
 
 # ruff: noqa: UP045
@@ -93,16 +84,12 @@ class Court(Instrument, kind="court", version=4, reads=("model", "data", "measur
         )
 
     def show(self, result: Result) -> None:
-        """Print what the judges say of each source."""
         first = result.table.iloc[0]
         title = f"sources of known likeness to {first['target']}, layer {first['layer']}"
         rows = result.table.iloc[few(len(result.table), ROWS)]
         judged = [number_column(name, rows[name], ".3f") for name in SHOWN]
         show_table(Table(title, [*(text_column(name, rows[name]) for name in ("source", "kind")), *judged]))
         show_text(f"{len(rows)} of {len(result.table)} sources and {len(SHOWN)} of {len(JUDGES)} judges are shown.")
-
-
-SHOWN, ROWS = ("penalty", "KL", "CKA", "RSA"), 10  # on the screen
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
@@ -117,12 +104,10 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
 def _bench(
     config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
 ) -> Bench:
-    """Return what all sources are judged against."""
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
     report = _spread(corpus.report, measure.report_tokens)
-    tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}
-    for name, count in tokens.items():
+    for name, count in {"fit": fit_rows.numel(), "other": other.numel(), "report": report.tokens.numel()}.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
             raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
 
@@ -155,8 +140,7 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
     for name in chosen or []:
         one_of("measure.sources", name, [entry.name for entry in table])
     table = [entry for entry in table if chosen is None or entry.name in chosen]
-    kept = work.resume(STATE)
-    rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
+    rows: list[dict[str, Any]] = (work.resume(STATE) or {"rows": []})["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
         try:

@@ -14,8 +14,10 @@ from typing import NamedTuple
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import refuse_nan
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.stitching.table import (
@@ -31,7 +33,6 @@ from thinkalike.instruments.stitching.table import (
     Thresholds,
     verdict,
 )
-from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.kernel_alignment import cka
@@ -45,23 +46,12 @@ COURT = ["target", "layer", "seed"]
 
 
 class Judge(NamedTuple):
-    """A measure of likeness.
+    """A measure of likeness."""
 
-    Attributes:
-        name: what tables call it.
-        value: what it says of a source.
-        higher: whether more means more alike.
-        against: the kinds of decoys that it is meant to tell from what is alike.
-    """
-
-    name: str
-    value: Callable[[Evidence], float]
-    higher: bool
-    against: tuple[str, ...] = DECOYS
-
-
-def _cka(evidence: Evidence) -> float:
-    return float(cka(*(states.double() for states in evidence.states)))
+    name: str  # what tables call it
+    value: Callable[[Evidence], float]  # what it says of a source
+    higher: bool  # whether more means more alike
+    against: tuple[str, ...] = DECOYS  # the kinds of decoys that it is meant to tell from what is alike
 
 
 def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
@@ -93,7 +83,7 @@ JUDGES = (
     Judge("distance", lambda evidence: evidence.course.distances[0], False),
     Judge("penultimate match", lambda evidence: evidence.course.distances[-1], False),
     Judge("latent alignment", lambda evidence: fmean(evidence.course.distances), False),
-    Judge("CKA", _cka, True),
+    Judge("CKA", lambda evidence: float(cka(*(states.double() for states in evidence.states))), True),
     Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
     Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
@@ -170,40 +160,28 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
 
     It has no rows where there are no two doses.
     """
-    rows: list[dict[str, object]] = []
+    rows: list[tuple[str, float, float, float]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
         values = scores(table, judge, ["dose"]).mean()
         said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
         rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
-        rows += [
-            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
-            | {"rank_correlation": rho}
-            for share, value in said
-        ]
-    return pd.DataFrame(rows)
+        rows += [(judge.name, share / 100, value * (1 if judge.higher else -1), rho) for share, value in said]
+    return pd.DataFrame(rows, columns=["judge", "own_share", "value", "rank_correlation"])
 
 
+WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
     "same": (SAME,),
     "near": (SAME, RELATED),
-    "distorted": (RELATED,),
-    "answers": (RELATED,),
     "part": (PART,),
-    "layer": (PART, RELATED),
-    "mixture": (PART, RELATED),
-    "scaled": (BEYOND,),
-    "wrong tokens": (BEYOND,),
     "superset": (SUPERSET,),
-    "n-gram": (TOKENS, RELATED),
-    "delay": (TOKENS, RELATED),
-    "token": (TOKENS,),
-    "position": (TOKENS,),
-    "bag": (TOKENS,),
-    "untrained": (TOKENS,),
-    "shortcut": (TOKENS,),
     "leak": (LEAK,),
+    **dict.fromkeys(("distorted", "answers"), (RELATED,)),
+    **dict.fromkeys(("layer", "mixture"), (PART, RELATED)),
+    **dict.fromkeys(("scaled", "wrong tokens"), (BEYOND,)),
+    **dict.fromkeys(("n-gram", "delay"), (TOKENS, RELATED)),
+    **dict.fromkeys(WITHOUT_CONTEXT, (TOKENS,)),
 }
-WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
 
 
@@ -217,10 +195,8 @@ class _Rule(NamedTuple):
 
 
 RULES = {  # by the field of `Thresholds`
-    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple(kind for kind in RIGHT if kind != "leak")),
-    "same": _Rule(
-        lambda table: table[LEAST].min(axis=1), ("same",), tuple(kind for kind in RIGHT if kind not in ("same", "near"))
-    ),
+    "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
+    "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
     "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 
@@ -268,6 +244,20 @@ def shares(found: pd.DataFrame) -> pd.DataFrame:
         decided = own[own["verdict"] != UNDECIDED]
         said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
         right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
-        row = {"kind": kind, "sources": len(own), "decided": len(decided) / len(own), "right": right, "verdicts": said}
-        rows.append(row)
-    return pd.DataFrame(rows)
+        rows.append((kind, len(own), len(decided) / len(own), right, said))
+    return pd.DataFrame(rows, columns=["kind", "sources", "decided", "right", "verdicts"])
+
+
+def auc(upper: Float[Tensor, "c p"], lower: Float[Tensor, "c n"]) -> Float[Tensor, ""]:
+    """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
+
+    It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
+    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval.
+
+    Raises:
+        ValueError: A value is NaN.
+    """
+    refuse_nan(upper, "upper")
+    refuse_nan(lower, "lower")
+    above = upper[:, :, None] - lower[:, None, :]
+    return ((above > 0).double() + 0.5 * (above == 0).double()).mean()

@@ -25,12 +25,7 @@ States = Callable[[Tensor], Tensor]  # of tokens (b, t): states (b, t, d)
 class Source:
     """A function from tokens to states, which has one layer, 0, and no unembedding.
 
-    Attributes:
-        name: what tables call it.
-        kind: how it is alike to the target, or why it is not.
-        d_model, device, dtype: of its states.
-        n_layers: 1.
-        vocabulary: how many tokens there are.
+    Its `kind` says how it is alike to the target, or why it is not.
     """
 
     n_layers = 1
@@ -65,38 +60,24 @@ class Remembered:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """What sources are made from.
+    """What sources are made from."""
 
-    Attributes:
-        target: the model that they are more or less alike to.
-        layer: the number of its block after which its states are taken.
-        fit: rows that maps are fitted on.
-        report: rows that scores are of; of these a source learns nothing but which tokens occur.
-        documents: the document of each token of the report.
-        other: rows of other documents than both, for what a source itself has to learn.
-        seed: of all that is drawn.
-        train: runs the training of a module to its end; the second argument names it.
-        siblings: models that were really trained otherwise than the target, by what is other about them.
-    """
-
-    target: FrozenModel
-    layer: int
-    fit: Int[Tensor, "rows t"]
-    report: Int[Tensor, "some t"]
-    documents: Int[Tensor, "some t"]
-    other: Int[Tensor, "more t"]
-    seed: int
-    train: Callable[[SteppedModule, StepData, str], None]
-    siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
+    target: FrozenModel  # that they are more or less alike to
+    layer: int  # the number of its block after which its states are taken
+    fit: Int[Tensor, "rows t"]  # that maps are fitted on
+    report: Int[Tensor, "some t"]  # that scores are of; a source learns nothing from them but which tokens occur
+    documents: Int[Tensor, "some t"]  # the document of each token of the report
+    other: Int[Tensor, "more t"]  # rows of further documents, from which a source itself learns
+    seed: int  # of all that is drawn
+    train: Callable[[SteppedModule, StepData, str], None]  # trains a module to the end, under a name
+    siblings: Mapping[str, FrozenModel] = field(default_factory=dict)  # otherwise trained models, by the difference
 
     @cached_property
     def itself(self) -> Source:
-        """The target's own states."""
         states = Remembered(lambda rows: stage(self.target, self.layer, rows))
         return Source("itself", "same", states, self.target)
 
     def own(self, rows: Tokens) -> Float[Tensor, "b t d"]:
-        """Return the target's own states of these tokens."""
         return self.itself.residuals(rows, [0])[0]
 
     @cached_property
@@ -107,12 +88,10 @@ class Setting:
 
     @property
     def spread(self) -> Float[Tensor, " d"]:
-        """The standard deviation of each dimension of the target's own states on the fit rows."""
         return self.moments[1].diagonal().sqrt().to(self.itself.dtype)
 
     @property
     def mean(self) -> Float[Tensor, " d"]:
-        """The mean of the target's own states on the fit rows."""
         return self.moments[0].to(self.itself.dtype)
 
     def number(self, purpose: str) -> int:
@@ -138,12 +117,9 @@ HALF = 2**32
 
 
 def normals(codes: Int[Tensor, "*b"], width: int, seed: int) -> Float[Tensor, "*b d"]:
-    """Return independent standard normal numbers for each code, of this width, in float32.
+    """Return independent standard normal numbers for each code, of this width, in float32; other seeds give other ones.
 
     The two halves of 32 bits give two normal numbers by Box and Muller.
-
-    Args:
-        seed: other numbers for the same codes.
     """
     start = mixed(codes.long() * STEP + seed)
     places = torch.arange(1, (width + 1) // 2 + 1, device=codes.device)

@@ -6,9 +6,8 @@ from typing import Any
 from thinkalike import figures
 
 _NAMES = {
-    "overview": ("agreement", "court", "doses", "ranks"),
-    "papers": ("Contrast", "correlation", "distances", "groups_by_depth", "learning_curves", "scatter"),
-    "subjects": ("subject_scores",),
+    "overview": ("agreement", "court", "doses", "ranks", "subject_scores"),
+    "papers": ("Contrast", "correlation", "directions", "distances", "groups_by_depth", "learning_curves", "scatter"),
     "trajectories": ("settling", "trajectory"),
     "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
 }
@@ -16,6 +15,4 @@ _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    return getattr(figures, name)
+    return getattr(import_module(f"{__name__}.{_HOME[name]}") if name in _HOME else figures, name)

@@ -1,4 +1,4 @@
-"""Figures of many measures at once: how far they agree (atlas) and how they rank known likeness (court)."""
+"""Figures of the atlas (how far measures agree), of courts (how they rank known likeness), and of several subjects."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
+from thinkalike.figures.features import band, name_layers
 from thinkalike.figures.style import canvas, colour_of, save, write_values
 
 
 def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
-    """Draw the rank correlation of every two measures as a matrix, the one that agrees most with the others first.
-
-    Args:
-        table: measure, other, rho.
-    """
+    """Draw a table of measure, other and rho as a matrix, the measure that agrees most with the others first."""
     both = pd.concat([table, table.rename(columns={"measure": "other", "other": "measure"})])
     cells = both.pivot(index="measure", columns="other", values="rho").loc[list(measures), list(measures)]
     cells = cells.mask(np.eye(len(measures), dtype=bool), 1.0)
@@ -37,8 +34,7 @@ def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> Non
 def ranks(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
     """Draw the layer pairs of every pair of models, a column, by every measure, a row: bright is close.
 
-    Args:
-        table: source, target, source_layer, target_layer, and by measure the rank, from 0, the farthest, to 1.
+    The table has the rank of each layer pair by measure, from 0, the farthest, to 1.
     """
     pairs = list(table.groupby(["source", "target"], sort=False))
     with canvas(0.75 * len(pairs) + 1.8, 0.72 * len(measures) + 1.3, len(measures), len(pairs), squeeze=False) as drawn:
@@ -89,3 +85,24 @@ def doses(curves: Mapping[str, pd.DataFrame], folder: Path) -> None:
         for axes in panels.flat[len(curves) :]:
             axes.set_axis_off()
         save(figure, folder, "doses")
+
+
+def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str) -> None:
+    """Draw the mean score of each layer of each model with its interval, a panel per recorded layer.
+
+    A grey band is the noise ceiling, from `lower` to `upper` of `ceilings`.
+    """
+    recorded = list(ceilings["recorded"])
+    with canvas(3.4 * len(recorded) + 1.2, 3.4, 1, len(recorded), squeeze=False, sharey=True) as (figure, panels):
+        for axes, name in zip(panels[0], recorded, strict=True):
+            ends = ceilings[ceilings["recorded"] == name].iloc[0]
+            axes.axhspan(ends["lower"], ends["upper"], color="0.85", label="noise ceiling", zorder=0)
+            inside = table[table["recorded"] == name]
+            for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
+                band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
+                name_layers(axes, list(rows["layer"]))
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set(title=str(name), xlabel="layer")
+        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+        save(figure, folder, "subjects")

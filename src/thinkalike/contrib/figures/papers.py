@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import COLOURS, canvas, colour_of, save, write_values
+from thinkalike.figures.style import COLOURS, canvas, colour_of, line, save, write_values
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
@@ -45,43 +45,47 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
     with canvas(9.6, 3.2 * len(contrasts), len(contrasts), 3, squeeze=False) as (figure, panels):
         for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
             for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
-                _words(axes, words, f"{name}, by {contrast.feature}")
+                for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
+                    axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
+                title = f"{name}, by {contrast.feature}\nstress {words['stress'].iloc[0]:.2f}"
+                axes.set_title(title, fontsize=8)
+                axes.set_aspect("equal", adjustable="datalim")
+                axes.set(xticks=[], yticks=[])
             left.legend(fontsize=6, markerscale=2)
-            _against(middle, contrast)
+            table, (first, second) = contrast.importance, contrast.names
+            values, colours = table[["x", "y"]].to_numpy(), [colour_of(number) for number in range(len(table))]
+            middle.scatter(table["x"], table["y"], color=colours, s=18, zorder=3)
+            for row in table[values.max(axis=1) > 0.04 * values.max()].itertuples():  # the others lie together at 0
+                middle.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
+            ends = [min(values.min(), 0), 1.1 * values.max()]
+            middle.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
+            middle.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
         save(figure, folder, "contrasts")
 
 
-def _against(axes: Any, contrast: Contrast) -> None:
-    table = contrast.importance
-    axes.scatter(table["x"], table["y"], color=[colour_of(number) for number in range(len(table))], s=18, zorder=3)
-    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].to_numpy().max()]
-    for row in telling.itertuples():  # the others lie on each other at 0
-        axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
-    low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
-    ends = [min(low.min(), 0), 1.1 * high.max()]
-    axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
-    first, second = contrast.names
-    axes.set(xlabel=f"importance in {first}", ylabel=f"importance in {second}", title=contrast.title)
-
-
-def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
-    for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
-        axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
-    axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set(xticks=[], yticks=[])
+def directions(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the penalty against layer with its interval, one panel per group of models, one line per direction."""
+    groups = list(dict.fromkeys(table["group"]))
+    with canvas(3.1 * len(groups), 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
+        for axes, group in zip(panels[0], groups, strict=True):
+            inside = table[table["group"] == group]
+            for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
+                label = f"{source} → {target}"
+                colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
+                line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xticks(range(inside["source_layer"].nunique()))
+            axes.set(xlabel="layer of the stitch", title=group)
+            axes.legend(fontsize=7)
+        panels[0][0].set_ylabel("penalty [nats per token]")
+        save(figure, folder, "penalties")
 
 
 def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
-    """Draw the loss against step, a running mean of ten steps: a row per group of models, a panel per layer.
-
-    Args:
-        curves: (group, direction) to losses (steps, layers), in nats per token.
-    """
+    """Draw losses (steps, layers) by group and direction against step, running means of ten, a panel per layer."""
     groups = list(dict.fromkeys(group for group, _ in curves))
     layers = max(curve.shape[1] for curve in curves.values())
-    size = 2.3 * layers, 2.3 * len(groups)
-    with canvas(*size, len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
+    with canvas(2.3 * layers, 2.3 * len(groups), len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             inside = {label: curve for (name, label), curve in curves.items() if name == group}
             for layer, axes in enumerate(row):
@@ -104,10 +108,8 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path) -> None:
 def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
 
-    Panels of one quantity have one scale, so that a null looks as small as it is.
-
-    Args:
-        tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
+    Panels of one quantity have one scale, so that a null looks as small as it is. Each table, by title, has pair,
+    place, mean, low and high, and column, what it is.
     """
     columns = min(len(tables), ACROSS if len(tables) % ACROSS == 0 else 2)
     rows = -(-len(tables) // columns)
@@ -134,11 +136,7 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def distances(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the distances of all pairs of models: a matrix in the order of the groups, and the kinds of pairs.
-
-    Args:
-        table: source, target, pair, value.
-    """
+    """Draw the distances of all pairs of models: a matrix in the order of the groups, and the kinds of pairs."""
     names = list(dict.fromkeys(table["source"]))
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
     with canvas(8.4, 3.6, 1, 2) as (figure, (left, right)):
@@ -150,16 +148,12 @@ def distances(table: pd.DataFrame, folder: Path) -> None:
         order = f"model: {', then '.join(dict.fromkeys(groups))}"
         left.set(xlabel=order, ylabel=order)
         figure.colorbar(image, ax=left, label="distance (equation 2)", shrink=0.85)
-        kinds = [(str(pair), rows["value"]) for pair, rows in table[table["source"] < table["target"]].groupby("pair")]
-        _spread(right, kinds)
+        kinds = {str(pair): rows["value"] for pair, rows in table[table["source"] < table["target"]].groupby("pair")}
+        right.boxplot(list(kinds.values()), widths=0.5, showfliers=False, medianprops={"color": "0.2"})
+        shift = np.random.default_rng(0)
+        for place, values in enumerate(kinds.values(), 1):
+            across = place + shift.uniform(-0.15, 0.15, len(values))
+            right.plot(across, values, "o", color=COLOURS[(place - 1) % len(COLOURS)], markersize=2.5, alpha=0.6)
+        right.set_xticks(range(1, len(kinds) + 1), [name.replace(" and ", "\nand ") for name in kinds])
+        right.set_ylabel("distance (equation 2)")
         save(figure, folder, "distances")
-
-
-def _spread(axes: Any, kinds: list[tuple[str, pd.Series]]) -> None:
-    axes.boxplot([values for _, values in kinds], widths=0.5, showfliers=False, medianprops={"color": "0.2"})
-    shift = np.random.default_rng(0)
-    for place, (_, values) in enumerate(kinds, 1):
-        across = place + shift.uniform(-0.15, 0.15, len(values))
-        axes.plot(across, values, "o", color=COLOURS[(place - 1) % len(COLOURS)], markersize=2.5, alpha=0.6)
-    axes.set_xticks(range(1, len(kinds) + 1), [name.replace(" and ", "\nand ") for name, _ in kinds])
-    axes.set_ylabel("distance (equation 2)")

@@ -22,8 +22,7 @@ def carried_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> N
     with canvas(*size, len(splits), len(pairs), squeeze=False, sharey=True) as (figure, panels):
         for (row, column), axes in np.ndenumerate(panels):
             (layer, depth), rows = pairs[column]
-            own = rows[rows["split"] == splits[row]]
-            _conditions(axes, own, features)
+            _conditions(axes, rows[rows["split"] == splits[row]], features)
             axes.set_title(f"layer {layer} → {depth}, held-out {splits[row]}s")
             if not column:
                 axes.set_ylabel("balanced accuracy")

@@ -18,11 +18,7 @@ PAPERS = {  # the modules of each paper's experiments
 
 
 def experiment_named(name: str) -> Experiment:
-    """Return an experiment by its name, such as brown2023/figure1.
-
-    Raises:
-        ConfigError: no experiment has that name.
-    """
+    """Return an experiment by its name, such as brown2023/figure1; an unknown name is a ConfigError."""
     one_of("experiment", name, options("experiment"))
     modules = (import_module(f"{__name__}.{module}") for module in PAPERS[name.partition("/")[0]])
     return next(each for module in modules for each in module.EXPERIMENTS if each.name == name)

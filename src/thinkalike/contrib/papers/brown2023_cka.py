@@ -34,23 +34,11 @@ def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0
 
 
 def early(layers: int) -> slice:
-    """Return the early block of a model of `layers` layers."""
     return slice(0, max(layers // 8, 1))
 
 
 def middle(layers: int) -> slice:
-    """Return the middle block of a model of `layers` layers."""
     return slice(layers // 4, layers - layers // 4)
-
-
-def middle_likeness(cells: Tensor) -> Tensor:
-    """Return the mean CKA of the middle layers of both models."""
-    return cells[..., middle(cells.shape[-2]), middle(cells.shape[-1])].mean((-2, -1))
-
-
-def early_likeness(cells: Tensor) -> Tensor:
-    """Return the mean CKA of the early layers of both models, minus that of all layer pairs."""
-    return cells[..., early(cells.shape[-2]), early(cells.shape[-1])].mean((-2, -1)) - cells.mean((-2, -1))
 
 
 def off_diagonal(cells: Tensor) -> Tensor:
@@ -75,13 +63,10 @@ def one_sidedness(cells: Tensor) -> Tensor:
 
 
 def _parts(case: Case, pairs: str) -> list[Part]:
-    """Return a job for each model with the largest, for every two models, or for each model within itself."""
     models = case.models
-    chosen = {
-        "with the largest": [(model, models[-1]) for model in models],
-        "between": list(itertools.combinations(models, 2)),
-        "within": [(model, model) for model in models],
-    }[pairs]
+    chosen = list(itertools.combinations(models, 2))
+    if pairs != "between":
+        chosen = [(model, models[-1] if pairs == "with the largest" else model) for model in models]
     return [Part(f"{a.name}, {b.name}", (a, b)) for a, b in chosen]
 
 
@@ -108,7 +93,7 @@ def _odd_one_out(claim: str, case: Case, others: Sequence[Names], odd: Sequence[
     """Compare the middle layers of pairs of models without the odd one with those of pairs with it."""
 
     def difference(cells: Sequence[Tensor]) -> Tensor:
-        means = [middle_likeness(each) for each in cells]
+        means = [each[..., middle(each.shape[-2]), middle(each.shape[-1])].mean((-2, -1)) for each in cells]
         return torch.stack(means[: len(others)]).mean(0) - torch.stack(means[len(others) :]).mean(0)
 
     words = f"mean CKA of middle layers of {_labels(others)} minus that of {_labels(odd)}"
@@ -116,13 +101,12 @@ def _odd_one_out(claim: str, case: Case, others: Sequence[Names], odd: Sequence[
 
 
 def _early(case: Case, pairs: Sequence[Names]) -> Claim:
-    return _greater(
-        "early layers are alike across sizes, more than layers are in general",
-        lambda cells: torch.stack([early_likeness(each) for each in cells]).mean(0),
-        case,
-        pairs,
-        f"mean CKA of early layers minus that of all, {_labels(pairs)}",
-    )
+    def likeness(cells: Sequence[Tensor]) -> Tensor:
+        firsts = [each[..., early(each.shape[-2]), early(each.shape[-1])].mean((-2, -1)) for each in cells]
+        return torch.stack([first - each.mean((-2, -1)) for first, each in zip(firsts, cells, strict=True)]).mean(0)
+
+    claim = "early layers are alike across sizes, more than layers are in general"
+    return _greater(claim, likeness, case, pairs, f"mean CKA of early layers minus that of all, {_labels(pairs)}")
 
 
 def _blocks(case: Case, name: str) -> Claim:
@@ -135,16 +119,14 @@ def _concluded(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> C
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     parts = [table[(table["source"] == source) & (table["target"] == target)] for source, target in drawn]
-    draw = partial(
-        figures.layer_heatmaps, pd.concat(parts), file="cka", label="CKA", across=2 if len(drawn) == 4 else 3
-    )
+    across = 2 if len(drawn) == 4 else 3
+    draw = partial(figures.layer_heatmaps, pd.concat(parts), file="cka", label="CKA", across=across)
     return Conclusion(table, claims, draw)
 
 
 def _figure3(case: Case) -> Conclusion:
     """Each Pythia model against the largest."""
-    names = [model.name for model in case.models]
-    pairs = [(name, names[-1]) for name in names]
+    pairs = [(name, case.names[-1]) for name in case.names]
     odd, itself, others = pairs[2], pairs[3], pairs[:2]
     claims = [
         _odd_one_out(f"{odd[0]} is less like {odd[1]} in the middle layers than the others are", case, others, [odd]),
@@ -159,7 +141,7 @@ def _figure3(case: Case) -> Conclusion:
 
 def _figure9(case: Case) -> Conclusion:
     """All pairs of three Pythia models, one of them trained differently."""
-    names = [model.name for model in case.models]
+    names = case.names
     pairs = list(itertools.combinations(names, 2))
     odd, others = ([pair for pair in pairs if (names[2] in pair) == side] for side in (True, False))
     claim = f"{names[2]} is less like the others than they are alike in the middle layers"
@@ -169,14 +151,12 @@ def _figure9(case: Case) -> Conclusion:
 
 def _figure10(case: Case) -> Conclusion:
     """Within each of some models that grow."""
-    names = [model.name for model in case.models]
-    claims = [_grows(case), *(_blocks(case, name) for name in names[1:])]
-    return _concluded(case, claims, [(name, name) for name in names])
+    claims = [_grows(case), *(_blocks(case, name) for name in case.names[1:])]
+    return _concluded(case, claims, [(name, name) for name in case.names])
 
 
 def _grows(case: Case) -> Claim:
-    names = [model.name for model in case.models]
-    pairs, selves = list(itertools.pairwise(names)), {name: _result(case, (name, name)) for name in names}
+    pairs, selves = list(itertools.pairwise(case.names)), {name: _result(case, (name, name)) for name in case.names}
     level = level_of_each(len(pairs))
     steps = [
         jackknifed(lambda cells: off_diagonal(cells[1]) - off_diagonal(cells[0]), [selves[a], selves[b]], level)
@@ -185,27 +165,27 @@ def _grows(case: Case) -> Claim:
     numbers = "; ".join(f"{b} minus {a} {step:+.4f}" for (a, b), step in zip(pairs, steps, strict=True))
     words = f"mean CKA of two different layers: {numbers}{together(len(pairs))}"
     claim = "the likeness of a model's layers grows with scale"
-    return _judged(claim, Bound("above"), steps, words, selves[names[0]])
+    return _judged(claim, Bound("above"), steps, words, selves[case.names[0]])
 
 
 def _figure_of_activations(case: Case) -> Conclusion:
     """Within and between SoLU and GeLU of one depth."""
-    solu, gelu = (model.name for model in case.models)
+    solu, gelu = case.names
     return _concluded(case, [_tilt(case)], [(gelu, gelu), (solu, solu), (solu, gelu)])
 
 
 def _tilt(case: Case) -> Claim:
-    solu, gelu = (model.name for model in case.models)
+    solu, gelu = case.names
     result = _result(case, (solu, gelu))
     tilt = jackknifed(lambda cells: one_sidedness(cells[0]), [result])
     words = f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {tilt:+.4f}"
     return _judged("CKA between SoLU and GeLU shows no direction", Bound("within", LEVEL), [tilt], words, result)
 
 
-def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
+def _table1(case: Case) -> Conclusion:
     """Head and rotary dimensions of the Pythia models, from their configurations."""
     table = pd.DataFrame([{"model": model.name, **head_dimensions(model.config)} for model in case.models])
-    name = odd_models[case.scale]
+    name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]
     claim = counted(
@@ -240,7 +220,6 @@ TABLE_1 = {
     "paper": _pythia("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b"),
     "mini": ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"],
 }
-ODD = {"paper": "pythia-2.8b-deduped", "mini": "neox-5l-odd-mini"}
 
 EXPERIMENTS = [
     Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_parts, pairs="with the largest"), "cka"),
@@ -248,5 +227,5 @@ EXPERIMENTS = [
     Experiment("brown2023/figure5", _figure_of_activations, _activations(4), partial(_parts, pairs="between"), "cka"),
     Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_parts, pairs="between"), "cka"),
     Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_parts, pairs="within"), "cka", takes=(2,)),
-    Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1, tabulates=True),
+    Experiment("brown2023/table1", _table1, TABLE_1, tabulates=True),
 ]

@@ -51,8 +51,12 @@ def _figure2(case: Case) -> Conclusion:
     claims += cluster_claims(population)
     tables = _stitches(population, "") | _likeness(population, "")
     if population.config.null:
-        tables |= _stitches(population.null, ", null") | _likeness(population.null, ", null")
-        claims.append(null_is_alike(population.null))
+        null = population.null
+        tables |= _stitches(null, ", null") | _likeness(null, ", null")
+        last = null.grouped(null.likeness[..., -1:]).difference
+        claim = "the null: CKA in the last layer does not tell two parents of one strategy apart"
+        numbers = f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}"
+        claims.append(judged(claim, [(Bound("within", ALIKE), last)], numbers, null.units))
     return _by_depth(tables, claims)
 
 
@@ -74,14 +78,12 @@ def _by_depth(tables: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusio
 
 def _stitches(population: Population, ending: str) -> dict[str, pd.DataFrame]:
     """Return what identity stitches cost and flip, by title of a panel."""
-    panels = {}
-    for title, column, values in (
-        ("identity stitches", "accuracy_penalty", population.penalties),
-        ("flipped predictions", "flips", population.flips),
-    ):
-        means = population.grouped(values, examples=True)
-        panels[f"{title}{ending}"] = _by_pair(means, population, -1, column, "last layer of the source")
-    return panels
+    penalties, flips = (population.grouped(each, examples=True) for each in (population.penalties, population.flips))
+    axis = "last layer of the source"
+    return {
+        f"identity stitches{ending}": _by_pair(penalties, population, -1, "accuracy_penalty", axis),
+        f"flipped predictions{ending}": _by_pair(flips, population, -1, "flips", axis),
+    }
 
 
 def _likeness(population: Population, ending: str) -> dict[str, pd.DataFrame]:
@@ -104,7 +106,6 @@ def _figure8(case: Case) -> Conclusion:
 
 
 def _by_pair(means: populations.Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
-    """Return mean and interval of each kind of pair at each place."""
     rows = []
     for (a, source), (b, target) in itertools.product(enumerate(population.names), repeat=2):
         for place in range(means.cells.value.shape[-1]):
@@ -157,7 +158,6 @@ class Population:
 
     @property
     def null(self) -> Population:
-        """The two groups whose parents differ in nothing but the seed."""
         return replace(self, wanted=tuple(self.config.null or ()))
 
     @cached_property
@@ -167,27 +167,22 @@ class Population:
 
     @cached_property
     def groups(self) -> dict[str, str]:
-        """The group of each model, by its name."""
         return {name: group for name, group in self._all.items() if not self.wanted or group in self.wanted}
 
     @property
     def names(self) -> list[str]:
-        """The names of the groups, in the order of their first models."""
         return list(dict.fromkeys(self.groups.values()))
 
     @property
     def units(self) -> str:
-        """Over what intervals of pairs of models are."""
         sizes = [list(self.groups.values()).count(group) for group in self.names]
         return f"{len(self.groups)} models in groups of {' and '.join(map(str, sizes))}"
 
     @property
     def examples(self) -> str:
-        """The same, where they are over pairs of texts, too."""
         return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
 
     def _array(self, name: str) -> Tensor:
-        """Return an array (m, m, ...) of the job for the models that are wanted."""
         places = torch.tensor([place for place, model in enumerate(self._all) if model in self.groups])
         return torch.from_numpy(self.result.arrays[name])[places[:, None], places]
 
@@ -209,7 +204,6 @@ class Population:
 
     @cached_property
     def likeness(self) -> Float[Tensor, "m m l"]:
-        """CKA of every two models at each layer."""
         return self._array("cka")
 
     @cached_property
@@ -218,7 +212,6 @@ class Population:
         return populations.symmetric(arc_length(self.likeness)).fill_diagonal_(0)
 
     def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> populations.Grouped:
-        """Return means of pairs of models within the groups and between them."""
         return populations.grouped(values, list(self.groups.values()), **options)
 
 
@@ -276,14 +269,6 @@ def _by_direction(
         numbers += f"; {_parting(-values.mean(-1), population, 'cut', -1)}"
     estimates = [(bound, means[a, b][list(cuts)]) for a, b in directions]
     return judged(claim, estimates, f"{numbers}{together(count)}", population.examples)
-
-
-def null_is_alike(null: Population) -> Claim:
-    """Say whether CKA leaves groups together that differ in the seed of their parents alone."""
-    last = null.grouped(null.likeness[..., -1:]).difference
-    claim = "the null: CKA in the last layer does not tell two parents of one strategy apart"
-    numbers = f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}"
-    return judged(claim, [(Bound("within", ALIKE), last)], numbers, null.units)
 
 
 def null_flips_less(population: Population) -> Claim:
@@ -351,8 +336,13 @@ def cluster_claims(population: Population) -> list[Claim]:
         known["the published cluster"] = [name in inside for name in population.groups]
     claims, count = [], len(population.names)
     for what, matrix in (("flipped predictions", costs), ("CKA distances", population.distances)):
+
+        def index(kept: list[int], groups: Sequence[Any], matrix: Tensor = matrix) -> float:
+            clusters = populations.cluster(matrix[kept][:, kept], count)
+            return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
+
         clusters, numbers = populations.cluster(matrix, count), []
-        found = {name: _index(matrix, groups, count) for name, groups in known.items()}
+        found = {name: over_models(partial(index, groups=each), range(len(each))) for name, each in known.items()}
         for name, value in found.items():
             p = populations.adjusted_rand_index_p(clusters, known[name])
             numbers.append(f"adjusted Rand index with {name} {value:.2f}, p = {p:.4f}")
@@ -360,13 +350,3 @@ def cluster_claims(population: Population) -> list[Claim]:
         claim = f"clusters from {what} alone are the groups"
         claims.append(judged(claim, bounds, ", ".join(numbers), population.units))
     return claims
-
-
-def _index(matrix: Float[Tensor, "m m"], groups: Sequence[Any], count: int) -> Estimate:
-    """Return the adjusted Rand index of clusters with some groups, with a jackknife interval over models."""
-
-    def index(kept: list[int]) -> float:
-        clusters = populations.cluster(matrix[kept][:, kept], count)
-        return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
-
-    return over_models(index, range(len(groups)))

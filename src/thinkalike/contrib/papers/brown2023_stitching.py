@@ -15,8 +15,7 @@ from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.errors import StoreError
 from thinkalike.evaluation.language import document_numbers
-from thinkalike.measures.bootstrapping import bootstrap_interval
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import Estimate, bootstrap_interval, interval_around, student_t
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 
@@ -39,7 +38,6 @@ class Direction(NamedTuple):
 
 
 def _all_directions(depth: int, ending: str = "") -> list[Direction]:
-    """Return all directions between the models of a depth."""
     models = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
     return [Direction(f"{depth} layers", (a, b), models[a], models[b]) for a in models for b in models]
 
@@ -69,8 +67,9 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
-    parts = [case.results[each.label].table.assign(group=each.group) for each in directions]
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat(
+        [case.results[each.label].table.assign(group=each.group) for each in directions], ignore_index=True
+    )
 
 
 def _same_layers(result: Result) -> pd.DataFrame:
@@ -81,26 +80,20 @@ def _same_layers(result: Result) -> pd.DataFrame:
 def penalty_differences(pairs: Sequence[tuple[Result, Result]], together: bool = True) -> tuple[Estimate, torch.Tensor]:
     """Return the first penalty minus the second at every layer of each pair of results, and the tokens of documents.
 
-    Args:
-        pairs: stitches of models that share a tokenizer, reported on the same documents.
-        together: whether the intervals hold for all pairs and layers together.
-
-    Returns:
-        Nats per token, (p, l), and the counts, (documents,).
-
-    Raises:
-        StoreError: the results report on different documents.
+    Models share a tokenizer. Differences are in nats per token, (p, l); with `together` their intervals hold for all
+    of them together. Results that report on different documents are a StoreError.
     """
     first = pairs[0][0]
     for each in (each for pair in pairs for each in pair):
         if not np.array_equal(each.arrays["tokens"], first.arrays["tokens"]):
             both = f"{first.folder} and {each.folder}"
             raise StoreError(f"{both} report on different documents; force=true computes them anew")
-    counts, sides = torch.from_numpy(first.arrays["tokens"]).double(), []
-    for side in zip(*pairs, strict=True):
-        excess = [each.arrays["stitch"][_same_layers(each).index] - each.arrays["target"] for each in side]
-        sides.append(torch.from_numpy(np.stack(excess)))
-    return bootstrap_interval(sides[0] - sides[1], counts, together=together), counts
+    counts = torch.from_numpy(first.arrays["tokens"]).double()
+    more, less = (
+        np.stack([each.arrays["stitch"][_same_layers(each).index] - each.arrays["target"] for each in side])
+        for side in zip(*pairs, strict=True)
+    )
+    return bootstrap_interval(torch.from_numpy(more - less), counts, together=together), counts
 
 
 def asymmetries(there: Result, back: Result) -> pd.DataFrame:
@@ -126,7 +119,6 @@ def _figure1(case: Case) -> Conclusion:
 
 
 def _figure6(case: Case) -> Conclusion:
-    """The learning curves of the stitches of figure 1."""
     directions = [each for each in DIRECTIONS[case.scale] if each not in OTHER_SEED]
     curves = {each: case.results[each.label].arrays["curve"] for each in directions}
     claims = [_learn({each: curve for each, curve in curves.items() if each.source != each.target})]
@@ -144,15 +136,12 @@ def _claims(case: Case, group: str) -> list[Claim]:
         least = untestable(same, STARTS_THERE)
     else:
         least = _greater(case, same, [(cross, own) for cross in (to_gelu, to_solu) for own in selves])
-    return [
-        _greater(case, f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer", [(to_gelu, to_solu)]),
-        least,
-        _greater(case, f"{group}: SoLU into SoLU stitches better than GeLU into GeLU", [(selves[1], selves[0])]),
-    ]
+    costs = f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer"
+    better = f"{group}: SoLU into SoLU stitches better than GeLU into GeLU"
+    return [_greater(case, costs, [(to_gelu, to_solu)]), least, _greater(case, better, [(selves[1], selves[0])])]
 
 
 def _greater(case: Case, claim: str, pairs: Sequence[tuple[Direction, Direction]]) -> Claim:
-    """Say whether penalties are above others at every layer, by intervals over the same documents for all together."""
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, counts = penalty_differences(results)
     numbers = "; ".join(

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,7 +54,6 @@ class Pair(NamedTuple):
 
 
 def pairs_of(case: Case) -> list[Pair]:
-    """Return the models of a case two by two."""
     return [Pair(*case.models[place : place + 2]) for place in range(0, len(case.models), 2)]
 
 
@@ -110,20 +108,19 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _probes(case: Case) -> Conclusion:
-    """Say which features' probes are carried, and which are of single words."""
     claims: list[Claim] = []
     for label, result in case.results.items():
         for (layer, depth), rows in result.table.groupby(["source_layer", "target_layer"], sort=False):
             probed = Probed(f"{label}, layer {layer} → {depth}", result, rows)
             claims += [*_kept(probed), *_lexical(probed), _random(probed), _refitted(probed)]
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
-    return Conclusion(table, claims, partial(_draw, case), blank=BLANK)
 
+    def draw(folder: Path) -> None:
+        for label, result in case.results.items():
+            name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+            figures.carried_probes(result.table, folder, name)
 
-def _draw(case: Case, folder: Path) -> None:
-    for label, result in case.results.items():
-        name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
-        figures.carried_probes(result.table, folder, name)
+    return Conclusion(table, claims, draw, blank=BLANK)
 
 
 def _kept(probed: Probed) -> Iterator[Claim]:
@@ -171,7 +168,6 @@ def _refitted(probed: Probed) -> Claim:
 
 
 def _of_all(probed: Probed, claim: str, bound: Bound, found: dict[str, Estimate], what: str, spec: str) -> Claim:
-    """Return a claim about one number of every feature."""
     numbers = ", ".join(f"{name} {each:{spec}}" for name, each in found.items())
     parts = [(bound, each) for each in found.values()]
     return judged(f"{probed.label}: {claim}", parts, f"{what}: {numbers}{together(len(found))}", probed.units)

@@ -26,11 +26,7 @@ SHORT = "sae.tokens=163840"
 
 
 class Transfer(NamedTuple):
-    """A source and a target, their layers, the settings of both, and what is claimed.
-
-    Attributes:
-        bound: of the share of FLOPs that is saved against a random start.
-    """
+    """A source and a target, their layers, the settings of both, and what is claimed."""
 
     source: str
     source_layer: int
@@ -38,7 +34,7 @@ class Transfer(NamedTuple):
     layer: int
     settings: tuple[str, ...]
     claim: str
-    bound: Bound
+    bound: Bound  # of the share of FLOPs that is saved against a random start
 
     @property
     def label(self) -> str:
@@ -69,22 +65,18 @@ def _parts(case: Case) -> list[Part]:
     """Return a job for each transfer, with all starts in it; the autoencoders of its source are made on the way."""
     shared = ["task=sae", "sae.start=transferred", "sae.beside=[random,least_squares]", RATES, f"sae.seeds={SEEDS}"]
     shared += [LITTLE_TEXT] if case.scale == "mini" else []
-    parts = []
-    for each in TRANSFERS[case.scale]:
-        words = [f"sae.layer={each.layer}", f"sae.source={each.source}", f"sae.source_layer={each.source_layer}"]
-        parts.append(Part(each.label, (each.target,), (*words, *each.settings, *shared), "train"))
-    return parts
+    words = "sae.layer={0.layer}", "sae.source={0.source}", "sae.source_layer={0.source_layer}"
+    return [
+        Part(each.label, (each.target,), (*(word.format(each) for word in words), *each.settings, *shared), "train")
+        for each in TRANSFERS[case.scale]
+    ]
 
 
 def _sae(case: Case) -> Conclusion:
-    """Say what transferred starts save against random ones, and against those with a fitted decoder."""
-    transfers = TRANSFERS[case.scale]
-    tables = {
-        name: pd.concat(
-            [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers], ignore_index=True
-        )
-        for name in ("table", "savings", "break_even", "curves")
-    }
+    transfers, tables = TRANSFERS[case.scale], {}
+    for name in ("table", "savings", "break_even", "curves"):
+        parts = [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers]
+        tables[name] = pd.concat(parts, ignore_index=True)
     fitted, claims = "it saves FLOPs of a random start with a fitted decoder", []
     for each in transfers:
         claims.append(_saves(case, each, "random", each.claim.format(limit=each.bound.limit), each.bound))
@@ -94,7 +86,6 @@ def _sae(case: Case) -> Conclusion:
 
 
 def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
-    """Return whether what a transferred start saves is within a bound at all budgets together, over seeds."""
     result = case.results[transfer.label]
     table = result.tables["savings"].reset_index()
     rows = table[(table["start"] == "transferred") & (table["against"] == against)]
@@ -106,9 +97,8 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
         for value, low, high, tokens in zip(*(part.tolist() for part in found), chosen["tokens"], strict=True)
     )
     late = " (some seeds never get there)" if (chosen["reached"] < 1).any() else ""
-    return judged(
-        f"{transfer.label}: {claim}", [(bound, found)], f"{said}{late}{together(len(chosen))}", f"{SEEDS} seeds"
-    )
+    numbers = f"{said}{late}{together(len(chosen))}"
+    return judged(f"{transfer.label}: {claim}", [(bound, found)], numbers, f"{SEEDS} seeds")
 
 
 EXPERIMENTS = [Experiment("chen2025/sae", _sae, MODELS, _parts)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,8 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers.chen2025_probes import MODELS, Pair, layers_word, pairs_of
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.contrib.transfer.measures import effects_of
+from thinkalike.contrib.transfer.measures import Jackknifed, effects_of
 from thinkalike.contrib.transfer.steering import BLANK, CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
-from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
@@ -73,19 +71,17 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _steering(case: Case) -> Conclusion:
-    """Say what carried vectors do, where, and beside what controls."""
     claims: list[Claim] = []
     for pair in pairs_of(case):
         number, question = (Steered(pair, case.results[f"{name}, {pair.label}"]) for name in ("number", "question"))
         claims += [*_number(number), _late(number), *_question(question)]
     parts = [result.table.assign(contrast=label.partition(",")[0]) for label, result in case.results.items()]
-    table = pd.concat(parts, ignore_index=True)
-    return Conclusion(table, claims, partial(_draw, case), blank=BLANK)
 
+    def draw(folder: Path) -> None:
+        for label, result in case.results.items():
+            figures.steering(result.table, folder, label.replace(", ", "-").replace(" ", "-"))
 
-def _draw(case: Case, folder: Path) -> None:
-    for label, result in case.results.items():
-        figures.steering(result.table, folder, label.replace(", ", "-").replace(" ", "-"))
+    return Conclusion(pd.concat(parts, ignore_index=True), claims, draw, blank=BLANK)
 
 
 def _number(steered: Steered) -> Iterator[Claim]:

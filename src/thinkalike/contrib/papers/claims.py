@@ -27,22 +27,14 @@ ROUNDING = 1e-9  # nats, shares or correlations: what is nearer to a limit than 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, the verdict, and what it rests on.
-
-    Attributes:
-        numbers: what was found, with intervals.
-        units: over how many of what the intervals are, such as "58 documents (as 41.3 of equal length)".
-        tolerance: where numbers must be for the claim to hold, such as "above 0".
-        smallest_effect: the smallest distance from there that could have been seen: half the widest interval, in the
-            unit of the numbers. None: there is no interval, or it reaches from minus to plus infinity.
-    """
+    """What a paper says, the verdict, and what it rests on."""
 
     claim: str
     verdict: Verdict
-    numbers: str
-    units: str
-    tolerance: str
-    smallest_effect: float | None = None
+    numbers: str  # what was found, with intervals
+    units: str  # over how many of what the intervals are, such as "58 documents (as 41.3 of equal length)"
+    tolerance: str  # where numbers must be for the claim to hold, such as "above 0"
+    smallest_effect: float | None = None  # that could have been seen: half the widest interval; None: it has no ends
 
 
 @dataclass(frozen=True)
@@ -127,11 +119,8 @@ def over_models(
 ) -> Estimate:
     """Return a statistic of some layers or models, given by their places, with a jackknife interval over the models.
 
-    Layers of one model are left out together. Where the statistic does not exist without one of the models, the
-    interval is (-∞, ∞).
-
-    Args:
-        models: The model at each place.
+    `models` has the model at each place, and the layers of one model are left out together. Where the statistic does
+    not exist without one of the models, the interval is (-∞, ∞).
     """
     every = list(range(len(models)))
     without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]

@@ -42,20 +42,13 @@ class Model(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """A job that an experiment rests on.
+    """A job that an experiment rests on."""
 
-    Attributes:
-        label: the name of its result.
-        models: its source and its target, by name or as they are; only one: it is both; none: the job reads no models.
-        words: its further overrides.
-        changes: parts of its configuration, in place of what the overrides say.
-    """
-
-    label: str
-    models: Sequence[Model | str] = ()
-    words: tuple[str, ...] = ()
+    label: str  # the name of its result
+    models: Sequence[Model | str] = ()  # its source and its target, or one that is both; none: it reads no models
+    words: tuple[str, ...] = ()  # its further overrides
     entry_point: str = "analyze"
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, Any] = field(default_factory=dict)  # parts of its configuration, in place of these
 
 
 @dataclass(frozen=True)
@@ -68,27 +61,26 @@ class Case:
 
     @property
     def scale(self) -> str:
-        """The scale of its models: mini or paper."""
         return "mini" if self.config.scale == "mini" else "paper"
+
+    @property
+    def names(self) -> list[str]:
+        return [model.name for model in self.models]
 
     def fingerprint(self) -> str:
         """Return the models, and the keys of the results, which say what is in them."""
-        return repr([*(model.name for model in self.models), *(result.key for result in self.results.values())])
+        return repr([*self.names, *(result.key for result in self.results.values())])
 
 
 @dataclass(frozen=True)
 class Conclusion:
-    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder.
-
-    Attributes:
-        blank: columns of the tables whose cells may be empty.
-    """
+    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder."""
 
     table: pd.DataFrame
     claims: Sequence[Claim]
     draw: Callable[[Path], Any] = lambda folder: None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    blank: Sequence[str] = ()
+    blank: Sequence[str] = ()  # columns of the tables whose cells may be empty
 
 
 class Experiment(
@@ -125,11 +117,7 @@ class Experiment(
         self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
     def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Any]]]:
-        """Return the case without results, and the jobs that it rests on with their labels.
-
-        Raises:
-            ConfigError: the command line names another measure.
-        """
+        """Return the case without results, and the jobs that it rests on with their labels."""
         if config.measure.kind != (self.measure or "loss"):
             only = f"is about measure={self.measure}" if self.measure else "has no measure"
             raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
@@ -137,11 +125,7 @@ class Experiment(
         return case, [(part.label, job_of(config, part)) for part in self.parts(case)]
 
     def case(self, config: AnalyzeConfig) -> Case:
-        """Return the configuration and the models: those of the command line if given, else its own.
-
-        Raises:
-            ConfigError: the experiment does not take this number of models, or one is given twice.
-        """
+        """Return the configuration and the models: those of the command line if given, else its own."""
         own = self.models["mini" if config.scale == "mini" else "paper"]
         given = [each for each in (config.model, config.target) if each.name is not None]
         given = given[:1] if given[0:1] == given[1:] else given
@@ -155,14 +139,10 @@ class Experiment(
         return Case(config, [Model(each) for each in given])
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return completed(
-            config, ("stimuli", "population")
-        )  # what is left open of a measure may be a matter of its jobs
+        return completed(config, ("stimuli", "population"))  # what is left open of a measure is up to its jobs
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read = copy(
-            completed(config, self.reads)
-        )  # not `replace`, as a configuration that a user gives must have a population
+        read = copy(completed(config, self.reads))  # not `replace`: a configuration must have a population
         read.population = None  # type: ignore[assignment]
         if not self.measures:
             read.measure = None  # type: ignore[assignment]
@@ -198,7 +178,6 @@ class Experiment(
         )
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return how many of the claims hold."""
         return [Headline("claims_that_hold", result.scalars["claims_that_hold"], of=int(result.scalars["claims"]))]
 
     def show(self, result: Result) -> None:
@@ -210,7 +189,6 @@ class Experiment(
 
 
 def _column(cells: pd.Series) -> Column:
-    """Return a column of a table, with a blank where there is no value."""
     if pd.api.types.is_numeric_dtype(cells):
         return number_column(str(cells.name), ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
     return text_column(str(cells.name), ["" if pd.isna(cell) else cell for cell in cells])
@@ -230,10 +208,9 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
-    words = [*part.words, f"scale={Case(config, ()).scale}"]
-    runs = (
-        {} if config.model.name else {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    )
+    words, runs = [*part.words, f"scale={Case(config, ()).scale}"], dict[str, Any]()
+    if not config.model.name:
+        runs = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
     models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
     chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":

@@ -18,13 +18,13 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.papers import salle2024_profiles as base
 from thinkalike.contrib.papers.claims import FAILS, Bound, Claim, judged, level_of_each, over_models, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
 from thinkalike.instruments.of_stimuli import matrix_rows
-from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, mds
+from thinkalike.measures.distances.comparators import spearman, weighted_tau
+from thinkalike.measures.distances.representational_similarity import mantel, mds
 from thinkalike.measures.estimates import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
@@ -50,24 +50,18 @@ class Layers:
 
     @property
     def profiles(self) -> Float[Tensor, "l f"]:
-        """The profile of each layer, which is the mean over folds."""
         return self.by_fold.mean(0)
 
     @property
     def models(self) -> list[str]:
-        """The name of each layer's model."""
         return [str(name) for name in self.rows["model"]]
 
 
 def _with_distances(case: Case) -> list[Part]:
-    """Return the jobs of the profiles, and of the distances of every two models."""
     own: Any = case.config.measure
     measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
-    compared = [
-        Part(f"{a.name}, {b.name}", (a, b), changes={"measure": measure})
-        for a, b in itertools.combinations(case.models, 2)
-    ]
-    return base.parts(case) + compared
+    pairs = itertools.combinations(case.models, 2)
+    return base.parts(case) + [Part(f"{a.name}, {b.name}", (a, b), changes={"measure": measure}) for a, b in pairs]
 
 
 def _figure2(case: Case) -> Conclusion:
@@ -77,7 +71,10 @@ def _figure2(case: Case) -> Conclusion:
     feature_based, agnostic = weighted_tau(layers.profiles), _distances(case, layers.rows)
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
-    maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
+    maps = {}
+    for title, values in matrices.items():  # the layers in a plane, by 1 - likeness
+        points, stress = mds((1 - (values + values.T) / 2).clamp(min=0).fill_diagonal_(0))
+        maps[title] = layers.rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
     claims = [_agree(feature_based, agnostic, layers.models)]
     claims += [_has_blocks(each) for each in profiles if each.recurrent]
     if 1 < len({each.family for each in profiles}) < len(profiles):
@@ -97,16 +94,10 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     return values
 
 
-def _map(values: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the layers in a plane, by 1 - likeness."""
-    dissimilarity = 1 - (values + values.T) / 2
-    points, stress = mds(dissimilarity.clamp(min=0).fill_diagonal_(0))
-    return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
-
-
 def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]) -> Claim:
     def agreement(places: list[int]) -> Tensor:
-        return matrix_agreement(feature_based[places][:, places], agnostic[places][:, places])
+        rows, columns = torch.triu_indices(len(places), len(places), 1)
+        return spearman(*(each[places][:, places][rows, columns] for each in (feature_based, agnostic)))
 
     rho = over_models(agreement, models)
     apart = [(1 - each).clamp(min=0).fill_diagonal_(0) for each in (feature_based, (agnostic + agnostic.T) / 2)]
@@ -159,19 +150,12 @@ def _figure4(case: Case) -> Conclusion:
         raise ConfigError(f"experiment=salle2024/figure4 needs two architectures, and {names} are {profiles[0].family}")
     likeness, stimuli = weighted_tau(layers.profiles), read_stimuli(case.config.stimuli)
     chosen = ~layers.one_family & torch.ones_like(layers.one_family).triu()
-    places = {
-        "most alike": int(likeness.where(chosen, -torch.inf).argmax()),
-        "least alike": int(likeness.where(chosen, torch.inf).argmin()),
-    }
-    ends = [divmod(place, len(layers.rows)) for place in places.values()]
-    contrasts = [
-        _contrast(case, stimuli, f"{word}, τ = {float(likeness[pair]):+.2f}", pair, layers)
-        for word, pair in zip(places, ends, strict=True)
-    ]
-    tables = [
-        contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1])
-        for word, contrast in zip(places, contrasts, strict=True)
-    ]
+    most, least = likeness.where(chosen, -torch.inf).argmax(), likeness.where(chosen, torch.inf).argmin()
+    ends, contrasts, tables = [divmod(int(place), len(layers.rows)) for place in (most, least)], [], []
+    for word, pair in zip(("most alike", "least alike"), ends, strict=True):
+        contrast = _contrast(case, stimuli, f"{word}, τ = {float(likeness[pair]):+.2f}", pair, layers)
+        contrasts.append(contrast)
+        tables.append(contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1]))
     alike, unlike = (layers.by_fold[:, list(pair)] for pair in ends)
     apart = unlike.diff(dim=1)[:, 0]
     apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds

@@ -21,11 +21,11 @@ from torch import Tensor
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import derivations
-from thinkalike.data.stimuli import Stimuli, from_sentences
+from thinkalike.data.stimuli import from_sentences
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import Estimate, fold_interval, jackknife, stimulus_folds
+from thinkalike.measures.estimates import fold_interval, jackknife, stimulus_folds
 from thinkalike.store import Result
 
 MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
@@ -63,7 +63,6 @@ class Profiles:
 
     @property
     def importances(self) -> Float[Tensor, "k l f"]:
-        """The importance of every feature in every layer on every fold."""
         return torch.from_numpy(self.result.arrays["importances"]).movedim(-1, 0)
 
     @property
@@ -78,25 +77,16 @@ class Profiles:
         return f" ({shares.mean():.0%} of its split-half reference)" if shares.notna().any() else ""
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
-        """Return the importance of a feature in every layer on every fold.
-
-        Raises:
-            DataError: the stimuli do not have it.
-        """
+        """Return the importance of a feature in every layer on every fold; see `place_of`."""
         return self.importances[..., place_of(feature, self.features)]
 
     @property
     def leading(self) -> list[str]:
-        """The most important feature of each layer."""
         return [self.features[place] for place in self.importances.mean(0).argmax(-1)]
 
 
 def place_of(feature: str, features: Sequence[str]) -> int:
-    """Return the place of a feature that claims are about.
-
-    Raises:
-        DataError: the stimuli do not have it.
-    """
+    """Return the place of a feature that claims are about; one that the stimuli do not have is a DataError."""
     if feature not in features:
         raise DataError(f"claims are about {feature}, which these stimuli do not have; measure=mlem takes any")
     return list(features).index(feature)
@@ -104,13 +94,11 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 
 def parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
-    own: Any = case.config.measure
-    changes = {"measure": replace(own, massive="keep")}
+    changes = {"measure": replace(case.config.measure, massive="keep")}  # type: ignore[call-arg]
     return [Part(model.name, (model,), changes=changes) for model in case.models]
 
 
 def all_profiles(case: Case) -> list[Profiles]:
-    """Return the profiles of all models."""
     return [Profiles(model, case.results[model.name]) for model in case.models]
 
 
@@ -136,9 +124,6 @@ def lead_over_others(importances: Float[Tensor, "k *l f"], features: Sequence[st
     """Return by how much PoS is more important on each fold than the most important of the other features.
 
     Which one that is, is decided by the means over folds.
-
-    Raises:
-        DataError: the stimuli have no feature PoS.
     """
     place = place_of("PoS", features)
     others = importances[..., [number for number in range(len(features)) if number != place]]
@@ -202,14 +187,12 @@ def _table_s1(case: Case) -> Conclusion:
     stimuli = from_sentences([derivations(text)[0] for text in texts])
     made = stimuli.features.astype(object).map(printed)
     made.insert(0, "word", stimuli.words)
-    same = int((made == table[made.columns]).all(axis=1).sum())
-    rows = f"{len(table)} rows"
+    same, rows = int((made == table[made.columns]).all(axis=1).sum()), f"{len(table)} rows"
     claim = counted("the grammar makes every row of table S1", same == len(table), f"{same} of {rows}", rows)
     return Conclusion(made, [claim])
 
 
 def printed(value: Any) -> str:
-    """Return a value as the table prints it."""
     if pd.isna(value):
         return "NaN"
     return str(int(value)) if isinstance(value, float) else str(value)
@@ -221,25 +204,16 @@ def _figure_s5(case: Case) -> Conclusion:
     correlation = stimuli.correlation()
     (a, b, _), *_ = correlation.strongest(1)
     pairs = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in correlation.strongest(5))
-    found, parts = _correlated(stimuli, a, b)
+    parts = min(PARTS, len(stimuli.groups.unique()))  # the words of one sentence are in one part
+    part_of = stimulus_folds(len(stimuli), parts, groups=stimuli.groups)
+    some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]
+    values = torch.tensor([each.correlation().table.loc[a, b] for each in some])
+    found = jackknife(values[0], values[1:])
     name, numbers = "no two features of the probing words are nearly the same", f"strongest correlations: {pairs}"
     units = f"{parts} parts of {len(stimuli)} words"
     claim = judged(name, [(Bound("within", NEARLY), found)], f"{numbers}; the first {found:+.2f}", units)
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(figures.correlation, correlation.table))
-
-
-def _correlated(stimuli: Stimuli, a: str, b: str) -> tuple[Estimate, int]:
-    """Return the correlation of two features with its jackknife interval over parts of the stimuli, and their number.
-
-    Words of one sentence are in one part.
-    """
-    groups = stimuli.groups
-    parts = min(PARTS, len(groups.unique()))
-    part_of = stimulus_folds(len(stimuli), parts, groups=groups)
-    some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]
-    values = torch.tensor([each.correlation().table.loc[a, b] for each in some])
-    return jackknife(values[0], values[1:]), parts
 
 
 NO_MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone

@@ -14,8 +14,9 @@ import torch
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, untestable
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
+from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.trajectory.answers import settling
-from thinkalike.measures.estimates import Estimate, random_effects
+from thinkalike.measures.estimates import Estimate
 from thinkalike.store import Result
 
 SEEDS = 5
@@ -38,7 +39,6 @@ def _parts(case: Case) -> list[Part]:
 
 
 def _conclude(case: Case) -> Conclusion:
-    """Say whether the loss settles before likeness, and low layers before high ones, and whether seeds are alike."""
     results = case.results
     table = pd.concat([_settled(result).assign(run=run) for run, result in results.items()], ignore_index=True)
     onsets = pd.concat([result.tables["onsets"].assign(run=run) for run, result in results.items()], ignore_index=True)
@@ -70,16 +70,10 @@ def _before(claim: str, gap: Any, units: str) -> Claim:
 
 
 def _aligned(results: Mapping[str, Result], units: str) -> Claim:
-    """Return whether likeness to the end differs less between seeds at the same loss than at the same step."""
-    runs = [
-        result.tables["losses"].merge(result.table.pivot(index="step", columns="layer", values="to_last"), on="step")
-        for result in results.values()
-    ]
-    found = [
-        np.mean([_apart(own, other, "step") - _apart(own, other, "loss") for other in runs if other is not own])
-        for own in runs
-    ]
-    less = _over(found)
+    alike = [each.table.pivot(index="step", columns="layer", values="to_last") for each in results.values()]
+    runs = [each.tables["losses"].merge(own, on="step") for each, own in zip(results.values(), alike, strict=True)]
+    gains = [[_apart(own, its, "step") - _apart(own, its, "loss") for its in runs if its is not own] for own in runs]
+    less = _over(map(np.mean, gains))
     claim = "seeds are nearer to each other at the same loss than at the same step"
     return judged(claim, [(Bound("above"), less)], f"difference of CKA less by {less:+.4f}", units)
 
@@ -91,7 +85,6 @@ def _apart(run: pd.DataFrame, other: pd.DataFrame, at: str) -> float:
 
 
 def _there(onsets: pd.DataFrame, feature: str, units: str) -> Claim:
-    """Return whether a feature comes after the first checkpoint in the layer that has it first, in all seeds."""
     claim = f"{feature} is not there at the first checkpoint, and comes for good"
     earliest = onsets[onsets["feature"] == feature].groupby("run")["onset"].min()
     if earliest.isna().all():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,7 @@ TARGETS: dict[str, dict[str, tuple[Sequence[int], Siblings]]] = {  # by scale an
 }  # fmt: skip
 MODELS = {scale: list(targets) for scale, targets in TARGETS.items()}
 
-RIGHT_SHARE, DECIDED_SHARE = 0.9, 0.75
+RIGHT_SHARE, DECIDED_SHARE = 0.9, 0.75  # of verdicts on a kind: right among those decided, and decided
 
 
 def _parts(case: Case) -> list[Part]:
@@ -59,14 +58,12 @@ def _parts(case: Case) -> list[Part]:
         layers, siblings = known.get(model.config.name, ([1], {}))
         layers = layers if measure.layer is None else [measure.layer]
         for layer, seed in product(layers, range(case.config.seed, case.config.seed + measure.seeds)):
-            own = replace(measure, layer=layer, siblings=measure.siblings or siblings)
-            changes = {"seed": seed, "measure": own}
+            changes = {"seed": seed, "measure": replace(measure, layer=layer, siblings=measure.siblings or siblings)}
             parts.append(Part(f"{model.name}, layer {layer}, seed {seed}", (model,), changes=changes))
     return parts
 
 
 def _court(case: Case) -> Conclusion:
-    """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = court.summary(table), court.doses(table)
     units, several = f"{table['source'].nunique()} sources in {len(case.results)} courts", len(case.models) > 1
@@ -76,35 +73,27 @@ def _court(case: Case) -> Conclusion:
     if "future_low" in table:
         tables["sentences"] = court.nested(table) if several else court.sentenced(table)
         tables["kinds"] = court.shares(tables["sentences"])
-        claims += _sentence_claims(tables["kinds"], units, ", by thresholds from other kinds and targets" * several)
-    return Conclusion(
-        table, claims, partial(_draw, table, curves), {k: each for k, each in tables.items() if len(each)}
-    )
+        how = ", by thresholds from other kinds and targets" * several
+        for row in tables["kinds"].to_dict("records"):
+            claim = f"verdicts are right for sources of kind {row['kind']}{how}"
+            holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
+            numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
+            claims.append(counted(claim, holds, numbers, units))
+
+    def draw(folder: Path) -> None:
+        figures.court(table, [judge.name for judge in court.judges_of(table)], folder)
+        if len(curves):
+            figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
+
+    return Conclusion(table, claims, draw, {name: each for name, each in tables.items() if len(each)})
 
 
 def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     """Return whether a judge ranks all sources of a kind above all decoys that it is meant for, in every court."""
     what = "every other trained model" if prefix else "everything that is the same"
-    by = row[f"{prefix}fooled_by"]
-    area = row[f"{prefix}auc"]
+    by, area = row[f"{prefix}fooled_by"], row[f"{prefix}auc"]
     numbers = f"AUC {area:.3f}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
-
-
-def _sentence_claims(kinds: pd.DataFrame, units: str, how: str) -> list[Claim]:
-    """Return whether verdicts on each kind are right for nine in ten that are decided, which are three in four."""
-    claims = []
-    for row in kinds.to_dict("records"):
-        holds = row["right"] >= RIGHT_SHARE and row["decided"] >= DECIDED_SHARE
-        numbers = f"{row['right']:.0%} of {row['decided']:.0%} decided are right: {row['verdicts']}"
-        claims.append(counted(f"verdicts are right for sources of kind {row['kind']}{how}", holds, numbers, units))
-    return claims
-
-
-def _draw(table: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
-    figures.court(table, [judge.name for judge in court.judges_of(table)], folder)
-    if len(curves):
-        figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
 
 
 EXPERIMENTS = [Experiment("validity/court", _court, MODELS, _parts, measure="court", takes=(1, 2))]

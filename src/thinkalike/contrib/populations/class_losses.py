@@ -76,8 +76,6 @@ def check_labels(
     labels: Int[Tensor, " n"],
     classes: Sequence[str],
     wanted: Sequence[str],
-    *,
-    floor: float | None = None,
     name: str = "the classifier",
 ) -> float:
     """Return the accuracy on a few hundred examples, and refuse one that says that the classes are permuted.
@@ -86,14 +84,14 @@ def check_labels(
     more often by three standard errors of the difference (McNemar 1947).
 
     Raises:
-        ModelError: the accuracy is below `floor`, by default chance, or another order is right more often.
+        ModelError: the accuracy is below chance, or another order is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
     accuracies = correct.double().mean(1)
     best = int(accuracies.argmax())
     gained, lost = (correct[best] & ~correct[0]).sum(), (correct[0] & ~correct[best]).sum()
-    accuracy, least = float(accuracies[0]), 1 / len(wanted) if floor is None else floor
+    accuracy, least = float(accuracies[0]), 1 / len(wanted)
     if accuracy < least or gained - lost > 3 * (gained + lost).sqrt():
         found = f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected)"
         order = f"in the order {', '.join(orders[best])} it would be right on {accuracies[best]:.3f}"
@@ -134,20 +132,15 @@ def identity_stitches(
         masks = None if mask is None else mask.repeat(len(sources), 1)
         outcomes = []
         for target in models:
-            logits = _stitched_logits(states, target, cuts, masks)
+            entering = (
+                torch.cat([own.to(target.device, target.dtype) for own in cut]) for cut in zip(*states, strict=True)
+            )
+            tails = [target.tail(group, cut, masks) for group, cut in zip(entering, cuts, strict=True)]
+            logits = torch.stack(tails, 1).unflatten(0, (len(states), -1)).transpose(1, 2)  # (s, cuts, b, c)
             losses = class_losses(logits, labels, target.classes, wanted).losses
             outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
         found.append([torch.stack(values, 1) for values in zip(*outcomes, strict=True)])
     return IdentityStitches(*(torch.cat(values) for values in zip(*found, strict=True)))
-
-
-def _stitched_logits(
-    states: Sequence[Sequence[Tensor]], target: FrozenModel, cuts: Sequence[Layer], masks: Tensor | None
-) -> Float[Tensor, "s cuts b c"]:
-    """Return the logits that a target gives from the states of some sources at each cut."""
-    entering = ([own.to(target.device, target.dtype) for own in at_cut] for at_cut in zip(*states, strict=True))
-    tails = [target.tail(torch.cat(group), cut, masks) for group, cut in zip(entering, cuts, strict=True)]
-    return torch.stack(tails, 1).unflatten(0, (len(states), -1)).transpose(1, 2)
 
 
 def check_alike(models: Sequence[FrozenModel]) -> None:

@@ -33,7 +33,6 @@ class PairsConfig(Checked, part="pairs"):
     label: str | None = "non-entailment"  # the class of these pairs; null: both
     counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
     lexical: float = ranged(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
-    truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
     seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
 
     def __post_init__(self) -> None:
@@ -78,7 +77,12 @@ class PopulationConfig(Checked, part="population"):
         if self.members and not (self.generalizing and self.heuristic):
             raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
         if self.parents is not None:
-            self._check_parents(self.parents)
+            if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*self.parents}):
+                raise ConfigError(
+                    f"population.null={self.null} must name two of more groups: {', '.join(self.parents)}"
+                )
+            if len(self.parents) < 2 or not self.base or self.per_group < 2:
+                raise ConfigError(f"population.parents={self.parents} needs two groups, .base, and .per_group from 2")
         elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
             raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
 
@@ -87,12 +91,6 @@ class PopulationConfig(Checked, part="population"):
         if self.members:
             return {"size", "parents", "parent_options", "options", "null"}
         return {"size"} if self.parents else {"parent_options", "null"}
-
-    def _check_parents(self, parents: Collection[str]) -> None:
-        if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
-            raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
-        if len(parents) < 2 or not self.base or self.per_group < 2:
-            raise ConfigError(f"population.parents={parents} needs two groups or more, .base, and .per_group from 2")
 
 
 @dataclass

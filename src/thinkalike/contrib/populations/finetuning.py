@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import torch
+from torch import nn
 
 from thinkalike.config import ModelConfig, relevant
 from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
 from thinkalike.contrib.populations.config import NLIJob
-from thinkalike.contrib.populations.new_classifiers import new_classifier
 from thinkalike.contrib.populations.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
-from thinkalike.contrib.populations.reading import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.populations.templates import WHOLE, parts_of, read_pairs
 from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
+from thinkalike.models.families import CLASSIFIER, FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.places import ASSETS, explained, pick_device, reached, read_shape
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.tokenizers import read_tokenizer
+from thinkalike.models.weights import check_fit, read_weights
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, fit, loggers_of
 
-log = logging.getLogger(__name__)
-
 CHECKPOINT = "model"  # the folder of the classifier in a result
 BATCH = 256  # pairs of a report
 REPORT = "held-out"  # the name of its row
+BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
 
 
 class ClassifierFinetuning(
@@ -67,8 +68,7 @@ class ClassifierFinetuning(
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.called}")
-        options = tokenizer, config.nli.context, config.pairs.truncate
-        encoded = {side: encode(each, *options) for side, each in pairs.items()}
+        encoded = {side: encode(each, tokenizer, config.nli.context) for side, each in pairs.items()}
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
         name = f"{config.model.name}-nli-{config.nli.index}"
         device = torch.device(pick_device(config.model.device))
@@ -78,18 +78,16 @@ class ClassifierFinetuning(
         folder = work.job.aside / CHECKPOINT
         module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        model = load_model(
-            ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
-        )
+        made = ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
+        model = load_model(made)
         with work.phase("report"):
             table = _table(model, pairs, encoded)
         accuracies = table.set_index("set")["accuracy"]
         scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
         if config.nli.ship:
             _ship(config, module.base_model, tokenizer, scalars)
-        truncated = {side: each.truncated for side, each in encoded.items()}
-        fingerprint = {side: each.fingerprint() for side, each in pairs.items()}
-        facts = {"pairs": fingerprint, "truncated": truncated}
+        facts: dict[str, Any] = {"pairs": {side: each.fingerprint() for side, each in pairs.items()}}
+        facts["truncated"] = {side: each.truncated for side, each in encoded.items()}
         return Outcome(table, scalars, models=[model.describe()], facts=facts)
 
     def headlines(self, result: Result) -> list[Headline]:
@@ -101,10 +99,8 @@ class ClassifierFinetuning(
         columns = [text_column("set", table["set"]), number_column("pairs", table["pairs"], ",")]
         columns += [number_column(name, table[name], ".3f") for name in ("accuracy", "loss")]
         show_table(Table(f"{table['model'].iloc[0]}: accuracy, and loss in nats per pair", columns))
-        show_text(
-            f"It is right on {scalars['heldout_accuracy']:.1%} of the held-out pairs, and on "
-            f"{scalars['challenge_accuracy']:.1%} of the challenge."
-        )
+        both = (f"{scalars[name]:.1%}" for name in ("heldout_accuracy", "challenge_accuracy"))
+        show_text("It is right on {} of the held-out pairs, and on {} of the challenge.".format(*both))
 
 
 def _ship(config: NLIJob, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
@@ -128,14 +124,61 @@ def _ship(config: NLIJob, body: Any, tokenizer: Any, scalars: Mapping[str, float
     save_mini(ASSETS / name, body, tokenizer, facts, card)
 
 
-def accuracy_on(model: FrozenModel, pairs: Pairs, truncate: bool) -> float:
+def new_classifier(
+    config: ModelConfig, classes: Sequence[str], spread: float | None = None, redraw: int | None = None
+) -> tuple[Any, Any]:
+    """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
+
+    Args:
+        spread: The standard deviation of the head's weights, by default the checkpoint's initializer_range.
+        redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
+            their width; None: no block.
+
+    Raises:
+        ModelError: the checkpoint cannot be read, there are no classifiers of its kind, or it has no such block.
+    """
+    import transformers
+
+    with explained(config), reached(config) as (place, _):
+        kind, family = read_shape(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
+        if kind != family.model_type:
+            raise ModelError(f"task=nli fine-tunes bert; {config.called} is a {kind}: choose model=bert-mini")
+        names = dict(enumerate(classes))
+        module, fit = read_weights(
+            getattr(transformers, family.architecture),
+            config,
+            place,
+            dtype=torch.float32,
+            id2label=names,
+            label2id={name: number for number, name in names.items()},
+            **({} if spread is None else {"initializer_range": spread}),
+        )
+        body, blocks = module.base_model, module.base_model.encoder.layer
+        prefixes = [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")]
+        check_fit(fit, config.called, place, prefixes)
+        if redraw is not None and redraw >= len(blocks):
+            raise ModelError(f"nli.redraw={redraw}: {config.called} has blocks 0 to {len(blocks) - 1}")
+        anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]
+        _draw(anew, BERT_SPREAD / body.config.hidden_size**0.5)
+        _draw([part for part in module.children() if part is not body], module.config.initializer_range)
+        return module, read_tokenizer(config, place)
+
+
+def _draw(parts: Sequence[nn.Module], spread: float) -> None:
+    for layer in (layer for part in parts for layer in part.modules()):
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=spread)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
+
+
+def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
     """Return the share of pairs that a classifier gets right, in [0, 1]."""
-    encoded = encode(pairs, model.tokenizer, model.context, truncate)
-    return float(_evaluated(model, pairs, encoded).correct.double().mean())
+    return float(_evaluated(model, pairs, encode(pairs, model.tokenizer, model.context)).correct.double().mean())
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
-    """Return accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
     report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
     rows = [_row(REPORT, report, range(len(pairs["report"])))]
     rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
@@ -150,7 +193,6 @@ def _row(name: str, losses: ClassLosses, places: Sequence[int]) -> dict[str, Any
 
 @torch.no_grad()
 def _evaluated(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
-    """Return what a classifier loses, and what it gets right, pair by pair."""
     losses, correct = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
     for batch in batches(encoded, BATCH):
         logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()

@@ -11,12 +11,11 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.arguments import refuse_nan, seeded
-from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
 MOST = 20_000  # assignments of models to groups that a test looks at
@@ -110,6 +109,17 @@ def group_change_point(
     weights = torch.cat([torch.ones_like(draws[:1]), draws / (draws @ (own / own.sum(0)) @ own.T)])
     places = change_point(_means(values, members, weights)[:, 2])
     return percentile_interval(places[0], places[1:], level)
+
+
+def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
+    """Return the value with the interval of this share of its r draws; of whole numbers the ends are draws."""
+    tail = (1 - level) / 2
+    sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
+    low, high = (
+        draws.double().quantile(share, dim=-1, interpolation=side).to(draws.dtype)
+        for share, side in zip((tail, 1 - tail), sides, strict=True)
+    )
+    return Estimate(value, low, high)
 
 
 def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
@@ -222,7 +232,6 @@ def adjusted_rand_index_p(labels: Int[Tensor, " m"], groups: Sequence[Hashable],
 
 
 def _numbers(groups: Sequence[Hashable]) -> Int[Tensor, " m"]:
-    """Return the number of the group of each model, with groups in the order of their first models."""
     names = list(dict.fromkeys(groups))
     return torch.tensor([names.index(group) for group in groups])
 

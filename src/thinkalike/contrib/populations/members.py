@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import ModelConfig, compose_job, model_named, options
@@ -19,18 +19,15 @@ from thinkalike.contrib.populations.class_losses import IdentityStitches, identi
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
-from thinkalike.contrib.populations.reading import read_pairs
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.contrib.populations.templates import read_pairs
+from thinkalike.errors import DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
-from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import counted, doing
-from thinkalike.states.batches import StateBatch
-from thinkalike.states.tokens import counted as counted_tokens
 from thinkalike.states.tokens import token_states
 from thinkalike.store import Result
 
@@ -89,7 +86,6 @@ def _published(name: str, number: Any) -> ModelConfig:
 
 
 def _base(config: PopulationJob) -> ModelConfig:
-    """Return the configuration of the model that members are fine-tunings of."""
     return _composed("population.base", str(config.population.base))
 
 
@@ -128,7 +124,7 @@ def _finetuned(config: PopulationJob) -> list[Member]:
         with doing(f"member {index + 1} of {chosen.size}"):
             result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
         member = _member(f"{chosen.base}-nli-{index}", "", result)
-        made.append((accuracy_on(load_model(member.config), pairs, config.pairs.truncate), member))
+        made.append((accuracy_on(load_model(member.config), pairs), member))
     ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
     groups = zip(GROUPS, (ranked[: chosen.per_group], ranked[: -chosen.per_group - 1 : -1]), strict=True)
     return [member._replace(group=group) for group, best in groups for member in best]
@@ -154,11 +150,8 @@ def published_accuracies(
 ) -> dict[str, pd.DataFrame]:
     """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
 
-    A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
-    `pairs.challenge_pairs=null` ask for.
-
-    Args:
-        accuracies: on `count` pairs of `measure.side`.
+    Accuracies are on `count` pairs of `measure.side`. A sample of the pairs may differ by three standard errors more
+    than all of them, which `pairs.report_pairs=null` or `pairs.challenge_pairs=null` ask for.
     """
     side = config.measure.side  # type: ignore[attr-defined]
     known = (config.population.published or {}).get(PUBLISHED[side])
@@ -204,14 +197,15 @@ class PopulationCKA(NamedTuple):
 def stitched_members(
     models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, measure: Any, work: Work
 ) -> IdentityStitches:
-    """Return losses and predicted classes of all stitches (source, target, cut, pair).
+    """Return losses and predicted classes of all stitches (source, target, cut, pair), `measure.batch` pairs at once.
 
     A checkpoint is kept every few batches, from which an interrupted job resumes. Processes share the batches.
-
-    Args:
-        measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
     """
-    found, first = _begun(models, len(pairs), work)
+    if (kept := work.resume(STITCHES)) is not None:
+        found, first = IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
+    else:
+        shape, first = (len(models), len(models), models[0].n_layers + 1, len(pairs)), 0
+        found = IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8))
     parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
     processes = work.processes
 
@@ -246,41 +240,19 @@ def stitched_members(
     return found
 
 
-def _begun(models: Sequence[FrozenModel], pairs: int, work: Work) -> tuple[IdentityStitches, int]:
-    """Return what an earlier run left, or nothing but zeros, and how many batches it did."""
-    kept = work.resume(STITCHES)
-    if kept is not None:
-        return IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
-    shape = len(models), len(models), models[0].n_layers + 1, pairs
-    return IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)), 0
-
-
 def likeness_of_members(
     models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work
 ) -> PopulationCKA:
     """Return CKA of every two models at each layer, or what an earlier run left of it.
 
-    Args:
-        measure: `tokens`, `tokens_per_batch`, `cka_pairs`, `site`, `include_padding`, `padding` and `batch`, see
-            `population.PopulationMeasureConfig`.
-
-    Raises:
-        ConfigError: `padding` is shorter than a pair, or longer than a model can take.
-        DataError: there are too few pairs, or states have no CKA.
+    The settings are those of `population.PopulationMeasureConfig`. Too few pairs, or states without a CKA, are a
+    DataError.
     """
     if (kept := work.resume(CKA_STATE)) is not None:
         return PopulationCKA(**kept)
-    count = min(measure.cka_pairs or len(encoded), len(encoded))
-    longest, most = encoded.longest, min(model.context for model in models)
-    if measure.padding is not None and not longest <= measure.padding <= most:
-        raise ConfigError(
-            f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
-            "that every member takes"
-        )
-    first_only, rows = measure.tokens == "cls", measure.tokens_per_batch
-    rows = min(rows, count // LEAST_BATCHES) if first_only else rows
-    states = pair_batches(models, encoded, measure, rows=rows, first_only=first_only, pairs=count)
-    value, hsics = _compared(models, states)
+    count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
+    rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
+    value, hsics = _compared(models, _states(models, encoded, measure, rows, count))
     facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
     found = PopulationCKA(value, hsics, facts)
     work.keep(CKA_STATE, found._asdict())
@@ -288,15 +260,14 @@ def likeness_of_members(
 
 
 def _compared(
-    models: Sequence[FrozenModel], batches: Iterable[StateBatch]
+    models: Sequence[FrozenModel], batches: Iterable[list[list[Tensor]]]
 ) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
-    """Return CKA of every two models at each layer, and the HSICs of each batch."""
     from thinkalike.measures.metric import CKA
 
     m = len(models)
     metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
-    for batch in counted(batches, "batch of CKA"):
-        for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
+    for states in counted(batches, "batch of CKA"):
+        for number, (metric, layer) in enumerate(zip(metrics, zip(*states, strict=True), strict=True)):
             try:
                 metric.update(layer, layer)
             except ValueError as error:  # what it calls layers are models
@@ -308,43 +279,25 @@ def _compared(
     return torch.stack([each.value for each in results], -1), hsics
 
 
-def pair_batches(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, *, rows: int, first_only: bool, pairs: int
-) -> Iterator[StateBatch]:
-    """Yield batches of `rows` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
+def _states(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, rows: int, pairs: int
+) -> Iterator[list[list[Float[Tensor, "n d"]]]]:
+    """Yield states by model and layer, of `rows` tokens of pairs at a time; the rest at the end is dropped.
 
-    Pairs come in random order, so that batches differ by chance alone. The groups are the pairs.
-
-    Args:
-        measure: the settings `site` (see `token_states`); `include_padding` (see `counted`); `batch`, how many pairs
-            run together; `padding`, how many tokens they are padded to, where the longest of them is shorter.
-        first_only: one row for each pair, its first token.
-        pairs: how many are read, the first in that order.
+    Pairs come in random order, so that batches differ by chance alone; the first `pairs` of them are read.
     """
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
-
-    numbers = numbered_by_part(torch.arange(len(order)))
-
-    def states_of(batch: PairBatch, owners: Int[Tensor, " b"]) -> list[list[Shaped[Tensor, "n ..."]]]:
-        mask = batch.mask.long()
-        chosen = counted_tokens(batch.tokens, mask=mask, include_padding=measure.include_padding)
-        if first_only:
-            chosen[:, 1:] = False
-
-        def rows_of(model: FrozenModel) -> list[Float[Tensor, "n _"]]:
-            layers = token_states(model, batch.tokens, mask=mask, types=batch.types, site=measure.site)
-            return [layer[chosen.to(layer.device)].cpu() for layer in layers]
-
-        found = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time
-        return [*(found[id(model)] for model in models), [owners[:, None].expand_as(chosen)[chosen]]]
-
     waiting: list[list[list[Tensor]]] = []
-    number = itertools.count()
     for start in range(0, len(order), measure.batch):
-        part = slice(start, start + measure.batch)
-        waiting.append(states_of(encoded.batch(order[part], measure.padding or 0), numbers[part]))
+        batch, found = encoded.batch(order[start : start + measure.batch]), {}
+        chosen = batch.mask.clone()
+        if measure.tokens == "cls":
+            chosen[:, 1:] = False
+        for model in dict.fromkeys(models):  # the whole states of one at a time
+            layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
+            found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
+        waiting.append([found[model] for model in models])
         while sum(len(part[0][0]) for part in waiting) >= rows:
             whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
-            *states, (groups,) = [[layer[:rows] for layer in own] for own in whole]
-            yield StateBatch(next(number), states, groups)
+            yield [[layer[:rows] for layer in own] for own in whole]
             waiting = [[[layer[rows:] for layer in own] for own in whole]]

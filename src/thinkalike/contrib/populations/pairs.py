@@ -36,11 +36,7 @@ HANS = ("entailment", "non-entailment")
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Premises, hypotheses, and the class of each pair.
-
-    Raises:
-        DataError: there are no pairs; the message begins with `source`.
-    """
+    """Premises, hypotheses, and the class of each pair; without any pair it is a DataError."""
 
     premises: list[str]
     hypotheses: list[str]
@@ -49,8 +45,6 @@ class Pairs:
     heuristics: list[str] = field(default_factory=list)  # "" where the set names no heuristic
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
-    unlabelled: int = 0  # rows that were left out because annotators did not agree on a label
-    repeated: int = 0  # pairs that were left out because they are also fitted on
 
     def __post_init__(self) -> None:
         nothing = [""] * len(self)
@@ -94,7 +88,7 @@ class Pairs:
             raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
         if repeated := len(self) - len(kept):
             log.warning("%s: left out %s of %s pairs, which are also in %s", self.source, repeated, len(self), source)
-        return replace(self.take(kept), repeated=self.repeated + repeated)
+        return self.take(kept)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, labels, heuristics and subcases, as 16 hexadecimal digits."""
@@ -125,30 +119,21 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
-    def longest(self) -> int:
-        """The tokens of the longest pair."""
-        return max(map(len, self.tokens))
-
-    def batch(self, rows: Sequence[int], at_least: int = 0) -> PairBatch:
-        """Return these pairs, in this order, padded to the longest of them, or further to `at_least` tokens."""
+    def batch(self, rows: Sequence[int]) -> PairBatch:
+        """Return these pairs, in this order, padded to the longest of them."""
         lengths = [len(self.tokens[row]) for row in rows]
-        width = max(at_least, *lengths)
+        width = max(lengths)
         tokens = [self.tokens[row] + [self.padding] * (width - len(self.tokens[row])) for row in rows]
         types = [self.types[row] + [0] * (width - len(self.types[row])) for row in rows]
         mask = torch.arange(width) < torch.tensor(lengths)[:, None]
         return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
 
 
-def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) -> EncodedPairs:
-    """Encode pairs as the tokenizer itself writes them.
+def encode(pairs: Pairs, tokenizer: Any, context: int) -> EncodedPairs:
+    """Encode pairs as the tokenizer itself writes them, which must be [CLS] premise [SEP] hypothesis [SEP].
 
-    Args:
-        context: the most tokens of a pair; in a longer one the longer text loses its end, token by token.
-        truncate: whether that is allowed; the number of such pairs is logged.
-
-    Raises:
-        DataError: a pair is longer and `truncate` is false, or the tokenizer does not write [CLS] and [SEP].
+    A pair has at most `context` tokens: in a longer one the longer text loses its end, token by token. The number of
+    those is logged.
     """
 
     def encoded_as(**options: Any) -> Any:
@@ -158,17 +143,11 @@ def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) ->
     first, *_, last = encoded["input_ids"][0]
     if tokenizer.cls_token_id is None or (first, last) != (tokenizer.cls_token_id, tokenizer.sep_token_id):
         raise DataError("the tokenizer does not write pairs as [CLS] premise [SEP] hypothesis [SEP]; use one of BERT's")
-    long = [row for row, tokens in enumerate(encoded["input_ids"], 1) if len(tokens) > context]
-    if long and not truncate:
-        raise DataError(
-            f"{pairs.source} row {long[0]} has {len(encoded['input_ids'][long[0] - 1])} tokens, but context={context}; "
-            "raise it, or allow truncation"
-        )
-    if long:
+    if long := sum(len(tokens) > context for tokens in encoded["input_ids"]):
         encoded = encoded_as(truncation="longest_first", max_length=context)
-        log.warning("%s: cut %s of %s pairs to %s tokens", pairs.source, len(long), len(pairs), context)
+        log.warning("%s: cut %s of %s pairs to %s tokens", pairs.source, long, len(pairs), context)
     padding = tokenizer.pad_token_id or 0  # without a padding token any will do: the mask hides it
-    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, len(long))
+    return EncodedPairs(encoded["input_ids"], encoded["token_type_ids"], padding, long)
 
 
 def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
@@ -194,31 +173,23 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`.
-
-    Raises:
-        DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
-    """
+    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`."""
     readers = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
     records = read_with(Path(path), {end: partial(_records, read) for end, read in readers.items()})
     return _pairs(records, CLASSES[name], str(path))
 
 
-def hub_pairs(name: str, split: str | None = None) -> Pairs:
-    """Return MNLI ("mnli") or HANS ("hans") from the hub; without a split, the one that results are reported on.
+def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -> list[Record]:
+    return [record for _, record in read(path)]
 
-    Raises:
-        DataError: the hub cannot be reached; or as in `pairs_in`.
-    """
+
+def hub_pairs(name: str, split: str | None = None) -> Pairs:
+    """Return MNLI ("mnli") or HANS ("hans") from the hub; without a split, the one that results are reported on."""
     repository, default, revision = HUB[name]
     split = split or default
     remedy = "use files (pairs=files) or the templates (pairs=templates)"
     records = list(stream_records(name, repository, split=split, revision=revision, remedy=remedy))
     return _pairs(records, CLASSES[name], f"{repository} {split}")
-
-
-def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -> list[Record]:
-    return [record for _, record in read(path)]
 
 
 def _separated(path: Path) -> Iterator[tuple[str, Record]]:
@@ -247,7 +218,7 @@ def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pai
         log.info("%s: left out %s of %s pairs, which have no agreed label", source, f"{unlabelled:,}", f"{len(rows):,}")
     premises, hypotheses = ([texts[row] for row in kept] for texts in (premises, hypotheses))
     numbers = torch.tensor([places[labels[row]] for row in kept], dtype=torch.long)
-    return Pairs(premises, hypotheses, numbers, classes, heuristics, subcases, source, unlabelled)
+    return Pairs(premises, hypotheses, numbers, classes, heuristics, subcases, source)
 
 
 def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:

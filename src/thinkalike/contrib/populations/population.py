@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Optional
 
@@ -15,22 +14,14 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
-from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
+from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
-from thinkalike.contrib.populations.members import (
-    Member,
-    a_member,
-    halves,
-    likeness_of_members,
-    members_in,
-    members_of,
-    published_accuracies,
-    stitched_members,
-)
+from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, tokens_of
-from thinkalike.contrib.populations.reading import read_pairs
+from thinkalike.contrib.populations.templates import read_pairs
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.frozen import FrozenModel
@@ -40,8 +31,6 @@ from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
-
-log = logging.getLogger(__name__)
 
 CHECKED = 300  # pairs that labels are checked on
 
@@ -53,25 +42,13 @@ class PopulationMeasureConfig(MeasureConfig):
 
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
-    site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
-    tokens: Literal["all", "cls"] = left_open(
-        "all"
-    )  # that CKA compares; cls: of each pair the first, which the classifier reads
-    include_padding: bool = False  # in CKA, as brown2023 did
-    padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
-    # brown2023 512; null: those of the longest pair of `batch`
+    tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: the first, which the classifier reads
     cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
     # 1000; null: all
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
     # what it reads, so that there are four batches
     batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
     at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
-
-    @property
-    def unused(self) -> Collection[str]:
-        if self.tokens == "cls":
-            return {"include_padding", "padding"}
-        return () if self.include_padding else {"padding"}
 
 
 class Population(
@@ -91,19 +68,26 @@ class Population(
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
-        return {"pairs": halves(config, pairs)[1] if side == "challenge" else pairs}
+        return {"pairs": joint.halves(config, pairs)[1] if side == "challenge" else pairs}
 
     def prepare(self, config: PopulationJob) -> Mapping[str, Any]:
         """Return the members, which are fine-tuned first where the store lacks them."""
-        stated = members_of(config)
+        stated = joint.members_of(config)
         members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-        return {**_changes(stated, members)} | {each.name: each for each in members}
+        changed = {  # what the key has to know of how members run, where it is not as stated
+            f"{key}={getattr(now.config, key)}"
+            for before, now in zip(stated, members, strict=True)
+            for key in ("dtype", "context")
+            if getattr(now.config, key) != getattr(before.config, key)
+        }
+        known: dict[str, Any] = {"members run with": ", ".join(sorted(changed))} if changed else {}
+        return known | {each.name: each for each in members}
 
     def models_of(self, config: PopulationJob) -> dict[str, ModelConfig]:
         """Return one model for all members, which have the same shape."""
-        return {"member": as_chosen(a_member(config), config)}
+        return {"member": as_chosen(joint.a_member(config), config)}
 
     def passes(self, config: PopulationJob, shapes: Shapes) -> list[Passes]:
         """Return the passes of all stitches and those of CKA, without fine-tunings that are missing.
@@ -112,7 +96,7 @@ class Population(
         sources.
         """
         measure: Any = config.measure
-        shape, members, read = shapes["member"], members_in(config), tokens_of(config.pairs, measure.side)
+        shape, members, read = shapes["member"], joint.members_in(config), tokens_of(config.pairs, measure.side)
         alike = min(PAIR * float(measure.cka_pairs or read), read)
         stitches = members**2 * (shape.layers + 1) / 2 + members
         return [
@@ -122,7 +106,7 @@ class Population(
 
     def holds(self, config: PopulationJob, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which is counted as the model."""
-        return (members_in(config) - 1) * shapes["member"].bytes
+        return (joint.members_in(config) - 1) * shapes["member"].bytes
 
     def run(self, config: PopulationJob, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -132,13 +116,13 @@ class Population(
             models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
         if not work.processes.rank:  # first, as it is quick, and may be refused
-            likeness = likeness_of_members(models, encoded, measure, work)
-        stitched = stitched_members(models, encoded, pairs, measure, work)
+            likeness = joint.likeness_of_members(models, encoded, measure, work)
+        stitched = joint.stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
         table = _table(members, stitched, correct)
         itself = table[table["source"] == table["target"]]
         alone = itself[itself["cut"] == -1]["accuracy"].tolist()  # in the order of the members
-        published = published_accuracies(config, members, alone, len(pairs))
+        published = joint.published_accuracies(config, members, alone, len(pairs))
         own = itself.groupby("group_of_source")["accuracy"].mean()
         read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
         facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
@@ -196,17 +180,6 @@ def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:
     return replace(member, **{key: value for key, value in given.items() if key in RUNS})
 
 
-def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
-    """Return what the key has to know of how members run: dtype and context, where they are not those stated."""
-    changed = {
-        f"{key}={getattr(now.config, key)}"
-        for before, now in zip(stated, members, strict=True)
-        for key in ("dtype", "context")
-        if getattr(now.config, key) != getattr(before.config, key)
-    }
-    return {"members run with": ", ".join(sorted(changed))} if changed else {}
-
-
 def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> list[FrozenModel]:
     """Return the models, whose labels are checked on pairs that they should get right."""
     models = [load_model(each.config) for each in members]
@@ -228,7 +201,7 @@ def _load(members: Sequence[Member], config: PopulationJob, pairs: Pairs) -> lis
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: PopulationJob) -> EncodedPairs:
-    return encode(pairs, models[0].tokenizer, min(model.context for model in models), config.pairs.truncate)
+    return encode(pairs, models[0].tokenizer, min(model.context for model in models))
 
 
 def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Pairs for natural language inference, made from the templates in templates.yaml and the words of the large grammar.
+"""Pairs for natural language inference: those of a configuration, and those made from templates.yaml and the grammar.
 
 In MNLI a hypothesis made of its premise's own words is mostly entailed, and a model may learn that instead of the
 meaning. So it is here, except for a share of *counterexamples*; the challenge set has as many of either kind, with the
@@ -14,17 +14,65 @@ from pathlib import Path
 import torch
 import yaml
 
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
+from thinkalike.contrib.populations.config import PairsConfig
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, hub_pairs, pairs_in
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
-from thinkalike.errors import DataError
+from thinkalike.data.tables import changed_at
+from thinkalike.errors import ConfigError, DataError
 
 Templates = dict[str, str]
+WHOLE = "challenge"  # the name of the whole of a challenge
 HEURISTICS = {"l": "lexical_overlap", "s": "subsequence", "c": "constituent"}
 PARTS = yaml.safe_load(Path(__file__).with_name("templates.yaml").read_text())
 KEPT = 4  # draws: the members of a population are made from few, one after the other
 LARGEST = 200_000  # the templates hold many more pairs, so that few draws are in vain
 OVERLAP = 0.75  # of the entailed pairs of training: those made of the premise's words, if there are no counterexamples
+
+
+def read_pairs(config: PairsConfig, side: str) -> Pairs:
+    """Return the pairs to fit on, to report on, or of the whole challenge.
+
+    No pair is both fitted and reported on: where files and the hub repeat a pair to fit on, up to case and white space,
+    it is left out of the report.
+    """
+    if config.source == "templates":  # of one draw, in which no pair occurs twice
+        fit, report = int(config.fit_pairs or 0), int(config.report_pairs or 0)
+        if side == "challenge":
+            return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
+        drawn = nli_training(fit + report, config.seed, config.counterexamples, config.lexical)
+        return drawn.take(range(fit) if side == "fit" else range(fit, fit + report))
+    pairs = _whole(config.source, side, getattr(config, side))
+    if side != "fit" and (config.fit or config.source == "hub"):
+        pairs = pairs.without(*_fitted(config.source, config.fit, changed_at(config.fit)))
+    count = getattr(config, f"{side}_pairs")
+    return pairs.sample(min(count, len(pairs)), config.seed) if count else pairs
+
+
+def _whole(source: str, side: str, path: str | None) -> Pairs:
+    name = "hans" if side == "challenge" else "mnli"
+    if source == "hub":
+        return hub_pairs(name, "train" if side == "fit" else None)
+    if not path:
+        raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
+    return pairs_in(path, name)
+
+
+@lru_cache(maxsize=1)
+def _fitted(source: str, path: str | None, changed: int | None) -> tuple[frozenset[str], str]:
+    """Return the canonical pairs to fit on and their source, read once for all sides and jobs."""
+    pairs = _whole(source, "fit", path)
+    return frozenset(pairs.canonical()), pairs.source
+
+
+def parts_of(challenge: Pairs) -> dict[str, list[int]]:
+    """Return the rows of each heuristic, label, and both, of a challenge, and of all of it."""
+    rows: dict[str, list[int]] = {WHOLE: list(range(len(challenge)))}
+    for row, (heuristic, place) in enumerate(zip(challenge.heuristics, challenge.labels.tolist(), strict=True)):
+        label = challenge.classes[place]
+        for name in (heuristic, label, f"{heuristic}, {label}"):
+            rows.setdefault(name, []).append(row)
+    return rows
 
 
 @lru_cache(maxsize=KEPT)
@@ -35,13 +83,9 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
     counterexamples, which are made like the challenge set's.
 
     Args:
-        count: how many pairs.
         counterexamples: the share, in [0, 1].
         lexical: the share of all pairs, in [0, 1], that are made like the lexical-overlap part of the challenge set,
             entailed except for the share of counterexamples; the rest is as without them.
-
-    Raises:
-        DataError: the count is not possible.
     """
     alike = round(lexical * count)
     against = round(counterexamples * alike)
@@ -66,9 +110,6 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 
     A hash of a sentence decides whether it is for training or for the challenge, so no sentence is in both, whatever
     the counts and seeds.
-
-    Raises:
-        DataError: the count is not possible.
     """
     kinds = [(heuristic, kind) for heuristic in HEURISTICS for kind in "en"]
     parts = [
@@ -79,7 +120,6 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 
 
 def _shares(count: int, parts: int) -> list[int]:
-    """Return how many of `count` fall to each part."""
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 
@@ -110,7 +150,6 @@ def _drawn(parts: list[tuple[Templates, str, int]], classes: tuple[str, ...], se
 
 
 def _of_challenge(sentence: str) -> bool:
-    """Return whether a sentence is for the challenge set."""
     return document_fingerprint(sentence)[0] in "01234567"
 
 

@@ -39,7 +39,6 @@ class PretrainConfig(Checked, part="pretrain"):
 
     @property
     def steps(self) -> int:
-        """The steps of training."""
         return max(self.tokens // self.tokens_per_step, 1)
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -29,8 +28,6 @@ from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Run, StepData, fit, loggers_of
 
-log = logging.getLogger(__name__)
-
 TEXTS = {  # what cards say of a source
     "stdlib": "the source of Python's standard library without its tests",
     "pydoc": "Python's own manual, the reference of the language",
@@ -38,13 +35,10 @@ TEXTS = {  # what cards say of a source
 }
 
 
-class MiniPretraining(
-    Instrument,
-    kind="pretraining",
-    version=2,
-    config=PretrainJob,
-    reads=("model", "data", "pretrain", "trainer", "seed"),
-):
+READS = ("model", "data", "pretrain", "trainer", "seed")
+
+
+class MiniPretraining(Instrument, kind="pretraining", version=2, config=PretrainJob, reads=READS):
     """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
 
     ignores = OF_STITCHES
@@ -61,8 +55,7 @@ class MiniPretraining(
         return [training, Passes("report", shape, float(config.data.report_tokens or 0), row)]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
-        model = config.model
-        context = int(model.context or 256)
+        model, context = config.model, int(config.model.context or 256)
         _try_out(model, config.pretrain.vocabulary, context)
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
@@ -79,25 +72,24 @@ class MiniPretraining(
             save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
 
         with work.phase("fit"):
-            fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(config.pretrain.kept, keep)])
-        training = {
+            fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(recipe.kept, keep)])
+        facts["training"] = {
             "data": config.data.name,
-            "tokens_seen": config.pretrain.steps * config.pretrain.tokens_per_step,
+            "tokens_seen": recipe.steps * recipe.tokens_per_step,
             "distinct_tokens": corpus.counts["fit_tokens"],
-            "steps": config.pretrain.steps,
-            "learning_rate": config.pretrain.lr,
+            "steps": recipe.steps,
+            "learning_rate": recipe.lr,
             "command": f"python train.py task=pretrain model={model.name}",
         }
-        facts["training"] = training
         folder = work.job.aside / model.name
-        if config.pretrain.kept:
+        if recipe.kept:
             shutil.copytree(kept, folder)  # and not moved, as a run that dies here needs them again
         save_mini(folder, trained.model, tokenizer, facts, card="")
         mini = load_model(replace(model, path=str(folder)))
         with work.phase("report"):
             numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
         facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
-        for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
+        for place in [folder, ASSETS / model.name] if recipe.ship else [folder]:
             save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
         table = pd.DataFrame([{"model": model.name, **numbers}])
         data = {"name": config.data.name, **corpus.facts()}
@@ -121,7 +113,6 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
 
 
 def _card(config: PretrainJob, facts: dict[str, Any], mini: FrozenModel) -> str:
-    """Return the model card."""
     training, heldout = facts["training"], facts["heldout"]
     parameters, blocks = mini.parameters()
     shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())

@@ -16,13 +16,10 @@ SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "m
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
-    """Train a byte-level BPE; the same texts give the same tokenizer.
+    """Train a byte-level BPE of `vocabulary` entries; the same texts give the same tokenizer.
 
-    Args:
-        texts: the documents to train on.
-        vocabulary: the number of entries.
-        cls_sep: whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first
-            word is like any other; else one special token is BOS, EOS and padding.
+    With `cls_sep` a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first word is
+    like any other; else one special token is BOS, EOS and padding.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -32,10 +29,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     bpe.decoder = decoders.ByteLevel()
     special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    marks = list(dict.fromkeys(special.values()))
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary, special_tokens=marks, initial_alphabet=alphabet, show_progress=False
-    )
+    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
     bpe.train_from_iterator(texts, trainer)
     if cls_sep:
         numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
@@ -47,12 +42,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
 
 
 def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
-    """Write a mini in half precision.
-
-    Args:
-        config: `architecture`, `seed`, and the numbers that the card states.
-        card: the text of its README.md.
-    """
+    """Write a mini in half precision, with `architecture`, `seed` and the numbers of its card in its configuration."""
     from safetensors.torch import save_file
     from transformers import PreTrainedModel
 

@@ -55,7 +55,7 @@ class WholeModel(SteppedModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
 
     def step_loss(self, loss: Tensor, setting: str) -> Tensor:
-        """Note a step's loss, which is not finite where `setting` is too large, and return it."""
+        """Log a step's loss, which is not finite where `setting` is too large, and return it."""
         self.log_losses(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
         return loss
 
@@ -99,11 +99,7 @@ class MaskedPretraining(Pretraining):
 
 
 class Finetuning(WholeModel):
-    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero.
-
-    Raises:
-        ModelError: it has fewer blocks than `nli.freeze`.
-    """
+    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero."""
 
     config: NLIConfig
     model: Any  # a classifier of transformers

@@ -27,10 +27,7 @@ class SAEConfig(Checked, part="sae"):
     start: Start = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
     source: str | None = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
     source_layer: int | None = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer
-    stitch: str | None = None  # transferred: a result of task=stitch in both directions; null: maps are fitted
-    map_tokens: int = left_open(
-        4096, least=2, most=COUNTS
-    )  # that maps and a decoder are fitted on, and states scaled by
+    map_tokens: int = left_open(4096, least=2, most=COUNTS)  # that maps, a decoder and the scale of states come from
     beside: list[Start] = field(default_factory=list)  # other starts that are trained in the same pass
     tokens: int = left_open(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
     tokens_per_step: int = left_open(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
@@ -38,9 +35,7 @@ class SAEConfig(Checked, part="sae"):
     lr: float = left_open(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
     lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
-    dead_after: int = left_open(
-        4096, least=0, most=COUNTS
-    )  # states; topk gives such latents a gradient; 0: it does not
+    dead_after: int = left_open(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: none
     skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
     curve_tokens: int = left_open(8192, least=2, most=COUNTS)  # of the report that is looked at during training
 
@@ -60,7 +55,7 @@ class SAEConfig(Checked, part="sae"):
     @property
     def unused(self) -> Collection[str]:
         unused = {"sparsity"} if self.activation == "topk" else {"k", "dead_after"}
-        return unused if "transferred" in self.starts else {*unused, "source", "source_layer", "stitch"}
+        return unused if "transferred" in self.starts else {*unused, "source", "source_layer"}
 
     @property
     def starts(self) -> list[str]:
@@ -79,12 +74,10 @@ class SAEConfig(Checked, part="sae"):
 
     @property
     def revived(self) -> int:
-        """How many dead latents get a gradient at once, at most."""
         return min(32, self.width)
 
     @property
     def buffer(self) -> int:
-        """The tokens whose states are shuffled among each other."""
         return self.tokens_per_step * self.steps_per_buffer
 
     @property

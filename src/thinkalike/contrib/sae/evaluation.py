@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.contrib.sae.measures import SparseAutoencoder, spread_of
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import DocumentSums, last_states, next_token_losses
-from thinkalike.measures.bootstrapping import sum_by_document
+from thinkalike.measures.estimates import sum_by_document
 from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 4096  # that a model reads at once
@@ -95,14 +95,9 @@ def spliced_losses(
     for tokens, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
         state, last = model.residuals(tokens, [layer, model.n_layers - 1])
         rebuilt = [mean.expand_as(state[:, skip:]), *(sae(state[:, skip:].float()) for sae in saes)]
-        ends = [_continued(model, layer, state, each) for each in rebuilt]
+        wholes = (torch.cat([state[:, :skip].float(), each.float()], 1) for each in rebuilt)
+        ends = [last_states(model, [(layer, whole)])[0] for whole in wholes]
         losses = torch.stack([next_token_losses(model, [end], tokens)[0] for end in (last, *ends)])
         sums.add(documents[:, 1:].flatten(), {"losses": losses.flatten(1), "tokens": torch.ones(losses[0].numel())})
     clean, ablated, *spliced = sums["losses"]
     return SplicedLosses(clean, ablated, torch.stack(spliced), sums["tokens"])
-
-
-def _continued(model: FrozenModel, layer: int, state: Tensor, rebuilt: Tensor) -> Tensor:
-    """Return the last block's residual with other states at a site, but for those of the first tokens."""
-    whole = torch.cat([state[:, : state.shape[1] - rebuilt.shape[1]].float(), rebuilt.float()], 1)
-    return last_states(model, [(layer, whole)])[0]

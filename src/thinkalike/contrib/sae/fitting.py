@@ -7,21 +7,26 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.evaluation import SplicedLosses, spliced_losses, spread_by_document
-from thinkalike.contrib.sae.measures import SparseAutoencoder, loss_recovered
+from thinkalike.contrib.sae.measures import SparseAutoencoder
 from thinkalike.contrib.sae.setting import Setting
-from thinkalike.contrib.sae.spent import Site, of_start, of_token
 from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.evaluation.language import ends_of
-from thinkalike.measures.bootstrapping import bootstrap_interval, documents_and_seeds_interval
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import (
+    Estimate,
+    bootstrap_interval,
+    documents_and_seeds_interval,
+    interval_around,
+    student_t,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit
@@ -37,19 +42,13 @@ class Fitted:
 
     Where there are several rates, the best of a start is chosen on every other document of the report, and judged on
     the others.
-
-    Attributes:
-        errors: (looks, starts, rates, seeds, documents), see `SAETraining`.
-        spread: (documents) Σ‖h - μ‖².
-        active, dead: (looks, starts, rates, seeds).
-        began, ended: the autoencoders, by start, rate and seed.
     """
 
-    errors: Tensor
-    spread: Tensor
-    active: Tensor
+    errors: Tensor  # (looks, starts, rates, seeds, documents), see `SAETraining`
+    spread: Tensor  # (documents) Σ‖h - μ‖²
+    active: Tensor  # (looks, starts, rates, seeds)
     dead: Tensor
-    began: list[SparseAutoencoder]
+    began: list[SparseAutoencoder]  # by start, rate and seed
     ended: list[SparseAutoencoder]
 
     def best_rate(self, start: int, look: int = -1) -> int:
@@ -70,11 +69,7 @@ class Fitted:
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
-    """Train all autoencoders of a job.
-
-    Raises:
-        TrainingError: a loss is no number.
-    """
+    """Train all autoencoders of a job."""
     config, rows = setting.config, setting.corpus.fit.tokens
     fits = [
         SAEFit(setting.begins(start, seed), factor, seed)
@@ -102,22 +97,65 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     )
 
 
+# The FLOPs of a start and of each token of its training. That of training a source beforehand is not counted.
+
+EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)
+
+
+class Site(NamedTuple):
+    """The width of a site, and the operations of one token of the frozen model up to it."""
+
+    width: int
+    passing: float
+
+
+def of_maps(n: int | float, source: int, target: int) -> float:
+    """Return 2 n (d² + d e + e²) for the products of the states of n tokens."""
+    return 2.0 * n * float(source**2 + target**2 + source * target)
+
+
+def of_solution(d: int, e: int) -> float:
+    """Return what the map of least squares from width d to width e takes, given its moments."""
+    return EIGEN * d**3 + 4.0 * d * d * e
+
+
+def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:
+    """Return the operations of a start before any training.
+
+    Args:
+        seen: the share of a row's tokens whose states are read.
+        own, source: of the model that is trained on, and of the one that `transferred` comes from.
+    """
+    read, d, f = float(config.map_tokens), own.width, config.width
+    if start == "least_squares":
+        return read * own.passing + 2.0 * seen * read * d * f + of_maps(seen * read, f, d) + of_solution(f, d)
+    if start == "random" or source is None:
+        return 0.0
+    e = source.width
+    carrying = 4.0 * d * e * f + 2.0 * e * (d + f)  # through maps to the other width and back: weights and biases
+    gathering = read * (own.passing + source.passing) + of_maps(seen * read, e, d)
+    return gathering + of_solution(e, d) + of_solution(d, e) + carrying
+
+
+def of_token(config: SAEConfig, seen: float, own: Site) -> float:
+    """Return the operations of one token of training: the frozen model's and the autoencoder's.
+
+    The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A latent that is looked
+    after because it may be dead takes 6 d.
+    """
+    revived = config.revived if config.dead_after and config.activation == "topk" else 0
+    return own.passing + seen * own.width * (10.0 * config.width + 6.0 * revived)
+
+
 @dataclass(frozen=True)
 class Course:
-    """What the autoencoders of a start explain as they read, and what that takes.
-
-    Attributes:
-        start: its name.
-        tokens: how many had been read at each look, from 0.
-        explained: (looks, seeds), at the rate that is best at that look.
-        fixed, each: operations before training, and of each token.
-    """
+    """What the autoencoders of a start explain as they read, and what that takes."""
 
     start: str
-    tokens: Sequence[int]
-    explained: Float[Tensor, "looks seeds"]
-    fixed: float
-    each: float
+    tokens: Sequence[int]  # how many had been read at each look, from 0
+    explained: Float[Tensor, "looks seeds"]  # at the rate that is best at that look
+    fixed: float  # operations before training
+    each: float  # operations of each token
 
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the operations of training on this many tokens, including the preparation."""
@@ -161,20 +199,13 @@ def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estima
     return interval_around(values.mean(-1), half)
 
 
-def _pairs(courses: Sequence[Course]) -> list[tuple[Course, Course]]:
-    """Return each course with each before it in the list, which it is compared with."""
-    return [(course, against) for against, course in itertools.combinations(courses, 2)]
-
-
 def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Return what each start saves against each before it in the list, one row for each look after the first.
 
     `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much for the others.
-
-    Returns:
-        The table with means over seeds and intervals, and the share that each seed saves, row by row.
+    Beside the table of means over seeds comes the share that each seed saves, row by row.
     """
-    pairs = _pairs(courses)
+    pairs = [(course, against) for against, course in itertools.combinations(courses, 2)]
     by_seed = [savings(course, against) for course, against in pairs]
     tables = [
         pd.DataFrame(
@@ -215,7 +246,7 @@ def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
     Blank cells: with some seed it does at none.
     """
     rows = []
-    for course, against in _pairs(courses):
+    for against, course in itertools.combinations(courses, 2):
         found = break_even(course, against)
         ends = over_seeds(found) if found.isfinite().all() else NOTHING
         rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
@@ -231,8 +262,14 @@ def courses_of(setting: Setting, made: Fitted) -> list[Course]:
     """Return what each start explains as it reads, those that are compared with first."""
     config, (errors, spread) = setting.config, made.judged
     explained = 1 - errors.sum(-1) / spread.sum()
-    seen, own, source = _sites(setting)
-    found = []
+    row, found = setting.corpus.fit.context, []
+    seen = 1 - config.skip_first_tokens / row
+
+    def site(model: FrozenModel, layer: int) -> Site:
+        return Site(model.d_model, operations(model).forward(0, layer + 1, row))
+
+    own = site(setting.model, config.layer)
+    source = site(setting.source, int(setting.made.config["sae"]["layer"])) if setting.source and setting.made else None
     for start in ("random", "least_squares", "transferred"):
         if start in config.starts:
             number = config.starts.index(start)
@@ -303,7 +340,7 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
     counts = losses.tokens
     clean, ablated = (each.sum() / counts.sum() for each in (losses.clean, losses.ablated))
     penalty = documents_and_seeds_interval(spliced - losses.clean, counts)
-    value, low, high = (loss_recovered(clean, ablated, clean + each) for each in penalty)
+    value, low, high = ((ablated - (clean + each)) / (ablated - clean) for each in penalty)
     recovered = Estimate(value, high, low)  # it falls as the penalty rises
     return {
         "clean_loss": float(clean),
@@ -314,17 +351,5 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
 
 
 def _explained(missed: Estimate) -> Estimate:
-    """Return the share of the variance that is explained, given that which is not."""
     value, low, high = missed
     return Estimate(1 - value, 1 - high, 1 - low)
-
-
-def _sites(setting: Setting) -> tuple[float, Site, Site | None]:
-    """Return the share of a row's tokens whose states are read, and the sites of the model and of the source."""
-    config, row = setting.config, setting.corpus.fit.context
-
-    def site(model: FrozenModel, layer: int) -> Site:
-        return Site.of(operations(model), model.d_model, layer, row)
-
-    other = site(setting.source, int(setting.made.config["sae"]["layer"])) if setting.source and setting.made else None
-    return 1 - config.skip_first_tokens / row, site(setting.model, config.layer), other

@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import isnan
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
+from thinkalike import screen
 from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.sae.config import SAEJob
-from thinkalike.contrib.sae.fitting import (
-    BLANK,
-    break_even_table,
-    courses_of,
-    curves,
-    fitted,
-    savings_table,
-    table_of,
-)
+from thinkalike.contrib.sae.fitting import BLANK, break_even_table, courses_of, curves, fitted, savings_table, table_of
 from thinkalike.contrib.sae.saelens import save_sae
-from thinkalike.contrib.sae.setting import (
-    Setting,
-    seed_folder,
-    source_jobs,
-    source_model,
-    source_result,
-)
+from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, source_model, source_result
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.outline import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.screen import (
-    Column,
-    Table,
-    few,
-    number_column,
-    number_of_documents,
-    show_table,
-    show_text,
-    span,
-    text_column,
-)
-from thinkalike.store import Headline, Result, open_result
+from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, loggers_of
 
 NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
@@ -63,14 +37,10 @@ class SparseAutoencoders(
 
     def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
-            raise ModelError(
-                f"{config.model.called} predicts no next token, and task=sae reports the loss of the next token"
-            )
+            raise ModelError(f"{config.model.called} predicts no next token, and task=sae reports the loss of the next")
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:
             read["source_model"] = checkpoint_fingerprint(source_model(config))
-        if config.sae.stitch:
-            read["stitch"] = open_result(config.sae.stitch)
         return read
 
     def prepare(self, config: SAEJob) -> Mapping[str, Any]:
@@ -119,13 +89,12 @@ class SparseAutoencoders(
             tables["break_even"] = break_even_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
         numbers = [name for name in NUMBERS if not isnan(last[name])]
-        models = [each.describe() for each in (setting.model, setting.source) if each]
         return Outcome(
             table,
             {name: float(last[name]) for name in numbers} | document_numbers(made.judged[1]),
             {name: each.numpy() for name, each in arrays.items()},
             tables,
-            models=models,
+            models=[each.describe() for each in (setting.model, setting.source) if each],
             facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
             blank=BLANK,
         )
@@ -147,34 +116,30 @@ class SparseAutoencoders(
     def show(self, result: Result) -> None:
         """Print what the autoencoders of each start explain before and after training, and what a start saves."""
         table, sae = result.table, result.config["sae"]
-        first, rows = table.iloc[0], table.iloc[few(len(table))]
+        first, rows = table.iloc[0], table.iloc[screen.few(len(table))]
         kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
         title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
-        title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
-        explained = rows[["explained_variance", "explained_variance_low", "explained_variance_high"]].to_numpy(float)
+        title += f"95 % intervals over {screen.number_of_documents(result.scalars)} and seeds"
+        ends = rows[["explained_variance", "explained_variance_low", "explained_variance_high"]].to_numpy(float)
+        explained = [screen.span(value, low, high, ".3f") for value, low, high in ends]
         columns = [
-            text_column("start", rows["start"]),
-            number_column("tokens", rows["tokens"], ","),
-            Column("explained variance", [span(value, low, high, ".3f") for value, low, high in explained]),
-            number_column("extra loss", rows["penalty"], "+.3f"),
-            number_column("active", rows["active_latents"], ".1f"),
-            number_column("dead", rows["dead_latents"], ".1%"),
+            screen.text_column("start", rows["start"]),
+            screen.number_column("tokens", rows["tokens"], ","),
+            screen.Column("explained variance", explained),
+            screen.number_column("extra loss", rows["penalty"], "+.3f"),
+            screen.number_column("active", rows["active_latents"], ".1f"),
+            screen.number_column("dead", rows["dead_latents"], ".1%"),
         ]
-        show_table(Table(title, columns, keys=2))
+        screen.show_table(screen.Table(title, columns, keys=2))
         last = table[table["start"] == sae["start"]].iloc[-1]
-        show_text(
+        screen.show_text(
             f"After {last['tokens']:,} tokens the autoencoder explains {last['explained_variance']:.1%} of the "
             f"variance, and the model loses {last['penalty']:+.3f} nats per token with its output in place of states."
         )
-        if "savings" in result.tables:
-            for line in _savings(result.tables["savings"], result.tables["break_even"]):
-                show_text(line)
-
-
-def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Iterator[str]:
-    """Yield what each start saves on the way to what another one explains after all tokens, and from where on."""
-    for row in savings[savings["tokens"] == savings["tokens"].max()].merge(even).itertuples():
-        saved = f"{row.start} saves {span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
-        count = row.break_even_tokens
-        from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
-        yield f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}; it saves {from_here}."
+        if (savings := result.tables.get("savings")) is None:
+            return
+        for row in savings[savings["tokens"] == last["tokens"]].merge(result.tables["break_even"]).itertuples():
+            saved = f"{row.start} saves {screen.span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
+            count, goal = row.break_even_tokens, f"what {row.against} does after {row.tokens:,} tokens"
+            from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
+            screen.show_text(f"To explain {goal}, {saved}; it saves {from_here}.")

@@ -28,11 +28,7 @@ class SparseAutoencoder(nn.Module):
     Weights with a leading axis s are s independent autoencoders. They read the same states (n, d), or each its own
     (s, n, d), and give the same bits as each alone.
 
-    Attributes:
-        d, f: The width of the states, and the number of latents.
-        W_enc, b_enc: (d, f) and (f).
-        W_dec, b_dec: (f, d), one direction a row, and (d).
-        k: The most latents that a state can have, in 1..f; None: a ReLU.
+    W_enc is (d, f), b_enc (f), W_dec (f, d), one direction a row, and b_dec (d); k is in 1..f.
     """
 
     def __init__(self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None):
@@ -57,7 +53,6 @@ class SparseAutoencoder(nn.Module):
         return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
 
     def unstacked(self) -> list[SparseAutoencoder]:
-        """Return each autoencoder of a stack by itself."""
         each = zip(*(part.detach().clone() for part in self.parameters()), strict=True)
         return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
 
@@ -81,12 +76,7 @@ class SparseAutoencoder(nn.Module):
         return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
 
     def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
-        """Return ĥ of each state."""
         return self.decode(self.encode(states))
-
-    def extra_repr(self) -> str:
-        stack = f"{len(self.W_enc)} of " if self.W_enc.dim() == 3 else ""
-        return f"{stack}{self.d} to {self.f}, " + ("ReLU" if self.k is None else f"Top{self.k}")
 
 
 REVIVAL = 1 / 32  # as Gao et al. have it
@@ -127,43 +117,17 @@ def sae_loss(
         sizes = latents * sae.W_dec.norm(dim=-1).unsqueeze(-2)
         loss = loss + sparsity / sae.d * sizes.sum(-1).mean(-1)
     elif dead is not None:
-        loss = loss + REVIVAL * _left_by_dead(sae, before, missed.detach(), dead)
+        shape = (*before.shape[:-1], dead.places.shape[-1])
+        values = before.gather(-1, dead.places.unsqueeze(-2).expand(shape)).relu() * dead.are.unsqueeze(-2)
+        directions = sae.W_dec.gather(-2, dead.places.unsqueeze(-1).expand(*dead.places.shape, sae.d))
+        left = (values @ directions - missed.detach()).square().mean((-2, -1)) * dead.are.any(-1)
+        loss = loss + REVIVAL * left
     return SAELoss(loss, missed.detach().square().sum(-1), latents.detach().count_nonzero(-2))
-
-
-def _left_by_dead(
-    sae: SparseAutoencoder, before: Float[Tensor, "*s n f"], missed: Float[Tensor, "*s n d"], dead: Dead
-) -> Float[Tensor, "*s"]:
-    """Return the mean of (e - ê)², where positive dead latents reconstruct errors e as ê; 0 without dead latents."""
-    shape = (*before.shape[:-1], dead.places.shape[-1])
-    values = before.gather(-1, dead.places.unsqueeze(-2).expand(shape)).relu() * dead.are.unsqueeze(-2)
-    directions = sae.W_dec.gather(-2, dead.places.unsqueeze(-1).expand(*dead.places.shape, sae.d))
-    return (values @ directions - missed).square().mean((-2, -1)) * dead.are.any(-1)
-
-
-def explained_variance(errors: Float[Tensor, "*s n"], spread: Float[Tensor, " n"]) -> Float[Tensor, "*s"]:
-    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1, from both of each state, or sums of them; 0 is the mean state's."""
-    return 1 - errors.sum(-1) / spread.sum(-1)
 
 
 def spread_of(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """Return ‖h - μ‖² of each state, with μ the mean of all."""
     return (states - states.mean(0)).square().sum(-1)
-
-
-def loss_recovered(
-    clean: Float[Tensor, "..."], ablated: Float[Tensor, "..."], spliced: Float[Tensor, "..."]
-) -> Float[Tensor, "..."]:
-    """Return (ablated - spliced) / (ablated - clean), at most about 1; the ablation alone reaches 0.
-
-    These are a model's own loss, and its losses with every state of a site replaced by their mean, or by ĥ.
-    """
-    return (ablated - spliced) / (ablated - clean)
-
-
-def dead_latents(latents: Float[Tensor, "*s n f"]) -> Bool[Tensor, "*s f"]:
-    """Return which latents are active for none of these states."""
-    return (latents <= 0).all(-2)
 
 
 @torch.no_grad()

@@ -14,8 +14,7 @@ from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.evaluation import SiteStates, site_states, states_after
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
@@ -23,7 +22,6 @@ from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_direct
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import same_vocabulary
-from thinkalike.stitches.results import load_stitch
 from thinkalike.store import Result, open_result
 from thinkalike.training.run import StepData
 
@@ -48,7 +46,7 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
     """Return the job that makes the autoencoders of a source that is a model, alone in a list."""
     if config.sae.source not in options("model"):
         return []
-    none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
+    none: dict[str, Any] = {"source": None, "source_layer": None}
     plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], lr_multiples=[], **none)
     return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))]
 
@@ -56,18 +54,13 @@ def source_jobs(config: SAEJob) -> list[SAEJob]:
 def source_result(config: SAEJob) -> Result:
     """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
 
-    Raises:
-        ConfigError: it is a result of another kind, layer or size.
-        StoreError: it is neither a model nor a result, or that is damaged.
+    A result of another kind, layer or size is a ConfigError.
     """
     name, own = str(config.sae.source), config.sae
     if jobs := source_jobs(config):
         (job,) = jobs
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
-            source, target = load_models(job.model, config.model)
-            same_vocabulary(source, target)
-            if own.stitch:
-                maps_of_stitch(own.stitch, (source, job.sae.layer), (target, own.layer))
+            same_vocabulary(*load_models(job.model, config.model))
         return run_job(job, shown=False)
     made = _result(name)
     shared = {"layer": own.source_layer, "width": own.width, "activation": own.activation, "k": own.active}
@@ -85,26 +78,6 @@ def _result(name: str) -> Result:
     return made
 
 
-def maps_of_stitch(
-    stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
-) -> tuple[AffineMap, AffineMap]:
-    """Return the maps of a stitching result in both directions, between models at layers.
-
-    Raises:
-        StitchError: it holds no stitches, has no such pair, one direction only, or is of other weights.
-    """
-    pair, there = (source[1], target[1]), load_stitch(stitch)
-    up, down = there[pair], there.back[pair]
-    for site, (model, _) in ((up.source, source), (up.target, target)):
-        site.check_model(model)
-    return up.affine, down.affine
-
-
-def saes_of(made: Result) -> list[SparseAutoencoder]:
-    """Return the autoencoders of a result, one for each seed."""
-    return [load_sae(made.folder / seed_folder(seed)).sae for seed in range(made.config["sae"]["seeds"])]
-
-
 def seed_folder(seed: int) -> str:
     """Return where in a result the autoencoder of a seed is, counted from 0: the first is in the folder itself."""
     return f"seed-{seed}" if seed else "."
@@ -119,30 +92,19 @@ def check_source(made: Result, model: FrozenModel) -> None:
 
 @dataclass(frozen=True)
 class Setting:
-    """What a job works with.
-
-    Attributes:
-        opening: rows that training reads early, from which states are scaled, and maps and decoders are fitted.
-        source: the model whose autoencoders are carried over, or None.
-        made: the result that has these autoencoders.
-    """
+    """What a job works with."""
 
     config: SAEConfig
     seed: int
     model: FrozenModel
     corpus: Corpus
-    opening: Tensor
-    source: FrozenModel | None = None
-    made: Result | None = None
+    opening: Tensor  # rows that training reads early, from which states are scaled, and maps and decoders are fitted
+    source: FrozenModel | None = None  # the model whose autoencoders are carried over, or None
+    made: Result | None = None  # the result that has these autoencoders
 
     @classmethod
     def of(cls, config: SAEJob, inputs: Mapping[str, Any]) -> Setting:
-        """Load models and text, and check that they go together.
-
-        Raises:
-            ModelError: a model cannot be loaded, has no such layer, or another tokenizer than the source.
-            DataError: there is too little text.
-        """
+        """Load models and text, and check that they go together."""
         sae, made = config.sae, inputs.get("source")
         others = [source_model(config)] if made else []
         model, *sources = load_models(config.model, *others)
@@ -159,19 +121,18 @@ class Setting:
 
     @property
     def seeds(self) -> range:
-        """The seeds of the job."""
         return range(self.seed, self.seed + self.config.seeds)
 
     @property
     def tokens_seen(self) -> list[int]:
-        """The number of tokens that have been read at each look."""
         return [look * self.config.tokens_per_step for look in self.config.looks]
 
     @cached_property
     def known(self) -> list[SparseAutoencoder]:
         """The autoencoders that are carried over, one for each seed of their job."""
         assert self.made
-        return saes_of(self.made)
+        seeds = range(self.made.config["sae"]["seeds"])
+        return [load_sae(self.made.folder / seed_folder(seed)).sae for seed in seeds]
 
     @cached_property
     def states(self) -> Tensor:
@@ -180,23 +141,18 @@ class Setting:
 
     @cached_property
     def mean(self) -> Tensor:
-        """The mean of these states."""
         return self.states.mean(0)
 
     @cached_property
     def scale(self) -> float:
-        """The root of their mean variance."""
         return float((self.states - self.mean).square().mean().sqrt())
 
     @cached_property
     def maps(self) -> tuple[AffineMap, AffineMap]:
-        """The maps from the source's site to the model's, and back: those of a stitch, or of least squares."""
+        """The maps of least squares from the source's site to the model's, and back."""
         assert self.source
         assert self.made
-        layer = int(self.made.config["sae"]["layer"])
-        if self.config.stitch:
-            return maps_of_stitch(self.config.stitch, (self.source, layer), (self.model, self.config.layer))
-        moments = PairMoments()
+        moments, layer = PairMoments(), int(self.made.config["sae"]["layer"])
         theirs = states_after(self.source, layer, self.opening, self.config.skip_first_tokens)
         moments.update(theirs.to(self.states.device), self.states)
         return both_directions(moments)

@@ -32,25 +32,16 @@ class SAEFit(NamedTuple):
 
 
 class SAETraining(SteppedModule):
-    """Trains autoencoders on (h - mean) / scale; its state holds them and never the model.
+    """Trains autoencoders of one shape on (h - mean) / scale; its state holds them and never the model.
 
     The rate is constant. Reported and kept is a mean of the weights so far, which those after step t enter with the
     share (m + 1) / (t + m), m = 8 (polynomial-decay averaging; Shamir & Zhang 2013, section 4). It does what a rate
     that falls to zero does, but at every step: the autoencoder after n tokens is the one that n tokens would end with.
-
-    Attributes:
-        errors: (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
-        active, dead: (looks, fits), see `Kept`.
-
-    Args:
-        fits: all of one shape.
-        mean, scale: standardise the model's states.
-        report: states of held-out text.
     """
 
-    errors: Tensor
-    active: Tensor
-    dead: Tensor
+    errors: Tensor  # (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units
+    active: Tensor  # (looks, fits), see `Kept`
+    dead: Tensor  # likewise
     asleep: Int[Tensor, "fits f"]  # how many states each latent has not been active for
 
     def __init__(
@@ -88,7 +79,11 @@ class SAETraining(SteppedModule):
         total, missed = torch.zeros((), device=self.device), torch.empty(len(self.fits), device=self.device)
         for stack, places, states in zip(self.stacks, self.places, self._buffer, strict=True):
             part = states.tensor_split(self.repeats, 1)[place]
-            found = sae_loss(stack, part, self.config.sparsity, self._dead(places))  # type: ignore[arg-type]
+            dead = None
+            if self.config.dead_after:  # the longest inactive latents of a stack, and which count as dead
+                asleep, longest = self.asleep[places].topk(self.config.revived)
+                dead = Dead(longest, asleep > self.config.dead_after)
+            found = sae_loss(stack, part, self.config.sparsity, dead)  # type: ignore[arg-type]
             total = total + found.loss.sum()
             missed[places] = (found.errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
             self.asleep[places] = (self.asleep[places] + part.shape[1]) * (found.active == 0)
@@ -98,13 +93,6 @@ class SAETraining(SteppedModule):
     def data(self, rows: Int[Tensor, "rows context"]) -> StepData:
         """Return the buffers of text that the training reads."""
         return StepData(rows, self.config.buffer, self.steps, seed=0, repeats=self.repeats)
-
-    def _dead(self, places: list[int]) -> Dead | None:
-        """Return the longest inactive latents of a stack, and which of them count as dead."""
-        if not self.config.dead_after:
-            return None
-        asleep, longest = self.asleep[places].topk(self.config.revived)
-        return Dead(longest, asleep > self.config.dead_after)
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
         """Take a step, and its weights into their means: before a state is kept."""
@@ -121,7 +109,8 @@ class SAETraining(SteppedModule):
         states = ((states - self.mean.to(states)) / self.scale).to(self.device)
         buffer = self.global_step // self.repeats
         seeds = dict.fromkeys(fit.seed for fit in self.fits)
-        orders = {seed: _order(len(states), seed, buffer) for seed in seeds}
+        drawn = {seed: torch.Generator().manual_seed(seed * 1_000_003 + buffer) for seed in seeds}
+        orders = {seed: torch.randperm(len(states), generator=generator) for seed, generator in drawn.items()}
         return [states[torch.stack([orders[self.fits[i].seed] for i in places])] for places in self.places]
 
     @torch.no_grad()
@@ -148,7 +137,3 @@ class SAETraining(SteppedModule):
             for stack, factor in zip(self.stacks, self.factors, strict=True)
         ]
         return torch.optim.Adam(groups, betas=BETAS, foreach=False, fused=False)  # fused ones round by the stack's size
-
-
-def _order(count: int, seed: int, buffer: int) -> Int[Tensor, " n"]:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(seed * 1_000_003 + buffer))

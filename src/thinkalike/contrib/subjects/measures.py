@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,9 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.bootstrapping import drawn_counts
 from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, mid_ranks, stimuli_of
-from thinkalike.measures.estimates import Estimate, interval_around, random_effects, student_t, two_sided
+from thinkalike.measures.estimates import Estimate, drawn_counts, interval_around, student_t, two_sided
 from thinkalike.progress import counted
 
 FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare
@@ -31,6 +31,16 @@ class Scored(NamedTuple):
         return Scored(self.values - other.values, self.replicates - other.replicates)
 
 
+def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
+    """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
+
+    The subjects are a sample of all subjects (Holmes & Friston 1998), and each one's own noise is in the variance
+    between them. Stimuli are fixed; see `two_factor` for both.
+    """
+    s = values.shape[-1]
+    return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
+
+
 @dataclass(frozen=True, eq=False)
 class ModelScores:
     """The scores of m models in s subjects, and in r resamples of stimuli, on the CPU."""
@@ -42,7 +52,6 @@ class ModelScores:
     draws: Draws
 
     def of(self, model: int) -> Scored:
-        """Return the scores of one model."""
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:

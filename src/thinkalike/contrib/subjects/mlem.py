@@ -11,14 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.contrib.subjects.measures import noise_ceiling
+from thinkalike.contrib.subjects.measures import noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.instruments.of_stimuli import layer_distances
-from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.instruments.rsa import layer_distances
 from thinkalike.measures.distances.representational_similarity import distance_vectors
-from thinkalike.measures.estimates import random_effects, splits, stimulus_folds, two_sided
+from thinkalike.measures.estimates import splits, stimulus_folds, two_sided
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
@@ -27,17 +26,20 @@ class SubjectsMLEM(FeatureProfiles, kind="mlem", version=FeatureProfiles.version
     """Finds the feature profiles of every recorded layer, also of the group, and of all layers of the models."""
 
     def beside(
-        self,
-        config: AnalyzeConfig,
-        stimuli: Stimuli,
-        sides: Sequence[StimulusStates],
-        profiles: pd.DataFrame,
-        scores: pd.DataFrame,
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates], *tables: pd.DataFrame
     ) -> dict[str, pd.DataFrame]:
-        return group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
+        return group_tables(config, stimuli, sides[: len(config.subjects)], *tables)
 
     def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-        return with_group(result)
+        """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
+        table, scores = result.table, result.tables["scores"]
+        if "group" not in result.tables:
+            return table, scores
+        subjects = result.provenance["subjects"]
+        name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
+        own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
+        profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
+        return profiles, scores
 
 
 def group_tables(
@@ -49,22 +51,18 @@ def group_tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
 
-    Args:
-        profiles, scores: The tables of all sides.
-
-    Returns:
-        group: layer, feature, importance, low, high, p. group_scores: layer, score, low, high, p, and lower and upper,
-        the noise ceiling of Spearman's ρ over the same held-out pairs.
-
-    Raises:
-        DataError: the distances of a fold are all equal in a subject.
+    Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ over the same held-out
+    pairs. Equal distances of a fold are a DataError.
     """
-    names, held_out = [side.name for side in subjects], _held_out(config, stimuli)
+    names, held_out, ends = [side.name for side in subjects], _held_out(config, stimuli), []
     recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
     try:
-        lower, upper = zip(*(_held_out_ceiling(layers, held_out) for layers in recorded), strict=True)
+        for layers in recorded:  # both ends of the noise ceiling of held-out pairs, each a mean over the folds
+            found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
+            ends.append([[float(each.lower.mean()), float(each.upper.mean())] for each in found])
     except ValueError as error:
         raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
+    lower, upper = torch.tensor(ends, dtype=torch.float64).mean(1).T.tolist()
     score = _mean(scores, names, ["layer"], "score").assign(lower=lower, upper=upper)
     return {"group": _mean(profiles, names, ["layer", "feature"], "importance"), "group_scores": score}
 
@@ -90,22 +88,3 @@ def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]
         return [kept]
     owners = stimuli.groups[kept] if measure.together == "sentence" else None
     return [kept[test] for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners))]
-
-
-def _held_out_ceiling(layers: Sequence[NeuralDistances], held_out: Sequence[Int[Tensor, " k"]]) -> list[float]:
-    """Return both ends of the noise ceiling of held-out pairs, each a mean over the folds."""
-    found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
-    ends = [[float(each.lower.mean()), float(each.upper.mean())] for each in found]
-    return torch.tensor(ends, dtype=torch.float64).mean(0).tolist()
-
-
-def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
-    table, scores = result.table, result.tables["scores"]
-    if "group" not in result.tables:
-        return table, scores
-    subjects = result.provenance["subjects"]
-    name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
-    own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
-    profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
-    return profiles, scores

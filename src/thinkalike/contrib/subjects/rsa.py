@@ -15,22 +15,22 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib import figures
-from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored, model_scores, noise_ceiling
+from thinkalike.contrib.subjects.measures import (
+    ModelScores,
+    NoiseCeiling,
+    Scored,
+    model_scores,
+    noise_ceiling,
+    random_effects,
+)
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.instruments.of_stimuli import (
-    layer_distances,
-    repeated_rows,
-    rows_of_sides,
-    sentence_groups,
-    states_of_sides,
-    stimuli_facts,
-)
-from thinkalike.instruments.rsa import RSA
+from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.representational_similarity import distance_vectors
-from thinkalike.measures.estimates import random_effects, two_sided
+from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -54,7 +54,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         """
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
-        ((stimuli, sides), _), count = states_of_sides(config, stimuli), len(config.subjects)
+        ((stimuli, sides), _), count = of_stimuli.states_of_sides(config, stimuli), len(config.subjects)
         try:
             vectors = [_vectors(side, measure) for side in sides]
             tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
@@ -70,7 +70,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             scalars,
             tables=joined,
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli, sides[:count]),
+            facts=of_stimuli.stimuli_facts(stimuli, sides[:count]),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -103,12 +103,20 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             doubt = "" if low > 0 else "; subjects share too little to judge a model by"
             ceiling = f"noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}"
             show_text(f"{recorded}: {ceiling}{doubt}", indent=2)
-            if "models" in result.tables:
-                _show_models(result, recorded, float(rows["lower"].mean()))
+            if "models" not in result.tables:
+                continue
+            bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
+            row: Any
+            lower = float(rows["lower"].mean())
+            for row in bests[bests["recorded"] == recorded].itertuples():
+                share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
+                show_text(f"{row.model}, best layer {row.layers}: {_written(row, 'value')}{share}", indent=4)
+            for row in pairs[pairs["recorded"] == recorded].itertuples():
+                word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
+                show_text(f"{row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}", indent=4)
 
 
 def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per recorded layer: recorded, lower, upper."""
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
@@ -122,34 +130,24 @@ def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
 def _tables(
     place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
 ) -> dict[str, pd.DataFrame]:
-    """Return the rows of one recorded layer, by table."""
     measure: Any = config.measure
-    count, settings = len(config.subjects), {"resamples": measure.resamples, "seed": config.seed}
+    count, settings = len(config.subjects), dict[str, Any](resamples=measure.resamples, seed=config.seed)
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
     if len(sides) == count:
         return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
-    models, layers = torch.cat(list(vectors[count:])), rows_of_sides(sides[count:])
-    found = model_scores(models, subjects, measure.comparator, groups=sentence_groups(stimuli), **settings)
+    models, layers = torch.cat(list(vectors[count:])), of_stimuli.rows_of_sides(sides[count:])
+    settings["groups"] = of_stimuli.sentence_groups(stimuli)
+    found = model_scores(models, subjects, measure.comparator, **settings)
     ceilings = ceiling_rows(found.ceiling, names, recorded)
     table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
     bests, comparisons = best_of_models(found, layers)
-    tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
+    tables = {"table": table, "by_subject": of_stimuli.repeated_rows(layers, "subject", names, value=found.values)}
     tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
     for part in tables.values():
         part.insert(0, "recorded", recorded)
     return {**{name: part for name, part in tables.items() if len(part)}, "ceilings": ceilings}
-
-
-def _show_models(result: Result, recorded: Any, lower: float) -> None:
-    bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
-    for row in bests[bests["recorded"] == recorded].itertuples():
-        share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
-        show_text(f"{row.model}, best layer {row.layers}: {_written(row, 'value')}{share}", indent=4)
-    for row in pairs[pairs["recorded"] == recorded].itertuples():
-        word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
-        show_text(f"{row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}", indent=4)
 
 
 def _written(row: Any, column: str) -> str:
@@ -158,7 +156,6 @@ def _written(row: Any, column: str) -> str:
 
 
 def _ends(columns: Collection[str]) -> tuple[str, str]:
-    """Return the columns of the widest interval that a table has."""
     return ("both_low", "both_high") if "both_low" in columns else ("low", "high")
 
 

@@ -19,7 +19,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.contrib.trajectory.measures import Curve, balanced, band, curve_of, held_out_right, permuted_labels
+from thinkalike.contrib.populations.measures import percentile_interval
+from thinkalike.contrib.trajectory.measures import (
+    Curve,
+    balanced,
+    band,
+    curve_of,
+    held_out_right,
+    permuted_labels,
+    simultaneous_t,
+)
 from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
@@ -35,11 +44,9 @@ from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
-from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.metric import CKA, CKAResult
-from thinkalike.measures.rows import RowGroups, massive
+from thinkalike.measures.rows import FEWEST, RowGroups, massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
@@ -72,11 +79,7 @@ class Reading:
         self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
 
     def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
-        """Return what one checkpoint gives: states and losses of the text, and of stimuli accuracies and importances.
-
-        Raises:
-            DataError: its tokenizer cuts the text otherwise than that of the first checkpoint.
-        """
+        """Return what one checkpoint gives: states and losses of text, and of stimuli accuracies and importances."""
         with self.work.phase("loading"):
             model = load_model(checkpoint)
             cut = tokenizer_fingerprint(model.tokenizer)
@@ -92,8 +95,10 @@ class Reading:
             words = stimulus_states(model, self.stimuli)
             found = {"states": states, "losses": losses, "model": model.describe(), **self._accuracies(words)}
         if self.measure.importance:
-            with self.work.phase("importance"):
-                found["importance"] = self._importance(model, words)
+            with self.work.phase("importance"):  # of each feature in each layer on each fold, (l, f, k)
+                side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
+                config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
+                found["importance"] = fit_profiles(config, self.stimuli, [side])[1].by_fold()
         return found
 
     def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
@@ -104,12 +109,6 @@ class Reading:
             right.append(torch.stack([each[0] for each in found]))
             null.append(torch.stack([balanced(each[1:], labels[1:], len(task.levels)) for each in found]))
         return {"right": right, "null": null}
-
-    def _importance(self, model: FrozenModel, words: Sequence[Tensor]) -> Tensor:
-        """Return the importance of each feature in each layer on each fold, (l, f, k)."""
-        side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
-        config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
-        return fit_profiles(config, self.stimuli, [side])[1].by_fold()
 
 
 def _of_text(model: FrozenModel, rows: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -131,14 +130,16 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
         layers.append(_by_step(steps, layer, result))
         cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
         likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
-    curves = _curves(kept, reading)
+    curves = [  # of each layer and task
+        (task, layer, curve_of(_by(kept, "right", n, layer), task.labels, task.groups, _by(kept, "null", n, layer)))
+        for layer, (n, task) in itertools.product(range(len(layers)), enumerate(reading.tasks))
+    ]
     table, joint = pd.concat(layers, ignore_index=True), pd.concat(likeness, ignore_index=True)
     tables = {
         "losses": losses,
         "likeness": joint[["layer", "step", "other", "value"]],
         "features": _features(steps, kept, reading, curves),
         "onsets": _onsets(steps, curves),
-        "order": _order(curves),
     }
     settled = settling(table, losses)
     scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
@@ -184,11 +185,7 @@ def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.Data
 
 
 def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
-    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position.
-
-    Raises:
-        DataError: at some step all states of a layer are the same.
-    """
+    """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position."""
     documents = numbered_by_part(reading.text["documents"].flatten().long())
     tokens = reading.text["tokens"].flatten().long()
     positions = torch.arange(reading.text["tokens"].shape[1]).expand_as(reading.text["tokens"]).flatten()
@@ -220,20 +217,11 @@ def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFram
     return pd.DataFrame(columns)
 
 
-def _curves(kept: Kept, reading: Reading) -> Curves:
-    """Return the curve of each layer and task."""
-
-    def by_step(part: str, number: int, layer: int) -> Tensor:
-        return torch.stack([each[part][number][layer] for each in kept])
-
-    return [
-        (task, layer, curve_of(by_step("right", n, layer), task.labels, task.groups, by_step("null", n, layer)))
-        for layer, (n, task) in itertools.product(range(len(kept[0]["states"])), enumerate(reading.tasks))
-    ]
+def _by(kept: Kept, part: str, number: int, layer: int) -> Tensor:
+    return torch.stack([each[part][number][layer] for each in kept])
 
 
 def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves) -> pd.DataFrame:
-    """Return accuracy, its null and importance by step, layer and feature."""
     parts = []
     for task, layer, curve in curves:
         columns = {"step": list(steps), "layer": layer, "feature": task.feature, "held_out": task.split}
@@ -243,7 +231,7 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves
     if "importance" not in kept[0]:
         return table
     folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
-    importance = ends_of("importance", fold_interval(folds, together=True))
+    importance = ends_of("importance", fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0))))
     names = reading.stimuli.names
     cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
     cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})
@@ -255,23 +243,6 @@ def _onsets(steps: Sequence[int], curves: Curves) -> pd.DataFrame:
     after = [*map(float, steps), math.nan]
     rows = []
     for task, layer, curve in curves:
-        onset, earliest, latest = (
-            after[int(place)] for place in percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
-        )
-        row = {"layer": layer, "feature": task.feature, "onset": onset, "earliest": earliest, "latest": latest}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def _order(curves: Curves) -> pd.DataFrame:
-    """Return for every two features of a layer how often one is there first, and whether that is certain.
-
-    Certain is what holds in all resamples but 5 % over all pairs of the layer (Bonferroni).
-    """
-    rows = []
-    for (first, layer, one), (second, its, other) in itertools.permutations(curves, 2):
-        if layer == its:
-            share = float((one.draws < other.draws).double().mean())  # ties are not before
-            rows.append({"layer": layer, "first": first.feature, "second": second.feature, "share": share})
-    table = pd.DataFrame(rows, columns=["layer", "first", "second", "share"])
-    return table.assign(certain=table["share"] >= 1 - 0.05 / table.groupby("layer")["share"].transform("size"))
+        ends = percentile_interval(torch.tensor(curve.onset), curve.draws, 0.95)
+        rows.append((layer, task.feature, *(after[int(place)] for place in ends)))
+    return pd.DataFrame(rows, columns=["layer", "feature", "onset", "earliest", "latest"])

@@ -10,12 +10,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import pandas as pd
+
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
 from thinkalike.config.schema import Numbers
+from thinkalike.contrib import figures
+from thinkalike.contrib.trajectory.answers import Reading, outcome, tasks_of_features
+from thinkalike.data.documents import text_fingerprint
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, listed
+from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.places import checkpoint_fingerprint, steps_of
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.progress import counted
+from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
 from thinkalike.store import Headline, Result
+
+ROWS = 14  # checkpoints on the screen, at most
 
 
 @dataclass
@@ -35,8 +47,8 @@ class TrajectoryConfig(MeasureConfig):
 class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
     """Compares the checkpoints of a run with each other, and finds when each feature is there.
 
-    Leaves likeness and speed by step and layer in table.csv, and losses.csv, likeness.csv (step x step), features.csv,
-    onsets.csv and order.csv.
+    Leaves likeness and speed by step and layer in table.csv, and losses.csv, likeness.csv (step x step), features.csv
+    and onsets.csv.
     """
 
     of_models: ClassVar[str] = "each"
@@ -58,10 +70,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return [Passes("checkpoints", shapes["model"], float(measure.tokens), config.data.context or 64, count)]
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        from thinkalike.contrib.trajectory.answers import tasks_of_features
-        from thinkalike.data.documents import text_fingerprint
-        from thinkalike.data.from_config import read_stimuli
-
         stimuli = read_stimuli(config.stimuli)
         tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained
         return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
@@ -71,9 +79,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return {"steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        from thinkalike.contrib.trajectory.answers import Reading, outcome
-        from thinkalike.progress import counted
-
         steps: Checkpoints = work.inputs["steps"]
         reading, kept = Reading(config, work), []
         for step in counted(list(steps), "checkpoint"):
@@ -83,8 +88,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return outcome(list(steps), kept, reading)
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike.contrib import figures
-
         figures.trajectory(result.table, result.tables, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
@@ -93,18 +96,32 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
     def show(self, result: Result) -> None:
-        from thinkalike.contrib.trajectory.screen import show
-
-        show(result)
+        """Print the loss and likeness by step, and the earliest onset of each feature over layers."""
+        losses, table, scalars = result.tables["losses"], result.table, result.scalars
+        places = sorted({*range(0, len(losses), -(-len(losses) // ROWS)), len(losses) - 1})
+        columns = [number_column("step", losses["step"][places]), number_column("loss", losses["loss"][places], ".3f")]
+        alike = table.pivot(index="step", columns="layer", values="to_last").iloc[places]
+        for layer in sorted({alike.columns[place] for place in (0, len(alike.columns) // 2, -1)}):
+            columns.append(number_column(f"layer {layer}", alike[layer], ".3f"))
+        speed = table.groupby("step")["speed"].mean().iloc[places]
+        columns.append(number_column("speed", ["" if pd.isna(each) else f"{each:.2f}" for each in speed]))
+        last = result.provenance["models"][-1]["name"]
+        show_table(Table(f"loss, CKA with {last} by layer, and radians of change per doubling of the step", columns))
+        onsets = result.tables["onsets"]
+        found = onsets.dropna(subset="onset").sort_values("onset", kind="stable").groupby("feature", sort=False).first()
+        named = [f"{feature} {row['onset']:.0f} (layer {row['layer']:.0f})" for feature, row in found.iterrows()]
+        never = [name for name in dict.fromkeys(onsets["feature"]) if name not in found.index]
+        said = f"Features are there for good from step: {', '.join(named) or 'none'}."
+        show_text(said + (f" Not at the end: {', '.join(never)}." if never else ""))
+        loss, likeness = (f"{scalars.get(f'{name}_settles', float('nan')):.0f}" for name in ("loss", "likeness"))
+        documents = number_of_documents(scalars)
+        show_text(f"Nine tenths of the way: loss by step {loss}, likeness to the end by step {likeness}; {documents}.")
 
 
 class Checkpoints(dict[int, ModelConfig]):
     """The checkpoints of a run by their steps."""
 
     def fingerprint(self) -> str:
-        """Return the step and the content of each."""
-        from thinkalike.models.places import checkpoint_fingerprint
-
         return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.items())
 
 
@@ -119,8 +136,6 @@ def training(config: AnalyzeConfig) -> Any:
 
 def trained(config: AnalyzeConfig) -> ModelConfig:
     """Return the model whose checkpoints are read, trained first if `measure.train` says so."""
-    from thinkalike.instruments import run_job
-
     if not config.measure.train:  # type: ignore[attr-defined]
         return config.model
     job = training(config)
@@ -129,13 +144,7 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
 
 
 def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
-    """Return the checkpoints of a run at these steps, in their order.
-
-    Raises:
-        ConfigError: there are fewer than two, or none of a step.
-    """
-    from thinkalike.models.places import steps_of
-
+    """Return the checkpoints of a run at these steps, in their order; fewer than two are a ConfigError."""
     there = steps_of(model)
     wanted = list(there) if steps == "all" else sorted(set(steps))
     if missing := [step for step in wanted if step not in there]:

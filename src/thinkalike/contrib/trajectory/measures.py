@@ -15,8 +15,15 @@ from torch.nn.functional import one_hot
 
 from thinkalike.arguments import seeded
 from thinkalike.contrib.transfer.measures import balanced_accuracies
-from thinkalike.measures.bootstrapping import drawn_counts, sum_by_document
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, interval_around, jackknife, splits
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    drawn_counts,
+    interval_around,
+    jackknife,
+    splits,
+    sum_by_document,
+)
 from thinkalike.measures.mlem.importance import regrouped
 
 SHRINKAGE = 0.1
@@ -74,6 +81,22 @@ def balanced(right: Bool[Tensor, "p n"], labels: Int[Tensor, "p n"], levels: int
     return recalls.sum(1) / (counts > 0).sum(1)
 
 
+def simultaneous_t(replicates: Float[Tensor, "b s *r"], level: float = 0.95, draws: int = 4000) -> Float[Tensor, " *r"]:
+    """Return the t with which the intervals of s values hold for all of them together, for each of r such families.
+
+    It is the quantile of maxₛ |Tₛ| for T of the multivariate t distribution with b - 1 degrees of freedom, whose
+    correlation is that of the replicates: Tₛ = Σ g d / √(Σ d²) / √(χ² / (b - 1)) over b, with normal g and the
+    deviations d of a value's replicates from their mean (Hothorn, Bretz & Westfall 2008). Of one value it is Student's
+    t up to the error of drawing. A value without deviations takes no part.
+    """
+    generator, (b, s, *rest) = seeded(0), replicates.shape
+    families = (replicates - replicates.mean(0)).double().cpu().reshape(b, s, -1).unbind(2)
+    normal = torch.randn(draws, b, generator=generator, dtype=torch.float64)
+    chi = torch.randn(draws, b - 1, generator=generator, dtype=torch.float64).square().mean(1).sqrt()
+    found = [(normal @ each / each.square().sum(0).sqrt()).nan_to_num(0.0).abs().amax(1) / chi for each in families]
+    return torch.stack([t.quantile(level) for t in found]).view(rest).to(replicates)
+
+
 def band(
     value: Float[Tensor, " s"], replicates: Float[Tensor, "b s"], reference: Float[Tensor, " s"] | None = None
 ) -> Estimate:
@@ -83,23 +106,16 @@ def band(
     """
     if len(replicates) < FEWEST_GROUPS:
         return interval_around(value, torch.inf)
-    return jackknife(value, replicates, reference, together=True)
+    return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
 
 
 class Curve(NamedTuple):
-    """The held-out accuracy of a feature by step, in [0, 1], beside its null, and its onset.
+    """The held-out accuracy of a feature by step, in [0, 1], beside its null, and its onset."""
 
-    Attributes:
-        accuracy: balanced, with intervals that hold for all steps together, over groups of stimuli.
-        threshold: what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations.
-        onset: the index of the first step from which the accuracy stays above it, or the number of steps.
-        draws: the same in each resample of groups.
-    """
-
-    accuracy: Estimate
-    threshold: float
-    onset: int
-    draws: Int[Tensor, " r"]
+    accuracy: Estimate  # balanced, with intervals that hold for all steps together, over groups of stimuli
+    threshold: float  # what an accuracy exceeds by chance, at any of the steps, in 5 % of permutations
+    onset: int  # the index of the first step from which the accuracy stays above it, or the number of steps
+    draws: Int[Tensor, " r"]  # the same in each resample of groups
 
 
 def curve_of(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.schema import COUNTS
-from thinkalike.data.rows import Corpus
+from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.maps import rows_of_moments, state_moments
@@ -86,9 +86,6 @@ def fitted_maps(
     """Return the maps of each layer pair, from one pass of both models over the text.
 
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
-
-    Raises:
-        ModelError: the states of a layer do not vary.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
     fit, held_out = (

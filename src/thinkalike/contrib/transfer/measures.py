@@ -24,9 +24,17 @@ from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures.bootstrapping import Jackknifed, without_each_part
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import splits
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    interval_around,
+    jackknife,
+    numbered_by_part,
+    splits,
+    sum_by_document,
+)
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -34,19 +42,13 @@ STEPS = 5000  # of L-BFGS at most
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A score for each of k levels of a feature, linear in states of width d, in float64.
+    """A score for each of k levels of a feature, linear in states of width d, in float64."""
 
-    Attributes:
-        weight, bias: p and c of each level; a level that the probe never saw has the bias -∞.
-        converged: Whether the fit reached its tolerance.
-    """
-
-    weight: Float[Tensor, "k d"]
-    bias: Float[Tensor, " k"]
-    converged: bool = True
+    weight: Float[Tensor, "k d"]  # p of each level
+    bias: Float[Tensor, " k"]  # c of each level; -∞ of one that the probe never saw
+    converged: bool = True  # whether the fit reached its tolerance
 
     def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-        """Return the score of every level for each state."""
         return states.to(self.weight) @ self.weight.T + self.bias
 
     def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
@@ -91,19 +93,14 @@ def fit_probes(
             warnings.simplefilter("always")
             model.fit(x, y)
         converged = not any("converge" in str(warning.message).lower() for warning in caught)
-        probes.append(_of_states(model, levels, mean, scale, converged))
+        weights, offsets = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
+        if len(model.classes_) == 2:  # one row, for the second against the first
+            weights, offsets = torch.cat([-weights, weights]) / 2, torch.cat([-offsets, offsets]) / 2
+        seen = torch.from_numpy(model.classes_)
+        weight = mean.new_zeros(levels, len(mean)).index_copy_(0, seen, weights / scale)
+        bias = mean.new_full((levels,), -torch.inf).index_copy_(0, seen, offsets - weights @ mean / scale)
+        probes.append(Probe(weight, bias, converged))
     return probes
-
-
-def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: bool) -> Probe:
-    """Return what scikit-learn fitted to (h - mean) / scale as a probe of h."""
-    rows, offsets = torch.from_numpy(model.coef_), torch.from_numpy(model.intercept_)
-    if len(model.classes_) == 2:  # one row, for the second against the first
-        rows, offsets = torch.cat([-rows, rows]) / 2, torch.cat([-offsets, offsets]) / 2
-    seen = torch.from_numpy(model.classes_)
-    weight = mean.new_zeros(levels, len(mean)).index_copy_(0, seen, rows / scale)
-    bias = mean.new_full((levels,), -torch.inf).index_copy_(0, seen, offsets - rows @ mean / scale)
-    return Probe(weight, bias, converged)
 
 
 ROUGH = 1e-4  # tolerance of fits that only choose a penalty
@@ -119,7 +116,6 @@ class CrossFitted:
 
     @property
     def converged(self) -> bool:
-        """Whether all fits reached their tolerance."""
         return all(probe.converged for probe in self.probes)
 
     def through(self, mapping: AffineMap) -> CrossFitted:
@@ -201,6 +197,38 @@ def best_penalty(
     best = recalls[:, accuracy.argmax()]
     error = (best * (1 - best) / counts).sum().sqrt() / len(best)
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
+
+
+def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
+    """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
+    part_of = numbered_by_part(groups) % PARTS
+    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
+    total = sums.sum(-1, keepdim=True)
+    return torch.cat([total, total - sums], -1)
+
+
+@dataclass(frozen=True, eq=False)
+class Jackknifed:
+    """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
+
+    value: Float[Tensor, "*b"]
+    replicates: Float[Tensor, "*b r"]
+
+    def interval(self, level: float = 0.95) -> Estimate:
+        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups."""
+        if self.replicates.shape[-1] < FEWEST_GROUPS:
+            return interval_around(self.value, torch.nan)
+        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level)
+
+    def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
+        """Return (a - above) / (b - above) of these values a and another one, b, of the same groups.
+
+        It is NaN where the interval of b is not above `above`.
+        """
+        if other.interval(level).low <= above:
+            return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
+        value = (self.value - above) / (other.value - above)
+        return Jackknifed(value, (self.replicates - above) / (other.replicates - above)).interval(level)
 
 
 @dataclass(frozen=True, eq=False)

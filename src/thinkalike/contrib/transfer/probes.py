@@ -17,19 +17,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.contrib import figures
+from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import probing
-from thinkalike.contrib.transfer.maps import (
-    OfMaps,
-    TransferConfig,
-    fitted_maps,
-    models_and_pairs,
-    named,
-    unexplained_table,
-)
+from thinkalike.contrib.transfer.maps import OfMaps, TransferConfig, named
 from thinkalike.contrib.transfer.measures import STEPS
 from thinkalike.contrib.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
-from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli
+from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
@@ -87,16 +81,16 @@ class CarriedProbes(
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("loading"):
-            source, target, pairs = models_and_pairs(config)
+            source, target, pairs = fitting.models_and_pairs(config)
             corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("states"):
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
-            maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
+            maps = fitting.fitted_maps(source, target, pairs, corpus, measure.ridge)
             fits = Probing(measure, config.seed, kept[0].states, kept[-1].states, maps)
             if measure.untrained:
                 model = fresh(target, config.seed)
-                back = fitted_maps(source, model, pairs, corpus, measure.ridge)
+                back = fitting.fitted_maps(source, model, pairs, corpus, measure.ridge)
                 fits = replace(fits, untrained=stimulus_states(model, stimuli), back=back)
         rows, replicates = [], []
         for pair in counted(pairs, "layer pair"):
@@ -112,7 +106,7 @@ class CarriedProbes(
             table,
             {**means_of(table), "stimuli": float(len(stimuli))},
             {"replicates": pad_sequence(replicates, batch_first=True, padding_value=nan).numpy()},
-            {"maps": unexplained_table(source, target, maps)},
+            {"maps": fitting.unexplained_table(source, target, maps)},
             models=[side.origin for side in kept],
             facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},
             blank=probing.BLANK,
@@ -140,9 +134,8 @@ class CarriedProbes(
                 f"On held-out {split}s, carried probes are right on {carried['accuracy']:.2f} on average, probes of "
                 f"the target itself on {native['accuracy']:.2f}, and chance is {native['chance']:.2f}."
             )
-        show_text(
-            f"The maps leave {left['phi'].min():.2f} to {left['phi'].max():.2f} of held-out text unexplained. {LEGEND}"
-        )
+        ends = f"{left['phi'].min():.2f} to {left['phi'].max():.2f}"
+        show_text(f"The maps leave {ends} of held-out text unexplained. {LEGEND}")
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
@@ -151,12 +144,7 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 
 
 ACCURACY = "balanced accuracy of probes"
-SHOWN = {
-    "native": probing.NATIVE,
-    "carried": probing.CARRIED,
-    "random": probing.RANDOM,
-    "untrained": probing.UNTRAINED,
-}
+SHOWN = {"native": probing.NATIVE, "carried": probing.CARRIED, "random": probing.RANDOM, "untrained": probing.UNTRAINED}
 LEGEND = (
     "Native probes are fitted in the target, carried ones in the source and read through ψ, random ones through maps "
     "of ψ's spectrum, untrained ones in an untrained target; share is that of native above chance."

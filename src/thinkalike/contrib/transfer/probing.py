@@ -15,15 +15,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import PairMap
-from thinkalike.contrib.transfer.measures import (
-    Accuracy,
-    CrossFitted,
-    balanced_accuracies,
-    balanced_folds,
-    cross_fitted,
-    turned_at_random,
-)
+from thinkalike.contrib.transfer.measures import Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.closed_forms import LayerPair
@@ -36,22 +30,15 @@ SPLITS = ("sentence", "word")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together.
-
-    Attributes:
-        rows: the numbers of the stimuli among all.
-        labels: the number of each one's level.
-        sentences: the number of the text of each.
-        groups: the number of the sentence or the word of each.
-    """
+    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together."""
 
     feature: str
     split: str
     levels: Sequence[str]
-    rows: Int[Tensor, " n"]
-    labels: Int[Tensor, " n"]
-    sentences: Int[Tensor, " n"]
-    groups: Int[Tensor, " n"]
+    rows: Int[Tensor, " n"]  # the numbers of the stimuli among all
+    labels: Int[Tensor, " n"]  # the number of each one's level
+    sentences: Int[Tensor, " n"]  # the number of the text of each
+    groups: Int[Tensor, " n"]  # the number of the sentence or the word of each
     fold_of: Int[Tensor, " n"]
 
     def learnable(self) -> Task:
@@ -66,18 +53,14 @@ class Task:
 def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
     """Yield the task of each feature by each split; a split by too few words is left out with a warning.
 
-    Args:
-        least: the least number of stimuli of a level.
-
-    Raises:
-        DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
+    Levels of fewer than `least` stimuli are left out. A feature without two levels, or a continuous one, is refused.
     """
     words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
     for name, split in itertools.product(stimuli.names, splits):
         rows, labels, levels = _labelled(stimuli, name, least)
         groups = (stimuli.groups if split == "sentence" else words)[rows]
         try:
-            fold_of = balanced_folds(labels, groups, folds, seed)
+            fold_of = measures.balanced_folds(labels, groups, folds, seed)
         except ValueError as error:
             if split == "sentence":
                 raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
@@ -94,9 +77,7 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
     """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
     column = stimuli.features[name]
     if stimuli.kinds[name] == "continuous":
-        raise DataError(
-            f"{stimuli.source}: {name} is continuous, and a probe tells levels apart; leave it out of stimuli.features"
-        )
+        raise DataError(f"{stimuli.source}: {name} is continuous, without levels; leave it out of stimuli.features")
     values = column.dropna()
     kept = values[values.map(values.value_counts()).astype(int) >= least]
     if kept.nunique() < 2:
@@ -116,20 +97,15 @@ States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 @dataclass(frozen=True, eq=False)
 class Probing:
-    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds.
-
-    Attributes:
-        source, target, untrained: the states of all stimuli; the last those of an untrained target, if there is one.
-        maps, back: between source and target, and between source and untrained target.
-    """
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
 
     measure: Any
     seed: int
     source: States
     target: States
     maps: Mapping[LayerPair, PairMap]
-    untrained: States = ()
-    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
+    untrained: States = ()  # of an untrained target, if there is one
+    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)  # between the source and that
     fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
@@ -170,19 +146,20 @@ class Probing:
 
     def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
         labels = task.labels if labels is None else labels
-        inner = self.measure.inner_folds
-        return cross_fitted(states, labels, len(task.levels), task.fold_of, task.groups, alphas, inner, self.seed)
+        how = (task.fold_of, task.groups, alphas, self.measure.inner_folds, self.seed)
+        return measures.cross_fitted(states, labels, len(task.levels), *how)
 
     def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
         """Return the share of random maps through which the answer to each stimulus is right."""
         generator = self._generator()
-        turned = (turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
+        turned = (measures.turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
         right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
         return torch.stack(right).double().mean(0)
 
     def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
         rows = torch.stack([each.double() for each in right.values()])
-        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, len(task.levels)), strict=True))
+        found = measures.balanced_accuracies(rows, labels, task.sentences, len(task.levels))
+        return dict(zip(right, found, strict=True))
 
     def _generator(self) -> torch.Generator:
         return torch.Generator().manual_seed(self.seed)

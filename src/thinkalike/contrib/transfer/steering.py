@@ -22,22 +22,9 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, not_in_key, pairs_of_layers, ranged
 from thinkalike.contrib import figures
-from thinkalike.contrib.transfer.maps import (
-    OfMaps,
-    PairMap,
-    TransferConfig,
-    fitted_maps,
-    models_and_pairs,
-    named,
-    unexplained_table,
-)
-from thinkalike.contrib.transfer.measures import (
-    carried_vectors,
-    effects_of,
-    held_out_differences,
-    random_directions,
-    with_norms_of,
-)
+from thinkalike.contrib.transfer import maps as fitting
+from thinkalike.contrib.transfer import measures
+from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
 from thinkalike.data.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.fitting import shared_text
@@ -75,9 +62,7 @@ def steered_gaps(
 ) -> Float[Tensor, "c n"]:
     """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
 
-    Args:
-        added: a vector for each text.
-        later: at all tokens from the last one of the word on; otherwise at that alone.
+    They are added at the last token of the word, and where it is `later` also at all tokens after it.
     """
     parts = []
     for where, part in prompts.batches():
@@ -112,10 +97,8 @@ class SteeringConfig(TransferConfig):
         for position in self.positions:
             one_of("measure.positions", position, POSITIONS)
         if (self.contrast == "table") != bool(self.path):
-            raise ConfigError(
-                f"measure.contrast={self.contrast} measure.path={self.path}: pairs of your own need "
-                "measure.contrast=table measure.path=FILE"
-            )
+            given = f"measure.contrast={self.contrast} measure.path={self.path}"
+            raise ConfigError(f"{given}: pairs of your own need measure.contrast=table measure.path=FILE")
 
 
 class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "layers", "data", "measure", "seed")):
@@ -142,14 +125,13 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
-            source, target, pairs = models_and_pairs(config)
-            contrasts = work.inputs.get("contrasts") or grammar_contrasts(
-                measure.contrast, target.tokenizer, measure.pairs, config.seed
-            )
+            source, target, pairs = fitting.models_and_pairs(config)
+            drawn = (measure.contrast, target.tokenizer, measure.pairs, config.seed)
+            contrasts = work.inputs.get("contrasts") or grammar_contrasts(*drawn)
             trial = Trial(source, target, contrasts, measure, config.seed)
             corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("maps"):
-            maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
+            maps = fitting.fitted_maps(source, target, pairs, corpus, measure.ridge)
         rows, effects = [], []
         for pair in counted(pairs, "layer pair"):
             for row, effect in trial.rows(pair, maps[pair]):
@@ -165,7 +147,7 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
             pd.DataFrame(rows),
             {"pairs": float(len(contrasts)), "natural_effect": float(trial.natural.mean())},
             {name: values.numpy() for name, values in arrays.items()},
-            {"maps": unexplained_table(source, target, maps)},
+            {"maps": fitting.unexplained_table(source, target, maps)},
             models=[model.describe() for model in dict.fromkeys((source, target))],
             facts={
                 "contrasts": {"source": contrasts.source, "fingerprint": contrasts.fingerprint()},
@@ -207,23 +189,15 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
 
 
 class Trial:
-    """The contrasts as both models read them, to steer the target.
-
-    Attributes:
-        natural: how far the counterpart of each text moves the target's log-probability gap, in nats.
-        groups: the pairs of one word, over which intervals are, and which folds keep together if there are as many.
-
-    Raises:
-        DataError: there are fewer pairs than folds.
-    """
+    """The contrasts as both models read them, to steer the target."""
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
         self.source, self.target, self.measure, self.seed = source, target, measure, seed
         self.read = read_prompts(source, contrasts), read_prompts(target, contrasts)
         texts, counterparts = self.read[1]
         self.texts, self.before = texts, gaps(target, texts)
-        self.natural = gaps(target, counterparts) - self.before
-        self.groups = contrasts.groups
+        self.natural = gaps(target, counterparts) - self.before  # how far each counterpart moves the gap, in nats
+        self.groups = contrasts.groups  # the pairs of one word, which folds keep together if there are as many
         owners = self.groups if len(self.groups.unique()) >= measure.folds else None
         try:
             self.fold_of = stimulus_folds(len(self.groups), measure.folds, seed, owners)
@@ -233,12 +207,12 @@ class Trial:
     def rows(self, pair: LayerPair, maps: PairMap) -> Iterator[tuple[dict[str, Any], Float[Tensor, " n"]]]:
         """Yield the columns of each position, strength and condition, and its effect on each text, in nats."""
         native = self._differences(1, pair[1])
-        moved = carried_vectors(self._differences(0, pair[0]), maps.phi)
-        random = random_directions(self.measure.draws, native, torch.Generator().manual_seed(self.seed))
+        moved = measures.carried_vectors(self._differences(0, pair[0]), maps.phi)
+        random = measures.random_directions(self.measure.draws, native, torch.Generator().manual_seed(self.seed))
         conditions = {
             NATIVE: native[None],
             CARRIED: moved[None],
-            MATCHED: with_norms_of(moved, native)[None],
+            MATCHED: measures.with_norms_of(moved, native)[None],
             NEGATED: -moved[None],
             RANDOM: random,
         }
@@ -246,7 +220,7 @@ class Trial:
         for position, strength in itertools.product(self.measure.positions, self.measure.strengths):
             moved = steered_gaps(self.target, self.texts, pair[1], strength * added, position == LATER) - self.before
             effects = torch.stack([part.mean(0) for part in moved.split(sizes)])  # over the vectors of a condition
-            found, natural = effects_of(effects, self.natural, self.groups)
+            found, natural = measures.effects_of(effects, self.natural, self.groups)
             shares, nats = found.share_of(natural), found.interval()
             for place, (name, vectors) in enumerate(conditions.items()):
                 row = {"position": position, "strength": strength, "condition": name}
@@ -260,7 +234,7 @@ class Trial:
         """Return the steering vector of each text on one side, made of the pairs of other folds."""
         model = (self.source, self.target)[side]
         before, after = (states_at_words(model, prompts, layer) for prompts in self.read[side])
-        return held_out_differences(before, after, self.fold_of)
+        return measures.held_out_differences(before, after, self.fold_of)
 
 
 SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM}

@@ -18,12 +18,11 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.data.contrasts import Contrasts, kind_of_token
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import AT_ONCE, Change, PartChanges, Seen, log_probabilities
 from thinkalike.evaluation.forks import Move, beyond_forks, moves
 from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.changes import (
     Verdict,
     directions_of_change,
@@ -33,7 +32,7 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, bootstrap_interval, interval_around, sum_by_document
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.progress import counted

@@ -18,8 +18,7 @@ from thinkalike import figures
 from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import TokenRows
+from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import changes
 from thinkalike.evaluation.forks import fork, rate_for

@@ -1,6 +1,6 @@
 """The frame of measures of all layer pairs of two models: settings, and the loop from batches of states to a table.
 
-A measure says which metric gathers its batches, an `Accumulator` of `thinkalike.measures.accumulators`.
+A measure says which metric gathers its batches, an `Accumulator` of `thinkalike.measures.layer_means`.
 """
 
 from __future__ import annotations

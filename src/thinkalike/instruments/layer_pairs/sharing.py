@@ -11,7 +11,8 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, rounds
 from thinkalike.job import Outcome, Work, phase_of_all
-from thinkalike.measures.layer_means import Batch, LayerMeans
+from thinkalike.measures.contract import Batch
+from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatch
 
@@ -70,7 +71,7 @@ def _by_one_product(group: Sequence[Read]) -> bool:
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for batch in batches]
     moved = [[layer.to(batches[0].states[0][0].device) for layer in side] for side in states.values()]
     try:
-        LayerMeans.update_pairs(metrics, sides, Batch(moved, **comparisons[0].rows(batches[0])))
+        metrics[0].gather(Batch(moved, **comparisons[0].rows(batches[0])), metrics, sides)
     except ValueError:
         return False
     return True

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus, SourceText
+from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.language import (
@@ -137,6 +136,8 @@ def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_
     context = min(source.context, target.context)
     if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
         return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+    from thinkalike.data.paired import SourceText  # which jobs of one tokenizer need not load
+
     check_alignable(source, target)
     log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
     reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)

@@ -119,7 +119,7 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
     import torch
 
-    from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+    from thinkalike.measures.estimates import documents_and_seeds_interval
 
     fits = [each for name, each in arrays.items() if name == "stitch" or name.startswith("seed_")]
     by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])
@@ -210,7 +210,6 @@ class Stitching(
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
 
-        from thinkalike.data.paired import alignment_shares
         from thinkalike.evaluation.language import document_numbers
         from thinkalike.instruments.stitching.fitting import load_setting
         from thinkalike.instruments.stitching.table import add_asymmetries, add_unexplained, joined, stitched
@@ -238,7 +237,7 @@ class Stitching(
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
         scalars |= {"rows_used": first.rows_used, **document_numbers(first.sums["tokens"])}
         if corpus.report.layout.source:  # the tokenizers differ
-            scalars |= {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
+            scalars |= corpus.alignment()
         return Outcome(
             table,
             scalars,

@@ -20,14 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.rows import PairedRows
+from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.evaluation.maps import residual_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
 from thinkalike.job import Work
-from thinkalike.measures.bootstrapping import documents_and_seeds_interval
 from thinkalike.measures.closed_forms import AffineMap, BothDirections
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, documents_and_seeds_interval
 from thinkalike.models.frozen import randomised
 from thinkalike.training.run import Run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,6 @@ from thinkalike.arguments import check_choice, takes_arrays
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
 NOISES = ("shrinkage", "diagonal", "none")
 GIVEN = "given"  # the states are squared distances: of a precomputed matrix, or from `NeuralDistances.given`
-DistanceChoice = str | Callable[[Tensor, Tensor], Tensor]  # one of these, or a function of (a, d) and (b, d) to (a, b)
 Index = Int[Tensor, " _"] | slice
 CLOSE = 1e-6  # share of the squared norms below which ‖x‖² + ‖y‖² - 2 x·y loses digits
 PANEL = 256  # rows of distances that are computed at a time
@@ -37,28 +35,25 @@ class NeuralDistances:
     """
 
     states: Float[Tensor, "n d"]  # float64; if `exact`, centred states with these squared Euclidean distances
-    distance: DistanceChoice
+    distance: str
     whole: bool = False  # whether (D^N)² are whole numbers: they are rounded, so that equal ones tie
 
     @classmethod
     @takes_arrays
-    def of(
-        cls, states: Float[Tensor, "n d"], distance: DistanceChoice = "euclidean", name: str = "layer"
-    ) -> NeuralDistances:
+    def of(cls, states: Float[Tensor, "n d"], distance: str = "euclidean", name: str = "layer") -> NeuralDistances:
         """Check and prepare the states of one layer, which errors call by its name.
 
         Raises:
             ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
                 correlation, or a precomputed matrix is not symmetric and non-negative with a zero diagonal.
         """
-        if not callable(distance):
-            check_choice("distance", distance, DISTANCES)
+        check_choice("distance", distance, DISTANCES)
         states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
         if distance in ("cosine", "correlation", "norm_difference"):
-            states = _transformed(states, str(distance), name)
+            states = _transformed(states, distance, name)
             mean = states.mean(0)
         elif distance == "precomputed":
             square = states.shape[0] == states.shape[1]
@@ -104,12 +99,7 @@ class NeuralDistances:
         if self.exact:
             squared = squared_distances(left, right)
             return squared.round_() if self.whole else squared
-        if not callable(self.distance):
-            return torch.cdist(left, right, p=1).square()
-        distances = self.distance(left, right)
-        if distances.shape != (len(left), len(right)):
-            raise ValueError(f"the distance returned {tuple(distances.shape)} for {len(left)} and {len(right)} states")
-        return distances.double().square()
+        return torch.cdist(left, right, p=1).square()  # manhattan
 
     def squared(self) -> Float[Tensor, "n n"]:
         """Return (D^N)² of all pairs of stimuli; identical rows are exactly 0 apart, and have the same distances."""

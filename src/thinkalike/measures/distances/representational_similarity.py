@@ -11,13 +11,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.chance import TIE, permuted_rows
-from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
-from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.contract import LayerMeasure, both_in_order, products
+from thinkalike.measures.distances.comparators import compare, mid_ranks, stimuli_of, unit_ranks
+from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
+ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
 LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
 Layers = (
     Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
@@ -25,7 +26,7 @@ Layers = (
 
 
 def rsa(
-    layers: Layers, others: Layers | None = None, distance: DistanceChoice = "euclidean", comparator: str = "spearman"
+    layers: Layers, others: Layers | None = None, distance: str = "euclidean", comparator: str = "spearman"
 ) -> Float[Tensor, "l m"]:
     """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
 
@@ -44,7 +45,7 @@ def rsa(
 def rsa_estimate(
     layers: Layers,
     others: Layers | None = None,
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     groups: Int[Tensor, " n"] | None = None,
     folds: int = 10,
     seed: int = 0,
@@ -80,7 +81,7 @@ class Mantel(NamedTuple):
 def mantel(
     layers: Layers,
     others: Layers | None = None,
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     permutations: int = 999,
     seed: int = 0,
     comparator: str = "spearman",
@@ -117,15 +118,7 @@ def mantel(
     return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
 
 
-def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) -> Float[Tensor, ""]:
-    """Return Spearman's ρ of two similarity matrices of the same layers, over their triangles above the diagonal."""
-    chosen = upper(len(matrix), matrix.device)
-    return spearman(matrix.flatten()[chosen], other.flatten()[chosen])
-
-
-def distance_vectors(
-    layers: Layers, distance: DistanceChoice = "euclidean", n: int | None = None
-) -> Float[Tensor, "l p"]:
+def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
     """Return the squared distances of all pairs of n stimuli in each layer, in the order of `upper`.
 
     Raises:
@@ -141,7 +134,7 @@ def distance_vectors(
     return torch.stack([layer.vector() for layer in known])
 
 
-def _both(layers: Layers, others: Layers | None, distance: DistanceChoice) -> tuple[Tensor, Tensor]:
+def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
     """Return the distances in the layers of both sides, the same object where there is one side."""
     vectors = distance_vectors(layers, distance)
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
@@ -174,14 +167,10 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
     )  # fmt: skip
     points = torch.from_numpy(found).to(given.device)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    return _turned(points), ((distances - given).square().sum() / distances.square().sum()).sqrt()
-
-
-def _turned(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
-    """Return the points about 0, on principal axes, the largest coordinate of each positive."""
-    centred = points - points.mean(0)
-    turned = centred @ torch.linalg.svd(centred, full_matrices=False).Vh.T
-    return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign()
+    stress = ((distances - given).square().sum() / distances.square().sum()).sqrt()
+    about_0 = points - points.mean(0)
+    turned = about_0 @ torch.linalg.svd(about_0, full_matrices=False).Vh.T
+    return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign(), stress
 
 
 def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -199,7 +188,7 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 @torch.no_grad()
 def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
-    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1.
+    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of one that is 0.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
     n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
@@ -208,7 +197,10 @@ def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
     whole = matrix.double().clone().fill_diagonal_(0)
     sums = whole.sum(0) / (n - 2)
     matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
-    return unit(matrix_centred, whole.norm(), name)
+    norm = matrix_centred.norm()
+    if not norm > ROUNDING * whole.norm():
+        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
+    return matrix_centred / norm
 
 
 @torch.no_grad()

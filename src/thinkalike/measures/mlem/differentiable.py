@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
-from thinkalike.measures.mlem.features import Features, predict, terms_of
-from thinkalike.measures.mlem.solver import level_ridge, pair_sizes
-from thinkalike.measures.mlem.sums import level_counts
+from thinkalike.measures.mlem.features import Features
 
 LOSSES = ("squared_error", "pearson", "spearman")
 
@@ -30,12 +25,9 @@ class DifferentiableMLEM(nn.Module):
     | pearson | 1 - Pearson's r |
     | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
 
-    With weights="levels" pairs of levels have weights, as under `MLEM(difference="levels", scale="none")`, and alpha
-    shrinks those of a feature to their mean, see `level_path`. Without alpha, levels that no pair has keep weight 1.
-
     Args:
-        features: The number of features; with levels, `Features.known`.
-        weights: "diagonal", "full" or "levels".
+        features: The number of features.
+        weights: "diagonal" or "full".
         loss: A loss of the table.
         alpha: The ridge of the squared error, as in `MLEM`.
         strength: The strength of the soft ranks, above 0; by default 1 / pairs.
@@ -43,31 +35,27 @@ class DifferentiableMLEM(nn.Module):
 
     def __init__(
         self,
-        features: int | Sequence[int],
+        features: int,
         weights: str = "diagonal",
         loss: str = "squared_error",
         alpha: float = 0.0,
         strength: float | None = None,
     ):
         super().__init__()
-        check_choice("weights", weights, ("diagonal", "full", "levels"))
+        check_choice("weights", weights, ("diagonal", "full"))
         check_choice("loss", loss, LOSSES)
         self.kind, self.alpha, self.strength = loss, alpha, strength
-        self.terms = terms_of(features, False) if weights == "levels" else []  # type: ignore[arg-type]
-        size: Any = len(self.terms) - 1 if self.terms else features
-        self.root = nn.Parameter(torch.eye(size) if weights == "full" else torch.ones(size))
+        self.root = nn.Parameter(torch.eye(features) if weights == "full" else torch.ones(features))
         self.intercept = nn.Parameter(torch.zeros(()))
 
     @property
     def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
-        """W, (f) if diagonal, (f, f) if full; of levels one weight per term, see `terms_of`."""
+        """W, (f) if diagonal, (f, f) if full."""
         return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
 
     @takes_arrays
-    def forward(self, differences: Float[Tensor, "p f"] | Int[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances of pairs with these Δ, or with these codes of pairs of levels."""
-        if self.terms:
-            return self.intercept + predict(list(differences.T), self.terms, self.weights)
+    def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
+        """Return the predicted squared distances of pairs with these Δ."""
         if self.root.dim() == 1:
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
@@ -86,26 +74,17 @@ class DifferentiableMLEM(nn.Module):
             raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
-        chosen = features.codes(pairs) if self.terms else features.differences(pairs).to(self.root.dtype)
-        predicted = self(chosen)
+        predicted = self(features.differences(pairs).to(self.root.dtype))
         distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
         wider = torch.promote_types(predicted.dtype, distances.dtype)
         predicted, distances = predicted.to(wider), distances.to(wider)
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
-            return error + self.alpha / pairs.shape[1] * self._penalty(features)
+            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
         if self.kind == "spearman":
             strength = 1 / pairs.shape[1] if self.strength is None else self.strength
             predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
         return 1 - pearson(predicted, distances)
-
-    def _penalty(self, features: Features) -> Float[Tensor, ""]:
-        """Return ‖W‖², or the ridge of the weights of levels."""
-        if not self.terms:
-            return self.weights.square().sum()
-        every = torch.zeros(len(features), dtype=torch.int64, device=self.root.device)
-        ridge = level_ridge(pair_sizes(level_counts(features, every), self.terms), self.terms)[0].to(self.root.dtype)
-        return self.weights @ ridge @ self.weights
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os import PathLike
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,12 +13,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, check_rows, tensor_of
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.estimates import check_groups
-from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features, grouped, predict
-from thinkalike.measures.mlem.kinds import Columns, Kinds, Level, level_of
-from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
-from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.estimates import check_groups, stimulus_folds
+from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
+from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
+from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
+from thinkalike.measures.mlem.sums import StimulusPairs
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
 UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
@@ -37,12 +36,12 @@ class MLEM(BaseEstimator):
     (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a category's indicator,
     or of the squared difference of a scaled feature. W is diagonal and non-negative, or symmetric positive
     semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in `Ridge(positive=True)`. The
-    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others.
+    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others,
+    and can be pickled.
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
     Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
-    feature, see `level_path`. With difference="points" the weights of a feature are the squared distances of points,
-    one per level (a positive semidefinite form), so that distances are a metric.
+    feature, see `level_path`.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
@@ -74,7 +73,7 @@ class MLEM(BaseEstimator):
         self,
         *,
         weights: str = "diagonal",
-        distance: DistanceChoice = "euclidean",
+        distance: str = "euclidean",
         alpha: float | Sequence[float] | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
@@ -88,18 +87,6 @@ class MLEM(BaseEstimator):
         self.weights, self.distance, self.alpha = weights, distance, alpha
         self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
         self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
-        return tags
-
-    @property
-    def feature_names_in_(self) -> Any:
-        """The names of the columns of the fit, (f) text; absent if they have no names, as in scikit-learn."""
-        if not self.encoder_.columns.names:
-            raise AttributeError("feature_names_in_: the table of the fit has no names of columns")
-        return np.array(self.encoder_.columns.names, dtype=object)
 
     def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
         """Fit all layers, with a warning of features that are constant, taken for continuous, or much the same.
@@ -116,14 +103,11 @@ class MLEM(BaseEstimator):
         """
         table = self.read(X, Y, groups)
         self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
-        features = self.encoder_.encode_values(table.values)
-        fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
+        features, pairs = self.encoder_.encode_values(table.values), table.stimulus_pairs
+        fitted = self.fit_weights(features, pairs, self.divide(pairs, table.groups))
         self.correlation_, self.condition_number_ = describe(fitted, features.labels)
         self._keep(fitted, table)
-        self.level_weights_ = [
-            each._replace(weights=each.weights[0]) if table.single else each
-            for each in level_weights(self._fitted, self.encoder_, features)
-        ]
+        self.level_weights_ = level_weights(self._fitted, self.encoder_, features, table.single)
         return self
 
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
@@ -165,29 +149,6 @@ class MLEM(BaseEstimator):
             raise ValueError(f"the prediction of layer {layer} is constant: no feature explains its distances")
         return float(scores[0]) if table.single else scores
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters, which must not be functions, and the fit to a file."""
-        check_is_fitted(self, "encoder_")
-        state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
-        state |= {
-            "_found": tuple(self._fitted),
-            "encoder_": vars(self.encoder_) | {"columns": tuple(self.encoder_.columns)},
-        }
-        state["level_weights_"] = [tuple(each) for each in self.level_weights_]
-        torch.save({"params": self.get_params(), "state": state}, path)
-
-    @classmethod
-    def load(cls, path: str | PathLike[str]) -> MLEM:
-        """Read a model that `save` wrote."""
-        content = torch.load(path, weights_only=True)
-        model, state = cls(**content["params"]), content["state"]
-        fitted = Fitted(*state.pop("_found"))
-        state["level_weights_"] = [LevelWeights(*each) for each in state["level_weights_"]]
-        encoder = state["encoder_"] | {"columns": Columns(*state["encoder_"]["columns"])}
-        for name, value in (state | {"_fitted": fitted, "encoder_": FeatureEncoder(**encoder)}).items():
-            setattr(model, name, value)
-        return model
-
     def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:
         """Check this model's choices, and the data of a `fit`; X is read by these columns, by default its own."""
         for name, choices in CHOICES.items():
@@ -196,7 +157,10 @@ class MLEM(BaseEstimator):
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        single = _is_matrix(Y)
+        rows = Y if isinstance(Y, list | tuple) else ()  # one layer as a list of lists of numbers, or several layers
+        single = getattr(Y, "ndim", 3) == 2 or any(
+            isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1]
+        )
         states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
         values, levels = columns.read(X, states[0].device)
         for index, layer in enumerate(states):
@@ -216,18 +180,21 @@ class MLEM(BaseEstimator):
             owners = owners.to(kept.device)[kept]
         return Table(values[kept], levels, columns, pairs, owners, single)
 
-    def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds for the choice of α, if there is a choice."""
-        return divide(stimulus_pairs, self.folds if len(self._alphas()) > 1 else None, self.seed, groups)
+    def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
+        """Return the folds for the choice of α, if there is a choice, see `stimulus_folds`."""
+        units = pairs.index if pairs.chosen is None else pairs.chosen
+        if len(self._alphas()) == 1:
+            return Division(torch.zeros_like(units), [])
+        cells = stimulus_folds(len(units), self.folds, self.seed, groups).to(units.device)
+        return Division(cells, (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)))
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""
-        full, euclidean = self.weights == "full", self.difference == "points"
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
 
     def _alphas(self) -> tuple[float, ...]:
         alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
-        levels = self.difference in OF_LEVELS
+        levels = self.difference == "levels"
         if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
             raise ValueError(f"alpha={self.alpha} must be a number >= 0, or several")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
@@ -277,12 +244,6 @@ def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
 
 
-def _is_matrix(Y: Any) -> bool:
-    """Return whether this is one layer, such as a list of lists of numbers, and not a sequence of layers."""
-    rows = Y if isinstance(Y, list | tuple) else None
-    return getattr(Y, "ndim", 3) == 2 or bool(rows and isinstance(rows[0], list | tuple) and np.ndim(rows[0][0]) == 0)
-
-
 class LevelWeights(NamedTuple):
     """How far apart the levels of one feature are in each layer, in the scale of the fit."""
 
@@ -292,8 +253,8 @@ class LevelWeights(NamedTuple):
     levels: list[Level | None]  # the values in the table, None where a value is missing
 
 
-def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -> list[LevelWeights]:
-    """Return the weights of all features with weights of pairs of levels."""
+def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, single: bool) -> list[LevelWeights]:
+    """Return the weights of all pairs of levels, feature by feature; those of the first layer if it is `single`."""
     found = []
     for (feature, *_), places in grouped(fitted.terms):
         if size := features.known[feature]:
@@ -301,9 +262,9 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -
             matrix = fitted.weights.new_zeros(len(fitted.weights), size, size)
             pairs = fitted.weights[:, places.start : places.stop - 1]
             matrix[:, rows, columns] = matrix[:, columns, rows] = pairs
-            lacks = bool((features.levels[:, feature] == 0).any())
-            values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])
-            first = 0 if lacks else 1
-            names = [level_of(value, encoder.columns.levels[feature]) for value in values[first:].tolist()]
-            found.append(LevelWeights(feature, values[first:], matrix[:, first:, first:], names))
+            first = 0 if (features.levels[:, feature] == 0).any() else 1  # whether a stimulus lacks the value
+            values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])[first:]
+            names = [level_of(value, encoder.columns.levels[feature]) for value in values.tolist()]
+            matrix = matrix[:, first:, first:]
+            found.append(LevelWeights(feature, values, matrix[0] if single else matrix, names))
     return found

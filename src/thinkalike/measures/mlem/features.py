@@ -18,10 +18,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinkalike.arguments import check_choice
-from thinkalike.measures.mlem.kinds import NUMBERS, Columns, Kinds, Level, level_of
+from thinkalike.measures.kinds import NUMBERS, Columns, Kinds, Level, level_of
 
-DIFFERENCES = ("indicator", "scaled", "levels", "points")
-OF_LEVELS = DIFFERENCES[2:]
+DIFFERENCES = ("indicator", "scaled", "levels")
 MISSING = ("own_level", "ignore", "drop", "error")
 Term = tuple[int, ...]
 DENSE = 2**16  # possible patterns of differences up to which all of them are counted
@@ -71,19 +70,10 @@ class Features:
         return apart * differ
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
-        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1, whatever its weight."""
+        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1."""
         left, right = self.take(pairs[0]), self.take(pairs[1])
         ranges = left.positions.new_tensor(self.ranges)
         return _apart(left.positions, right.positions, ranges) * _differ(left.levels, right.levels)
-
-    def codes(self, pairs: Int[Tensor, "2 p"]) -> Int[Tensor, "p f"]:
-        """Return the codes of these pairs of stimuli, see `pair_codes`; 1 where a feature with one weight differs."""
-        left, right = self.take(pairs[0]).levels, self.take(pairs[1]).levels
-        columns = [
-            pair_codes(left[:, f], right[:, f], size) if size else _differ(left[:, f], right[:, f]).int()
-            for f, size in enumerate(self.known)
-        ]
-        return torch.stack(columns, 1)
 
 
 def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "*c"]:
@@ -106,8 +96,8 @@ class FeatureEncoder:
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"); the indicator
     of a continuous feature would be constant, so Δ = |f_i - f_j| / range of it under any difference. With "scaled", a
     numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that is new to
-    training lies between its neighbours' ranks, and Δ can exceed 1. With "levels" and "points", each pair of levels of
-    a nominal feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is Δᵀ W Δ, the
+    training lies between its neighbours' ranks, and Δ can exceed 1. With "levels", each pair of levels of a nominal
+    feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is Δᵀ W Δ, the
     diagonal of W multiplies Δ², for a scaled feature the squared difference.
 
     A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance 1 from any value;
@@ -197,7 +187,7 @@ class FeatureEncoder:
 
     def size(self, feature: int) -> int:
         """Return the number of levels whose pairs have weights, with "missing"; 0 for a feature with one weight."""
-        of_levels = self.difference in OF_LEVELS and self.columns.kinds[feature] == "nominal"
+        of_levels = self.difference == "levels" and self.columns.kinds[feature] == "nominal"
         return 1 + len(self.known[feature]) if of_levels else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -238,7 +228,7 @@ def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) ->
 def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
     """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle."""
     if any(known) and interactions:
-        raise ValueError("weights='full' has no levels: difference='levels' and 'points' need weights='diagonal'")
+        raise ValueError("weights='full' has no levels: difference='levels' needs weights='diagonal'")
     number = sum(size * (size - 1) // 2 for size in known)
     if number > MOST:
         worst = max(range(len(known)), key=lambda feature: known[feature])

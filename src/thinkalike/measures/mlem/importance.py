@@ -12,24 +12,24 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.bootstrapping import Jackknifed
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
-from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     PARTS,
     Estimate,
     fold_interval,
     interval_around,
+    jackknife,
     numbered_by_part,
     splits,
     stimulus_folds,
 )
+from thinkalike.measures.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
-from thinkalike.measures.mlem.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
-from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.sums import StimulusPairs
 from thinkalike.progress import counted
 
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
@@ -47,45 +47,45 @@ class Importance:
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
     groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
 
-    def score(self, level: float = 0.95) -> Estimate:
-        """Return the mean ρ of each layer, (l), with its interval over folds, see `fold_interval`."""
-        return self._over_folds(self.scores, level)
+    def score(self) -> Estimate:
+        """Return the mean ρ of each layer, (l), with its 95 % interval over folds, see `fold_interval`."""
+        return self._over_folds(self.scores)
 
-    def profile(self, level: float = 0.95) -> Estimate:
+    def profile(self) -> Estimate:
         """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds."""
-        return self._over_folds(self.by_fold(), level)
+        return self._over_folds(self.by_fold())
 
     def by_fold(self) -> Float[Tensor, "l f k"]:
         """Return the importance of each feature in each layer on each fold."""
         return self._by_fold([each for each in self.sets if len(each) == 1])
 
-    def pair_effects(self, level: float = 0.95) -> Estimate:
+    def pair_effects(self) -> Estimate:
         """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
 
         S_ab is the score when the values of a and b move together.
         """
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
-        return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
+        return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1])
 
     def p_values(self) -> Float[Tensor, "l f"]:
         """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
-        assert self.null is not None
-        return self._share(self.null)
+        return self._share(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
         """Return the same against the largest null importance of all layers and features in each draw.
 
         It holds for all of them at once, and so for one that was chosen because it is large (Westfall & Young 1993).
         """
-        assert self.null is not None
-        return self._share(self.null.amax((1, 2), keepdim=True).expand_as(self.null))
+        return self._share(largest=True)
 
-    def _over_folds(self, values: Float[Tensor, "*b k"], level: float) -> Estimate:
-        found = fold_interval(values, level)
+    def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
+        found = fold_interval(values)
         return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
 
-    def _share(self, null: Float[Tensor, "b l f"]) -> Float[Tensor, "l f"]:
+    def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
+        assert self.null is not None
+        null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
         share = (1 + (null >= importance).sum(0)) / (1 + len(null))
         return share.where(~null.isnan().any(0), torch.nan)
@@ -239,7 +239,7 @@ def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator:
 def split_half_reference(
     cells: Any,
     layers: Sequence[Float[Tensor, "n _"]],
-    distance: DistanceChoice = "euclidean",
+    distance: str = "euclidean",
     *,
     groups: Any = None,
     splits: int = 5,
@@ -279,7 +279,8 @@ def split_half_reference(
     values = torch.stack(found).mean(0)
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
-    return Jackknifed(values[0], values[1:].T).interval()
+    enough = len(kept) > FEWEST_GROUPS
+    return jackknife(values[0], values[1:]) if enough else interval_around(values[0], torch.nan)
 
 
 def _references(

@@ -6,10 +6,6 @@ n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weight
 weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
 near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
 precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli.
-
-With points, w^f_ab = ‖p_a - p_b‖² of p = V S^(1/2) with S ⪰ 0, so that the distances of levels, and of stimuli, are a
-metric. V (k, k - 1) spans the differences of all levels, each scaled by the root of its number of stimuli, so that a
-fit converges in few steps even if some levels are rare.
 """
 
 from __future__ import annotations
@@ -22,11 +18,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.mlem.features import Features, Term, grouped, of_features, terms_of
-from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, size_of, to_entries, to_matrix
-from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.sums import centred
+from thinkalike.measures.mlem.sums import StimulusPairs, centred
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
@@ -54,21 +47,10 @@ class Fitted(NamedTuple):
 
 
 class Division(NamedTuple):
-    """Folds for the choice of the ridge."""
+    """Folds of stimuli, or of pairs if folds are of these, for the choice of the ridge."""
 
     cells: Int[Tensor, " k"]  # the fold of each stimulus, or pair
     parts: Iterable[StimulusPairs]  # one at a time: their ranks are most of the memory
-
-
-def divide(
-    stimulus_pairs: StimulusPairs, folds: int | None, seed: int, groups: Int[Tensor, " n"] | None = None
-) -> Division:
-    """Divide stimuli, or pairs if folds are of pairs, into folds, see `stimulus_folds`; None: no folds."""
-    units = stimulus_pairs.index if stimulus_pairs.chosen is None else stimulus_pairs.chosen
-    if folds is None:
-        return Division(torch.zeros_like(units), [])
-    cells = stimulus_folds(len(units), folds, seed, groups).to(units.device)
-    return Division(cells, (stimulus_pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(folds)))
 
 
 def fit_weights(
@@ -77,20 +59,18 @@ def fit_weights(
     division: Division,
     alphas: Sequence[float],
     interactions: bool,
-    euclidean: bool = False,
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
-    A part scores the fit to the pairs of the others. A constant prediction scores -1. With `euclidean` the weights of
-    pairs of levels are squared distances of points.
+    A part scores the fit to the pairs of the others. A constant prediction scores -1.
     """
     terms = terms_of(features.known, interactions, features.labels)
     sums = stimulus_pairs.sums(features, terms, division.cells)
-    varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
+    covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
+    varies = ~_constant(covariance, terms)
     if any(features.known):
         counts, used = stimulus_pairs.level_counts(features, division.cells), sums[:, 0, 1 : len(terms)] > 0
-        points = Points(terms, [each[0] for each in counts]) if euclidean else None
-        path = level_path(centred(sums), varies & used, pair_sizes(counts, terms), terms, alphas, points)
+        path = level_path(centred(sums), varies & used, pair_sizes(counts, terms), terms, alphas)
     else:
         path = _path(sums, varies, terms, alphas)
     layers = torch.arange(path.shape[2], device=path.device)
@@ -105,7 +85,6 @@ def fit_weights(
     weights = path[best, 0, layers]
     means = sums[0, 0] / sums[0, 0, 0]
     intercept = means[len(terms) :] - weights @ means[1 : len(terms)]
-    covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
     return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance, means[len(terms) :])
 
 
@@ -166,7 +145,6 @@ def level_path(
     sizes: Float[Tensor, "s r"],
     terms: Sequence[Term],
     alphas: Sequence[float],
-    points: Points | None = None,
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer.
 
@@ -177,7 +155,6 @@ def level_path(
         moments: The sums about the means, see `centred`.
         used: Which terms have pairs in a set; the others are found from these.
         sizes: See `pair_sizes`.
-        points: If given, the weights are the squared distances of such points.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
@@ -191,8 +168,12 @@ def level_path(
     def at(alpha: float) -> Float[Tensor, "s l r"]:
         if alpha == torch.inf:
             return solved(own @ gram @ own.T, target @ own.T) @ own
-        solve = solved if points is None else points.solve
-        return _completed(solve(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
+        weights = solved(gram + alpha * ridge, target)
+        for places in (places for term, places in grouped(terms) if len(term) == 1):
+            known, part = used[:, None, places], (sizes * used)[:, None, places]
+            mean = (weights[..., places] * (part / part.sum(-1, keepdim=True).clamp(min=1))).sum(-1, keepdim=True)
+            weights[..., places] = torch.where(known, weights[..., places], mean)
+        return weights
 
     return torch.stack([at(alpha) for alpha in alphas])
 
@@ -207,17 +188,6 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
     return ridge
 
 
-def _completed(
-    path: Tensor, used: Bool[Tensor, "s 1 r"], sizes: Float[Tensor, "s 1 r"], terms: Sequence[Term]
-) -> Tensor:
-    for term, places in grouped(terms):
-        if len(term) == 1:
-            share = sizes[..., places] / sizes[..., places].sum(-1, keepdim=True).clamp(min=1)
-            mean = (path[..., places] * share).sum(-1, keepdim=True)
-            path[..., places] = torch.where(used[..., places], path[..., places], mean)
-    return path
-
-
 def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:
     """Return n_a + n_b of each pair of levels in each set of stimuli, from `level_counts`; 0 for another term."""
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
@@ -228,45 +198,152 @@ def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) ->
     return sizes
 
 
-class Points:
-    """The weights of all terms as linear functions of semidefinite matrices, one per feature.
+# ---- least squares of many small systems at once
 
-    They depend on the number of stimuli of each level; the matrix of a feature with one weight has one entry.
+ROUNDING = 1e-12  # a slope below this share of the largest is rounding
+DEPENDENT = 1e-10  # a column depends on those before it if they leave a smaller share of its square
+ROUNDS, FULL = 50, 3  # most exchanges of columns, and most exchanges of all wrong columns without progress
+TOLERANCE = 1e-10  # of the optimality conditions of semidefinite matrices, as a share of the largest slope
+LIMIT = 100_000  # steps to them
+
+
+def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
+    """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
+
+    Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and solves nearly every system in a few
+    rounds; the others are solved by active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
+    depends on columns in use, gets weight exactly 0. G is X'X, positive semidefinite, and t is X'y.
     """
-
-    def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " _"]]):
-        parts, self.sizes = [], []
-        for (feature, *_), places in grouped(terms):
-            part = _of_one(counts[feature], places.stop - places.start)
-            parts.append(part)
-            self.sizes.append(size_of(part.shape[1]))
-        self.design = torch.block_diag(*parts)
-
-    def solve(self, gram: Float[Tensor, "s r r"], target: Float[Tensor, "s l r"]) -> Float[Tensor, "s l r"]:
-        """Return the weights with least w'Gw / 2 - t'w, see `psd_least_squares`; 0 for levels without a stimulus."""
-        design = self.design.to(gram)
-        squares = (design * (gram[0] @ design)).sum(0)
-        blocks = squares.split([size * (size + 1) // 2 for size in self.sizes])
-        units = [block.mean().sqrt() if block.any() else torch.ones(()) for block in blocks]
-        design = design / torch.cat(
-            [unit.to(gram).expand(len(block)) for unit, block in zip(units, blocks, strict=True)]
-        )
-        system, aim = design.T @ gram @ design, target @ design
-        system = system[:, None].expand(*aim.shape, aim.shape[2])
-        return psd_least_squares(system, aim, self.sizes) @ design.T
+    squares = gram.diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(squares > ROUNDING * squares.amax(-1, keepdim=True), squares.rsqrt(), 0)
+    shape, size = target.shape, target.shape[-1]
+    gram = (gram * inverse[..., None] * inverse[..., None, :]).reshape(-1, size, size)
+    target = (target * inverse).reshape(-1, size)
+    weights, settled = _by_pivots(gram, target)
+    if not settled.all():
+        weights[~settled] = _by_active_sets(gram[~settled], target[~settled])
+    return weights.view(shape) * inverse
 
 
-def _of_one(counts: Float[Tensor, " k"], terms: int) -> Float[Tensor, "t q"]:
-    """Return the weights of one feature's terms per entry of its matrix."""
-    if not len(counts):
-        return torch.ones(1, 1, dtype=torch.float64)
-    there = counts > 0
-    root = counts[there].sqrt()
-    unit = root / root.norm()
-    vectors = torch.linalg.eigh(torch.outer(unit, unit)).eigenvectors[:, :-1]  # orthogonal to it
-    places = torch.zeros(len(counts), max(len(root) - 1, 0), dtype=torch.float64, device=counts.device)
-    places[there] = vectors / root[:, None]
-    rows, columns = torch.triu_indices(len(counts), len(counts), 1)
-    apart = (places[rows] - places[columns]) * (there[rows] & there[columns])[:, None]
-    design = to_entries(apart[:, :, None] * apart[:, None])
-    return torch.cat([design, design.new_zeros(terms - len(design), design.shape[1])])
+def _by_pivots(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]) -> tuple[Tensor, Bool[Tensor, " b"]]:
+    """Return solutions, and which of them are optimal; systems with dependent columns are not solved."""
+    found, settled = torch.zeros_like(target), torch.zeros(len(target), dtype=torch.bool, device=target.device)
+    going = torch.arange(len(target), device=target.device)
+    used = gram.diagonal(dim1=1, dim2=2) > 0
+    fewest, left = torch.full_like(going, target.shape[1] + 1), torch.full_like(going, FULL)
+    least = ROUNDING * target.abs().amax(1, keepdim=True)
+    for _ in range(ROUNDS):
+        weights, sound = _independent(gram[going], target[going], used[going])
+        slope = target[going] - (gram[going] @ weights[..., None])[..., 0]
+        wrong = torch.where(used[going], weights <= 0, slope > least[going])
+        number = wrong.sum(1)
+        found[going], settled[going] = weights, sound & (number == 0)
+        keep = sound & (number > 0)
+        going, wrong, number = going[keep], wrong[keep], number[keep]
+        if not len(going):
+            break
+        fewer = number < fewest[going]
+        left[going] = torch.where(fewer, FULL, left[going] - 1)
+        fewest[going] = torch.minimum(number, fewest[going])
+        last = wrong & (wrong.flip(1).cumsum(1).flip(1) == 1)  # one column at a time cannot cycle (Murty 1974)
+        used[going] ^= torch.where((left[going] >= 0)[:, None], wrong, last)
+    return found, settled
+
+
+def _independent(gram: Tensor, target: Tensor, used: Bool[Tensor, "b f"]) -> tuple[Tensor, Bool[Tensor, " b"]]:
+    """Return the least-squares solutions on the used columns, and whether these are independent."""
+    factor, failed = torch.linalg.cholesky_ex(_system(gram, used))
+    sound = (failed == 0) & (factor.diagonal(dim1=1, dim2=2).square().amin(1) > DEPENDENT)
+    factor = torch.where(sound[:, None, None], factor, torch.eye(len(factor[0]), dtype=gram.dtype, device=gram.device))
+    return torch.cholesky_solve((target * used)[..., None], factor)[..., 0].where(used, 0), sound
+
+
+def _by_active_sets(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]) -> Float[Tensor, "b f"]:
+    weights, used = torch.zeros_like(target), torch.zeros_like(target, dtype=torch.bool)
+    refused = torch.zeros_like(used)
+    least = ROUNDING * target.abs().amax(1, keepdim=True)
+    while True:
+        slope = (target - (gram @ weights[..., None])[..., 0]).masked_fill(used | refused, -torch.inf)
+        best, column = slope.max(1, keepdim=True)
+        enters = torch.zeros_like(used).scatter_(1, column, best > least)
+        if not enters.any():
+            return weights
+        used |= enters
+        solution = _restricted(gram, target, used)
+        refused |= enters & (solution <= 0)  # rounding: it was to grow
+        used &= ~refused
+        weights, used = _back_to_cone(gram, target, weights, used)
+
+
+def _back_to_cone(gram: Tensor, target: Tensor, weights: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """Walk from `weights` towards the solution on the used columns, dropping each column that reaches 0."""
+    while True:
+        solution = _restricted(gram, target, used)
+        bad = used & (solution <= 0)
+        if not bad.any():
+            return solution, used
+        ratio = torch.where(bad, weights / (weights - solution), torch.inf)
+        step, column = ratio.min(1, keepdim=True)
+        weights = weights + step.clamp(max=1) * (solution - weights)
+        used = used & ~torch.zeros_like(used).scatter_(1, column, step <= 1) & ~(bad & (weights <= 0))
+        weights = weights * used
+
+
+def _restricted(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], used: Bool[Tensor, "b f"]) -> Tensor:
+    """Return the least-squares solution on the used columns, 0 elsewhere."""
+    return torch.linalg.solve(_system(gram, used), target * used).where(used, 0)
+
+
+def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Tensor, "b f f"]:
+    """Return the used part of the system, and the identity elsewhere."""
+    kept = used.to(gram.dtype)
+    return gram * kept[:, :, None] * kept[:, None] + torch.diag_embed(1 - kept)
+
+
+def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
+    """Return the symmetric W of its f diagonal entries, then √2 W_fg for f < g: ‖W‖_F is the norm of the entries."""
+    f = int(((8 * entries.shape[-1] + 1) ** 0.5 - 1) / 2)
+    rows, columns = torch.triu_indices(f, f, 1, device=entries.device)
+    matrix = torch.diag_embed(entries[..., :f])
+    matrix[..., rows, columns] = matrix[..., columns, rows] = entries[..., f:] / 2**0.5
+    return matrix
+
+
+def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
+    """Return the entries of a symmetric W, the inverse of `to_matrix`."""
+    f = matrix.shape[-1]
+    rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
+    return torch.cat([matrix.diagonal(dim1=-2, dim2=-1), matrix[..., rows, columns] * 2**0.5], -1)
+
+
+def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
+    """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w, by accelerated projected gradient.
+
+    The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
+    uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
+    `TOLERANCE`. G is X'X in the coordinates of `to_matrix`, and t is X'y.
+    """
+    r = target.shape[-1]
+    gram, aim = gram.reshape(-1, r, r), target.reshape(-1, r)
+    slopes = torch.linalg.eigvalsh(gram)[:, -1:].clamp(min=torch.finfo(gram.dtype).tiny)
+    weights = (torch.linalg.pinv(gram, hermitian=True) @ aim[..., None])[..., 0]
+    ahead, momentum = weights, torch.ones_like(slopes)
+    solution, left = torch.empty_like(aim), torch.arange(len(aim), device=aim.device)
+    for _ in range(LIMIT):
+        step = _project(ahead - ((gram[left] @ ahead[..., None])[..., 0] - aim[left]) / slopes[left])
+        moved = (step - ahead).abs().amax(1) * slopes[left, 0]
+        going = moved > TOLERANCE * aim[left].abs().amax(1)
+        solution[left] = step
+        if not going.any():
+            return solution.view_as(target)
+        uphill = ((ahead - step) * (step - weights)).sum(1, keepdim=True) > 0
+        following = torch.where(uphill, 1.0, (1 + (1 + 4 * momentum**2).sqrt()) / 2)
+        ahead = step + torch.where(uphill, 0.0, (momentum - 1) / following) * (step - weights)
+        left, ahead, weights, momentum = left[going], ahead[going], step[going], following[going]
+    raise ValueError(f"no optimum within {LIMIT} steps: features are too much alike; a ridge (alpha > 0) helps")
+
+
+def _project(entries: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
+    """Return the entries of the nearest semidefinite matrices."""
+    values, vectors = torch.linalg.eigh(to_matrix(entries))
+    return to_entries((vectors * values.clamp(min=0)[:, None]) @ vectors.mT)

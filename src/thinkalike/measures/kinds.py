@@ -38,13 +38,9 @@ def kind_of(column: pd.Series) -> str:
         return "ordinal" if column.cat.ordered else "nominal"
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         return "nominal"
-    return "continuous" if is_continuous(column.dropna().to_numpy(float)) else "numeric"
-
-
-def is_continuous(values: np.ndarray) -> bool:
-    """Return whether numbers are ten different ones or more, some of them no whole numbers; NaN does not count."""
+    values = column.dropna().to_numpy(float)
     different = np.unique(values[np.isfinite(values)])
-    return len(different) >= MANY and bool((different != np.round(different)).any())
+    return "continuous" if len(different) >= MANY and (different != np.round(different)).any() else "numeric"
 
 
 # ---- tables read as numbers

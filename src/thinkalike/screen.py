@@ -1,24 +1,37 @@
-"""Tables and sentences that fit the screen: lines end between words, and only very long words are broken.
+"""What a job prints: tables and sentences that fit the screen, and on stderr how far it is.
 
-A table that is too wide becomes several below each other, each with the key columns.
+Lines end between words, and only very long words are broken. A table that is too wide becomes several below each other,
+each with the key columns. What a job is doing is shown live on a terminal, and elsewhere in a plain line every half
+minute; the line is taken away at the end, and nothing of it goes to stdout.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import logging
 import math
+import multiprocessing
+import os
 import shutil
+import sys
+import threading
+import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.spinner import Spinner
 from rich.table import Table as Drawn
 from rich.text import Text
+
+from thinkalike.progress import Activity, under_way
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,6 +41,12 @@ BESIDE, EDGE = 3, 1  # columns of the screen for the frame: of each column, and 
 ROWS = 16  # of the tables of a screen
 SHADES = " ░▒▓█"
 MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
+PROGRESS = "THINKALIKE_PROGRESS"  # environment variable: seconds between lines where there is no terminal; 0: silence
+EVERY = 30.0  # where it is not set
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of the processes that share a job, the first alone speaks
+MAIN = "MainProcess"  # workers of a sweep have other names, and share the terminal
+
+_live: Live | None = None
 
 
 def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
@@ -67,18 +86,12 @@ class Column:
     wraps: bool = False
     follows: bool = False
 
-    @cached_property
+    @property
     def least(self) -> int:
         """The fewest columns of the screen that it needs."""
-        words, cells = self.name.split(), "\n".join(self.cells)
-        if self.wraps:
-            return max(min(cell_len(word), LONG) for word in ("", *words, *cells.split()))
-        return max(map(cell_len, [*words, *cells.split("\n")]))
-
-    @cached_property
-    def most(self) -> int:
-        """The columns of the screen that it takes where nothing wraps."""
-        return max(self.least, *map(cell_len, "\n".join([self.name, *self.cells]).split("\n")))
+        words = "\n".join(self.cells).split(None if self.wraps else "\n")
+        most = LONG if self.wraps else math.inf
+        return max(int(min(cell_len(word), most)) for word in ("", *self.name.split(), *words))
 
 
 def text_column(name: str, cells: Iterable[object]) -> Column:
@@ -134,23 +147,23 @@ def stacked(columns: Sequence[Column], keys: int, width: int) -> list[list[Colum
     starts = [place for place in range(keys, len(columns)) if place == keys or not columns[place].follows]
     blocks = [list(columns[:keys])]
     for start, stop in itertools.pairwise([*starts, len(columns)]):
-        group = columns[start:stop]
-        if not _fits([*blocks[-1], *group], width) and len(blocks[-1]) > keys:
-            blocks.append(list(columns[:keys]))
-        blocks[-1] += group
+        wider = [*blocks[-1], *columns[start:stop]]
+        fits = sum(column.least + BESIDE for column in wider) + EDGE <= width
+        if fits or len(blocks[-1]) == keys:
+            blocks[-1] = wider
+        else:
+            blocks.append([*columns[:keys], *columns[start:stop]])
     return blocks
-
-
-def _fits(block: Sequence[Column], width: int) -> bool:
-    return sum(column.least + BESIDE for column in block) + EDGE <= width
 
 
 def widths(block: Sequence[Column], width: int) -> list[int]:
     """Return how wide each column is in a table of this width: the room is shared by how much each would wrap."""
-    wanted = [column.most - column.least for column in block]
-    spare = max(width - EDGE - sum(column.least + BESIDE for column in block), 0)
+    least = [column.least for column in block]
+    whole = [max(map(cell_len, "\n".join([column.name, *column.cells]).split("\n"))) for column in block]
+    wanted = [max(most - own, 0) for own, most in zip(least, whole, strict=True)]
+    spare = max(width - EDGE - sum(own + BESIDE for own in least), 0)
     share = min(spare / max(sum(wanted), 1), 1)
-    return [column.least + int(share * more) for column, more in zip(block, wanted, strict=True)]
+    return [own + int(share * more) for own, more in zip(least, wanted, strict=True)]
 
 
 def few(count: int, most: int = ROWS) -> list[int]:
@@ -185,3 +198,102 @@ def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
 def number_of_documents(numbers: Mapping[str, float]) -> str:
     """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)"."""
     return f"{numbers['documents']:.0f} documents (as {numbers['effective_documents']:.1f} of equal length)"
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[None]:
+    """Show what is being done while this is open."""
+    stream, every = sys.stderr, float(os.environ.get(PROGRESS, EVERY))
+    if stream is None or every <= 0 or any(os.environ.get(name, "0") != "0" for name in RANKS):
+        yield
+    elif stream.isatty() and os.environ.get("TERM") != "dumb" and multiprocessing.current_process().name == MAIN:
+        with _on_terminal(stream):
+            yield
+    else:
+        with _in_lines(stream, every):
+            yield
+
+
+@contextlib.contextmanager
+def aside() -> Iterator[None]:
+    """Take what is shown from the terminal while something else is printed there."""
+    if _live is None:
+        yield
+        return
+    _live.stop()
+    try:
+        yield
+    finally:
+        if _live is not None:
+            _live.start()
+
+
+@contextlib.contextmanager
+def _on_terminal(stream: Any) -> Iterator[None]:
+    """Show a line that changes; what is logged to the terminal stands above it, as what is printed to stderr does."""
+    global _live
+    console, began, spinner = Console(file=stream), time.monotonic(), Spinner("dots")
+
+    def drawn() -> RenderableType:
+        spinner.update(text="\n".join(wrapped(sentence(under_way(), began), console.width - 2)))
+        return spinner
+
+    handlers = [each for each in logging.root.handlers if isinstance(each, logging.StreamHandler)]
+    ours = [each for each in handlers if each.stream is stream]
+    _live = Live(console=console, get_renderable=drawn, transient=True, redirect_stdout=False)
+    try:
+        with _live:
+            for handler in ours:
+                handler.setStream(sys.stderr)
+            yield
+    finally:
+        _live = None
+        for handler in ours:
+            handler.setStream(stream)
+
+
+@contextlib.contextmanager
+def _in_lines(stream: Any, every: float) -> Iterator[None]:
+    ended, began = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not ended.wait(every):
+            if activities := under_way():
+                with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
+                    stream.write(f"{sentence(activities, began)}\n")
+                    stream.flush()
+
+    threading.Thread(target=tell, daemon=True, name="progress").start()
+    try:
+        yield
+    finally:
+        ended.set()
+
+
+def sentence(activities: Sequence[Activity], began: float) -> str:
+    """Return what is being done in one line: "0:03:20 job 3 of 12: batch 4 of 33, 2.1 per second, 0:00:14 left"."""
+    now, said = time.monotonic(), [_counted(each) for each in activities]
+    if activities:
+        inner = activities[-1]
+        rate, left = inner.rate, inner.left(now)
+        speed = (
+            ""
+            if rate is None
+            else f"{1 / rate:.3g} s each"
+            if rate < 1
+            else f"{rate:,.{0 if rate >= 100 else 2}f} per second"
+        )
+        said[-1] = ", ".join(filter(None, [said[-1], inner.note, speed, "" if left is None else f"{clock(left)} left"]))
+    return f"{clock(now - began)} {': '.join(said)}"
+
+
+def _counted(activity: Activity) -> str:
+    """Return what is being done, and how far it is."""
+    if activity.total is not None:
+        return f"{activity.name} {activity.done:,} of {activity.total:,}"
+    return f"{activity.name} {activity.done:,}" if activity.done else activity.name
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as a clock shows them: 0:12:30."""
+    return str(timedelta(seconds=max(round(seconds), 0)))
