@@ -44,9 +44,17 @@ from thinkalike.config import compose_job
 from thinkalike.data.contrasts import grammar_contrasts
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
-from thinkalike.evaluation.changes import perturbed, seen
-from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for, with_weights
-from thinkalike.evaluation.language import mean_over_documents
+from thinkalike.evaluation.changes import (
+    Move,
+    beyond_forks,
+    fork,
+    mean_over_documents,
+    moves,
+    perturbed,
+    rate_for,
+    seen,
+    with_weights,
+)
 from thinkalike.instruments.diff.answers import Answers
 from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation

@@ -11,8 +11,7 @@ from conftest import kill_and_resume, results_in
 from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.changes import by_part, perturbed, seen
-from thinkalike.evaluation.forks import Move, beyond_forks, fork, moves, rate_for
+from thinkalike.evaluation.changes import Move, beyond_forks, by_part, fork, moves, perturbed, rate_for, seen
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of

@@ -38,6 +38,7 @@ LEVELS = {
     "models": 2,
     "data": 2,
     "measures": 1.5,  # knows arguments, errors and progress at most: no models, files or configuration
+    "tables": 3,
     "store": 2,
     "states": 3,
     "stitches": 3,

@@ -24,7 +24,7 @@ from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import instrument_of, mlem, of_stimuli
-from thinkalike.instruments.mlem import FeatureProfiles, level_planes
+from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
@@ -235,7 +235,7 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(cli, words, table, recordin
     table.write_text(table.read_text().replace(",blue,", ",,", 10))
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]
     result = cli("analyze.py", "measure=mlem", *own, *words[1:]).result
-    assert {path.stem for path in result.figures} >= {"profiles", "levels"}
+    assert {path.stem for path in result.figures} >= {"profiles"}
     found, stimuli = result.tables["levels"], read_table(table)
     assert list(found.columns) == ["model", "layer", "feature", "level", "other", "weight"]
     layers = [torch.from_numpy(np.load(recording)[name]) for name in ("2", "10")]
@@ -288,25 +288,6 @@ def test_a_score_is_no_share_of_a_reference_that_is_not_above_0():
     beside = mlem._share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "reference": [0.6, -0.1, np.nan]}))
     assert beside["share"].tolist()[0] == 0.5
     assert beside["share"].isna().tolist() == [False, True, True]
-
-
-def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
-    places, turn = np.random.default_rng(0).normal(size=(4, 2)), np.array([[0.6, -0.8], [0.8, 0.6]])
-    first, second = np.triu_indices(4, 1)
-    rows = [
-        {"model": "a", "layer": layer, "feature": feature, "level": f"l{i}", "other": f"l{j}", "weight": weight}
-        for layer, size in ((0, 1.0), (1, 2.0))
-        for feature, scale in (("shape", size), ("none", 0.0))
-        for i, j, weight in zip(first, second, scale * pdist(places @ turn, "sqeuclidean"), strict=True)
-    ]
-    rows += [{"model": "a", "layer": 0, "feature": "two", "level": "l0", "other": "l1", "weight": 1.0}]
-    planes = level_planes(pd.DataFrame(rows))
-    assert set(planes["feature"]) == {"shape", "none"}, "two levels are no plane"
-    points = {key: part[["x", "y"]].to_numpy() for key, part in planes.groupby(["feature", "layer"])}
-    np.testing.assert_allclose(pdist(points["shape", 0]), pdist(places), atol=1e-6)
-    np.testing.assert_allclose(points["shape", 1], 2**0.5 * points["shape", 0], atol=1e-6)
-    assert not points["none", 0].any()
-    assert level_planes(pd.DataFrame(rows[-1:])).empty
 
 
 OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]

@@ -14,7 +14,6 @@ from thinkalike.instruments.layer_pairs.declared import of_function
 from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.optimizers import optimizer_of
-from thinkalike.training.run import _of_plugins
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "plugins.md").read_text()
 EXAMPLES = {
@@ -184,15 +183,6 @@ def test_a_stitch_that_is_none_is_refused(files, what):
         (files / "bad.py").write_text(code)
     with pytest.raises(PluginError, match=re.escape(name) + "|" + re.escape(name.partition(":")[0])):
         Stitch(name, 8, 4)
-
-
-def test_an_optimiser_and_a_callback_that_are_none_are_refused(files):
-    (files / "bad.py").write_text(HEAD + "o = OptimizerPlugin(len, lr=1.0)\nc = int\n")
-    config = composed("stitch.optimizer=bad.py:o", "trainer.callbacks=[bad.py:c]")
-    with pytest.raises(PluginError, match="bad"):
-        optimizer_of(config.stitch, [])
-    with pytest.raises(PluginError, match="bad"):
-        _of_plugins(config.trainer)
 
 
 def test_a_plugin_begins_as_it_is_made(files):

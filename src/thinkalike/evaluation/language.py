@@ -6,7 +6,6 @@ that of the tokens alone, without any context.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, NamedTuple
@@ -17,14 +16,7 @@ from torch import Tensor
 
 from thinkalike.data.corpus import Corpus, Layout
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    Estimate,
-    bootstrap_interval,
-    effective_number,
-    interval_around,
-    sum_by_document,
-)
+from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource
@@ -32,7 +24,6 @@ from thinkalike.progress import counted
 
 BATCH_TOKENS = 8192  # of a report
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them
-
 MOST_TOKENS = 2**18  # that means of tokens are taken over
 
 Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
@@ -61,22 +52,6 @@ def with_ends(
 ) -> dict[str, Any]:
     """Return a column of means per token with their 95 % intervals, see `bootstrap_interval` and `ends_of`."""
     return ends_of(column, bootstrap_interval(sums.double(), counts.double()))
-
-
-def mean_over_documents(
-    values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95, *, together: bool = False
-) -> Estimate:
-    """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
-
-    Args:
-        documents: the number of the document of each token; each number below the largest occurs.
-        together: see `bootstrap_interval`.
-    """
-    count = int(documents.max()) + 1
-    if count < FEWEST_GROUPS:
-        return interval_around(values.double().mean(-1), math.inf)
-    sums = sum_by_document(values, documents, count)
-    return bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
 
 
 def document_numbers(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
 
 `thinkalike.config.roots` finds them. A module here holds the settings of a measure, such as `CKAConfig`, and one
-subclass of `Instrument`; it imports at its top what is quick, and inside functions what is not.
+subclass of `Instrument`. Lists of results import it, so that of stitches imports Lightning inside its functions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
 
     Raises:
         ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
-        ThinkalikeError: see the instrument.
     """
     chosen = instrument_of(config)
     if isinstance(config, AnalyzeConfig) and config.models is not None and chosen.of_models != "all":
@@ -67,11 +66,7 @@ def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
 
 
 def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | AnalyzeConfig]:
-    """Return the jobs that a configuration stands for: itself, or those of the models of its list.
-
-    Raises:
-        ConfigError: see `jobs_of`.
-    """
+    """Return the jobs that a configuration stands for: itself, or those of the models of its list, see `jobs_of`."""
     if isinstance(config, AnalyzeConfig) and config.models is not None:
         stands_for = instrument(measure_module(config.measure.kind)).of_models
         if stands_for != "all":

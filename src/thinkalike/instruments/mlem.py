@@ -19,26 +19,17 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import ConfigError, DataError, nearest, one_of
-from thinkalike.instruments.of_stimuli import (
-    DistanceConfig,
-    OfStimuli,
-    matrix_rows,
-    repeated_rows,
-    rows_of_sides,
-    states_of_sides,
-    stimuli_facts,
-)
+from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.distances.representational_similarity import mds
 from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
+from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +47,8 @@ class MLEMConfig(DistanceConfig):
     kind: str = "mlem"
     weights: Literal["diagonal", "full"] = "diagonal"  # full: with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels
+    # indicator, as salle2024 has it | scaled, of ordered features | levels
+    difference: Literal["indicator", "scaled", "levels"] = "indicator"
     missing: Literal["own_level", "ignore", "drop", "error"] = "own_level"  # NaN is a value of its own
     scale: Literal["auto", "mean", "minmax", "none"] = "auto"  # of weights, by squared distances; recipe=paper: minmax
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -70,7 +62,6 @@ class MLEMConfig(DistanceConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.difference", self.difference, DIFFERENCES)
         for pair in self.interactions:
             if len(set(pair)) != 2 or len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")
@@ -152,8 +143,6 @@ class FeatureProfiles(
         figures.profiles(*self.shown(result), folder)
         if "similarity" in result.tables:
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
-        if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
-            figures.levels(planes, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the held-out ρ, as the mean over layers and of the best layer, with intervals over folds."""
@@ -321,24 +310,3 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         tables.append(table.assign(feature=name, other=[levels[b] for b in second] * len(rows)))
     columns = ["model", "layer", "feature", "level", "other", "weight"]
     return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame()
-
-
-def level_planes(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the levels of features with three or more as points: model, layer, feature, level, x, y.
-
-    Distances in the plane are near the roots of the weights, see `mds`; each layer is turned towards the one before it.
-    """
-    planes, before = [], dict[Any, Tensor]()
-    for (model, layer, feature), part in table.groupby(["model", "layer", "feature"], sort=False):
-        levels = list(dict.fromkeys([*part["level"], *part["other"]]))
-        if len(levels) < 3:
-            continue
-        first, second = np.triu_indices(len(levels), 1)
-        matrix = torch.zeros(len(levels), len(levels), dtype=torch.float64)
-        matrix[first, second] = matrix[second, first] = torch.tensor([*part["weight"]]).double().clamp(min=0).sqrt()
-        points = mds(matrix)[0] if matrix.any() else torch.zeros(len(levels), 2, dtype=torch.float64)
-        left, _, right = torch.linalg.svd(points.T @ before.get((model, feature), points))
-        points = before[model, feature] = points @ left @ right
-        found = {"model": model, "layer": layer, "feature": feature, "level": levels}
-        planes.append(pd.DataFrame(found | {"x": points[:, 0].numpy(), "y": points[:, 1].numpy()}))
-    return pd.concat(planes, ignore_index=True) if planes else pd.DataFrame()

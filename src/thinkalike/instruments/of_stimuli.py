@@ -1,17 +1,16 @@
-"""What measures of stimuli have in common: words in sentences, in models or in a recording; and tidy rows of layers."""
+"""What measures of stimuli have in common: words in sentences, in models or in a recording."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Shaped
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
@@ -19,14 +18,18 @@ from thinkalike.config.schema import CONTEXT
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import DataError, one_of
-from thinkalike.job import Instrument, fingerprints
+from thinkalike.errors import DataError
+from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
+from thinkalike.job import Instrument, Work, fingerprints
 from thinkalike.models.outline import names_of
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
+from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
+DistanceName = Literal["euclidean", "cosine", "correlation", "manhattan", "norm_difference"]
 
 
 class OfStimuli(Instrument):
@@ -82,16 +85,10 @@ def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
 class DistanceConfig(MeasureConfig):
     """The settings that measures of the distances between stimuli have in common."""
 
-    distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
+    distance: DistanceName = "euclidean"
     embed: bool = False  # also the site before block 0
     massive: Literal["drop", "keep"] = "drop"  # the stimuli whose long states decide some layer
     skip_first: int = ranged(0, least=0, most=CONTEXT)  # words of every text that are left out
-
-    distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.distance", self.distance, self.distances)
 
 
 def sentence_groups(stimuli: Stimuli) -> Tensor | None:
@@ -147,35 +144,19 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     return sides
 
 
-# ---- layers and matrices of layers as tidy rows
+def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work) -> Comparison:
+    """Return the comparison of recordings, or of one with a model, on the same stimuli, by an instrument of a kind."""
+    measure: Any = replace(config.measure, **kind.for_stimuli)
+    stimuli = work.inputs["stimuli"]
+    left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
 
+    def batches_of(compared: Compared) -> StateBatches:
+        states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
+        size, fewest = measure.tokens_per_batch, kind.fewest(measure)
+        return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
 
-def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
-    """Return one row per layer of a model: model, layer; a layer of -1 is the embedding."""
-    return pd.DataFrame({"model": model, "layer": list(layers)})
-
-
-def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
-    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value.
-
-    Args:
-        rows, columns: the layers of both sides, see `layer_rows`.
-        values: matrices by the names of their columns.
-    """
-    first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
-    table = pd.DataFrame(
-        {
-            "source": rows["model"].to_numpy()[first],
-            "target": columns["model"].to_numpy()[second],
-            "source_layer": rows["layer"].to_numpy()[first],
-            "target_layer": columns["layer"].to_numpy()[second],
-        }
-    )
-    return table.assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
-
-
-def repeated_rows(rows: pd.DataFrame, what: str, names: Sequence[str], **values: Shaped[Tensor, "l f"]) -> pd.DataFrame:
-    """Return one row per layer and name, such as a feature's: model, layer, the name in column `what`, each value."""
-    table = rows.loc[rows.index.repeat(len(names))].reset_index(drop=True)
-    columns = {name: cells.cpu().flatten().numpy() for name, cells in values.items()}
-    return table.assign(**{what: list(names) * len(rows)}, **columns)
+    batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
+    batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
+    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
+    measure = replace(measure, batches=batches.batches)
+    return kind.comparison(measure, [sides[0], sides[-1]], batches, work)  # type: ignore[no-any-return]

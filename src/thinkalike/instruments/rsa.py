@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,23 +16,24 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.of_stimuli import (
     DistanceConfig,
+    DistanceName,
     OfStimuli,
-    matrix_rows,
     rows_of_sides,
     sentence_groups,
     states_of_sides,
     stimuli_facts,
 )
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
-from thinkalike.measures.distances.neural import NOISES, NeuralDistances, crossnobis
+from thinkalike.measures.distances.comparators import WHITENED
+from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
+from thinkalike.tables import matrix_rows
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +53,14 @@ class RSAConfig(DistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
+    distance: Literal[DistanceName, "crossnobis"] = "euclidean"  # type: ignore[assignment]
     permutations: int = ranged(0, least=0, most=10**6)  # of sentences, in Mantel's test; 0: no p-values
-    comparator: str = "spearman"  # spearman | tau_a | corr | cosine | corr_cov | cosine_cov
-    noise: str = "shrinkage"  # of distance=crossnobis: shrinkage | diagonal | none
+    comparator: Literal["spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov"] = "spearman"
+    noise: Literal["shrinkage", "diagonal", "none"] = "shrinkage"  # of distance=crossnobis
     resamples: int = ranged(1000, least=0, most=10**6)  # of subjects and stimuli; 0: intervals are over subjects alone
-
-    distances: ClassVar[tuple[str, ...]] = (*DistanceConfig.distances, "crossnobis")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.comparator", self.comparator, COMPARATORS)
-        one_of("measure.noise", self.noise, NOISES)
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
                 f"measure.comparator={self.comparator} is of squared Euclidean distances, which manhattan is none of; "

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import DataError, PluginError, ShareDone, TrainingError
+from thinkalike.errors import DataError, ShareDone, TrainingError
 from thinkalike.processes import asked, at_boundaries, check_processes, stop, take_back
 from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
@@ -225,11 +225,7 @@ class Run:
 
 
 def fit(
-    module: SteppedModule,
-    data: StepData,
-    run: Run,
-    loggers: Sequence[Logger] = (),
-    callbacks: Sequence[Callback] = (),
+    module: SteppedModule, data: StepData, run: Run, loggers: Sequence[Logger] = (), callbacks: Sequence[Callback] = ()
 ) -> None:
     """Train a module on rows to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
@@ -257,7 +253,7 @@ def fit(
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[*callbacks, *_of_plugins(trainer), states, *watch],
+            callbacks=[*callbacks, *(plugins.load(name)() for name in trainer.callbacks), states, *watch],
             plugins=[_StateFiles()],
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
@@ -269,14 +265,6 @@ def fit(
         raise ShareDone
     if loggers and (run.partial / FOLDER / EARLIER).exists():
         _join_curves(run.partial / FOLDER, WRITTEN)
-
-
-def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
-    """Return the callbacks that the user's plugins add."""
-    made = {name: plugins.load(name)() for name in trainer.callbacks}
-    if wrong := [name for name, each in made.items() if not isinstance(each, Callback)]:
-        raise PluginError(f"callback {wrong[0]} makes no Callback of pytorch_lightning")
-    return list(made.values())
 
 
 @contextlib.contextmanager

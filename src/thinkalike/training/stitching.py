@@ -109,12 +109,7 @@ def _fits(losses: Losses, weights: Weights, rows: Tensor, chosen: Sequence[int],
 
 
 def largest_microbatch(
-    limits: TrainerConfig,
-    losses: Losses,
-    weights: Weights,
-    rows: Tensor,
-    tails: Sequence[int],
-    momenta: int,
+    limits: TrainerConfig, losses: Losses, weights: Weights, rows: Tensor, tails: Sequence[int], momenta: int
 ) -> Microbatch:
     """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
 
@@ -303,28 +298,25 @@ class StitchTraining(SteppedModule):
         numbers = range(len(self.fits)) if chosen is None else chosen
         fits, tokens = [self.fits[i] for i in numbers], layout.target_tokens(rows)
         depths = [fit.depth for fit in fits]
-        read = [fit.layer for fit in fits if fit.reads is target]
-        own = self._own(tokens, sorted({*layers_of(depths, target.n_layers), *read}))
-        states = zip(numbers, self._states(fits, rows, layout, own), strict=True)
-        mapped = [self.stitches[i](state.to(target.device).float()) for i, state in states]
+        states, own = self._read(fits, rows, layout, layers_of(depths, target.n_layers))
+        mapped = [self.stitches[i](s.to(target.device).float()) for i, s in zip(numbers, states, strict=True)]
         return loss(target, depths, mapped, own, tokens)
 
     @torch.no_grad()
-    def _own(self, tokens: Int[Tensor, "b t"], layers: Sequence[int]) -> dict[int, Float[Tensor, "b t _"]]:
-        """Return the target's own states at these layers."""
-        return dict(zip(layers, self.models[1].residuals(tokens, layers), strict=True)) if layers else {}
-
-    @torch.no_grad()
-    def _states(
-        self, fits: Sequence[Fit], rows: Int[Tensor, "b width"], layout: Layout, own: Own
-    ) -> list[Float[Tensor, "b t _"]]:
-        """Return the states that each stitch reads, from one pass of each model."""
-        read = {(self.models[1], layer): state for layer, state in own.items()}
-        for model in dict.fromkeys(fit.reads for fit in fits if fit.reads is not self.models[1]):
-            layers = sorted({fit.layer for fit in fits if fit.reads is model})
-            states = layout.source_states(model, rows, layers)
-            read |= {(model, layer): state for layer, state in zip(layers, states, strict=True)}
-        return [read[fit.reads, fit.layer] for fit in fits]
+    def _read(
+        self, fits: Sequence[Fit], rows: Int[Tensor, "b width"], layout: Layout, layers: Sequence[int]
+    ) -> tuple[list[Float[Tensor, "b t _"]], Own]:
+        """Return what each stitch reads, and the target's own states at these layers, from one pass of each model."""
+        target, read = self.models[1], dict[Any, Tensor]()
+        for model in dict.fromkeys([target, *(fit.reads for fit in fits)]):
+            wanted = sorted({*(layers if model is target else ()), *(fit.layer for fit in fits if fit.reads is model)})
+            if model is not target:
+                states = layout.source_states(model, rows, wanted)
+            else:
+                states = target.residuals(layout.target_tokens(rows), wanted) if wanted else []
+            read |= {(model, layer): state for layer, state in zip(wanted, states, strict=True)}
+        own = {layer: state for (model, layer), state in read.items() if model is target}
+        return [read[fit.reads, fit.layer] for fit in fits], own
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
         assert self.microbatch

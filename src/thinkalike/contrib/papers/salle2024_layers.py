@@ -22,12 +22,12 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
-from thinkalike.instruments.of_stimuli import matrix_rows
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
 from thinkalike.measures.distances.representational_similarity import mantel, mds
 from thinkalike.measures.estimates import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
+from thinkalike.tables import matrix_rows
 
 PAPER_AGREEMENT = 0.69  # Spearman's ρ of the two matrices of figure 2
 WORDS_SHOWN = 300

@@ -34,6 +34,7 @@ from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
+from thinkalike.tables import repeated_rows
 
 CEILING = "noise ceiling"  # what comparisons call its lower end
 Vectors = Sequence[Float[Tensor, "_ p"]]  # the distances in each layer, of each side
@@ -143,7 +144,7 @@ def _tables(
     table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
     bests, comparisons = best_of_models(found, layers)
-    tables = {"table": table, "by_subject": of_stimuli.repeated_rows(layers, "subject", names, value=found.values)}
+    tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
     tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
     for part in tables.values():
         part.insert(0, "recorded", recorded)

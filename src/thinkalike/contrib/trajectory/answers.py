@@ -33,13 +33,8 @@ from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.evaluation.language import (
-    BATCH_TOKENS,
-    document_numbers,
-    ends_of,
-    mean_over_documents,
-    next_token_losses,
-)
+from thinkalike.evaluation.changes import mean_over_documents
+from thinkalike.evaluation.language import BATCH_TOKENS, document_numbers, ends_of, next_token_losses
 from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts

@@ -19,9 +19,18 @@ from torch import Tensor
 from thinkalike.arguments import seeded
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.changes import AT_ONCE, Change, PartChanges, Seen, log_probabilities
-from thinkalike.evaluation.forks import Move, beyond_forks, moves
-from thinkalike.evaluation.language import document_numbers, ends_of, mean_over_documents
+from thinkalike.evaluation.changes import (
+    AT_ONCE,
+    Change,
+    Move,
+    PartChanges,
+    Seen,
+    beyond_forks,
+    log_probabilities,
+    mean_over_documents,
+    moves,
+)
+from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import (
     Verdict,

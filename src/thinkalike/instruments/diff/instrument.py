@@ -21,7 +21,6 @@ from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contras
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import changes
-from thinkalike.evaluation.forks import fork, rate_for
 from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
@@ -140,8 +139,8 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
                     answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
                 else:
                     norm, steps = norms(base, changed)[0], measure.steps
-                    rate = measure.rate or rate_for(base, text, norm, steps)
-                    forked = partial(fork, base, text, norm, rate=rate, steps=steps)
+                    rate = measure.rate or changes.rate_for(base, text, norm, steps)
+                    forked = partial(changes.fork, base, text, norm, rate=rate, steps=steps)
                     answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)
         facts = {"data": facts}
         if pairs:

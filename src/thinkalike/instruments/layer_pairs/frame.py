@@ -24,7 +24,6 @@ from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
-from thinkalike.instruments.of_stimuli import layer_rows, matrix_rows, stimuli_facts, stimuli_inputs, without_model
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
 from thinkalike.measures.rows import FEW
@@ -32,10 +31,10 @@ from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
 from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
-from thinkalike.states.batches import ModelRuns, StateBatches, array_batches, text_batches
-from thinkalike.states.stimuli import Compared, stimulus_states_of, without_massive
+from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
+from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
@@ -115,11 +114,16 @@ class LayerPairs(Instrument):
     }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        return stimuli_inputs(config) if config.activations else super().inputs(config)
+        if not config.activations:
+            return super().inputs(config)
+        from thinkalike.instruments.of_stimuli import stimuli_inputs
+
+        return stimuli_inputs(config)
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read: Any = without_model(config) if config.activations else copy(config)
+        read: Any = copy(config)
         if config.activations:
+            read.model, read.target = map(config.beside_recordings.get, ("model", "target"))
             read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
@@ -182,7 +186,9 @@ class LayerPairs(Instrument):
         runs = ModelRuns()
         with work.phase("loading"):
             if config.activations:
-                job = self.of_stimuli(config, work)
+                from thinkalike.instruments.of_stimuli import comparison_of_stimuli
+
+                job = comparison_of_stimuli(self, config, work)
             else:
                 (models,) = load_groups([(config.model, config.target)])
                 job = self.of_text(config, work, models, runs)
@@ -216,26 +222,10 @@ class LayerPairs(Instrument):
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
             measure = replace(measure, given="token")
-        return self._comparison(measure, [sides[id(model)] for model in models], batches, work)
+        return self.comparison(measure, [sides[id(model)] for model in models], batches, work)
 
-    def of_stimuli(self, config: AnalyzeConfig, work: Work) -> Comparison:
-        """Return the comparison of recordings, or of one with a model, on the same stimuli."""
-        measure: Any = replace(config.measure, **self.for_stimuli)  # type: ignore[arg-type]
-        stimuli = work.inputs["stimuli"]
-        left, every = without_massive(config, stimuli, stimulus_states_of(config, stimuli, measure.embed))
-
-        def batches_of(compared: Compared) -> StateBatches:
-            states, groups = [compared.sides[0].states, compared.sides[-1].states], compared.stimuli.groups
-            size, fewest = measure.tokens_per_batch, self.fewest(measure)
-            return array_batches(states, groups, rows_per_batch=size, fewest=fewest)
-
-        batches = batches_of(left).beside(batches_of(every)) if every else batches_of(left)
-        batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
-        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
-        measure = replace(measure, batches=batches.batches)
-        return self._comparison(measure, [sides[0], sides[-1]], batches, work)
-
-    def _comparison(self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work) -> Comparison:
+    def comparison(self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work) -> Comparison:
+        """Return the comparison of two sides, which are one object where a model is compared with itself."""
         told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
         new = partial(self.metric, told, *(len(side.layers) for side in sides))
         return Comparison(new, measure, (sides[0], sides[1]), batches, work)
@@ -249,11 +239,7 @@ class LayerPairs(Instrument):
     # ---- what comes out
 
     def outcome(self, job: Comparison) -> Outcome:
-        """Return the table and the numbers of all batches.
-
-        Raises:
-            DataError: see `Comparison.estimates`.
-        """
+        """Return the table and the numbers of all batches."""
         estimates, with_massive = job.estimates()
         rows, columns = (layer_rows(side.name, side.layers) for side in (job.source, job.target))
         level = job.batches.level

@@ -32,6 +32,7 @@ from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)
 
+BITS = 1 / math.log(2)  # per nat; a document has at least one byte, so that one whose end alone is predicted counts
 BESIDE = (
     "identity", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
@@ -164,14 +165,6 @@ def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chan
     return " and ".join(few)
 
 
-BITS = 1 / math.log(2)  # per nat
-
-
-def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents"]:
-    """Return the bytes of each document, at least 1, so that a document of which only the end is predicted counts."""
-    return counts.clamp(min=1)
-
-
 def bytes_by_document(
     tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
 ) -> Int[Tensor, " documents"]:
@@ -214,13 +207,13 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     rows, text = setting.corpus.report, sums.get("target_bytes")
     if text is None:
         text = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
-    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, readable_bytes(text).double()))
+    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.clamp(min=1).double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
     if "half" in sums:  # what three times the steps gain, if every doubling gains what the last one did
         columns |= with_ends("left_to_gain", math.log2(3) * (sums["half"] - sums["stitch"]), counts)
     if "target_bytes" in sums:  # the tokenizers differ
-        target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
+        target, source = (sums[f"{side}_bytes"].clamp(min=1) for side in ("target", "source"))
         columns |= with_ends("target_bits_per_byte", sums["target"] * BITS, target)
         columns |= with_ends("source_bits_per_byte", sums["source"] * BITS, source)
         columns |= with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
@@ -245,7 +238,7 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
     """
     sides = [_seeds(sums) - sums["target"] for sums in (onward, back)]
     if "target_bytes" in onward:
-        counts = [readable_bytes(sums["target_bytes"]).double() for sums in (onward, back)]
+        counts = [sums["target_bytes"].clamp(min=1).double() for sums in (onward, back)]
         (one, low, high), (other, least, most) = (
             documents_and_seeds_interval(side * BITS, own) for side, own in zip(sides, counts, strict=True)
         )

@@ -1,0 +1,42 @@
+"""Layers and matrices of layers as tidy rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Shaped
+from torch import Tensor
+
+
+def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
+    """Return one row per layer of a model: model, layer; a layer of -1 is the embedding."""
+    return pd.DataFrame({"model": model, "layer": list(layers)})
+
+
+def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
+    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value.
+
+    Args:
+        rows, columns: the layers of both sides, see `layer_rows`.
+        values: matrices by the names of their columns.
+    """
+    first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
+    table = pd.DataFrame(
+        {
+            "source": rows["model"].to_numpy()[first],
+            "target": columns["model"].to_numpy()[second],
+            "source_layer": rows["layer"].to_numpy()[first],
+            "target_layer": columns["layer"].to_numpy()[second],
+        }
+    )
+    return table.assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
+
+
+def repeated_rows(rows: pd.DataFrame, what: str, names: Sequence[str], **values: Shaped[Tensor, "l f"]) -> pd.DataFrame:
+    """Return one row per layer and name, such as a feature's: model, layer, the name in column `what`, each value."""
+    table = rows.loc[rows.index.repeat(len(names))].reset_index(drop=True)
+    columns = {name: cells.cpu().flatten().numpy() for name, cells in values.items()}
+    return table.assign(**{what: list(names) * len(rows)}, **columns)
