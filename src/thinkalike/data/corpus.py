@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -160,7 +160,6 @@ def read_corpus(
     fit_tokens: int | None,
     source: Any = None,
     whole: bool = False,
-    quota: str | None = None,
 ) -> Corpus:
     """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
@@ -171,7 +170,6 @@ def read_corpus(
         fit_tokens: how many tokens to fit on; None takes all that there are.
         source: a `SourceText` of a model that reads the same text with another tokenizer; rows are then `PairedRows`.
         whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
-        quota: the setting that says how much text the report has, for messages; None: data.report_tokens.
 
     Raises:
         DataError: there is no text, or too little for the report; see `SourceText.pack`.
@@ -179,7 +177,6 @@ def read_corpus(
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
     source = replace(source, bos=bos) if source and data.bos is not None else source
-    quota = quota or f"data.report_tokens={report_tokens}"
     most_bytes = None if whole else beginning_bytes(report_tokens)
     request = {
         "version": CACHE_VERSION,
@@ -203,7 +200,7 @@ def read_corpus(
         counts = (fit_tokens, report_tokens, most_bytes)
         if source:
             return source.pack(data, tokenizer, context, bos, *counts).entry()
-        return pack(data, OneTokenizer(tokenizer, bos), context, *counts, quota).entry()
+        return pack(data, OneTokenizer(tokenizer, bos), context, *counts).entry()
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
@@ -215,11 +212,8 @@ def read_corpus(
         )
     )
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
-        remedy = _remedy(data, corpus.counts, context, report_tokens, quota)
-        log.warning(
-            f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make wide "
-            f"intervals; {remedy}"
-        )
+        wide = f"the report has {count} documents, and fewer than {DOCUMENTS} make wide intervals"
+        log.warning("warning: data %s: %s; read more tokens, or give more text", data.name, wide)
     return corpus
 
 
@@ -306,7 +300,6 @@ def pack(
     fit_tokens: int | None,
     report_tokens: int,
     most_bytes: int | None = None,
-    quota: str | None = None,
 ) -> Corpus:
     """Tokenise as many documents as both sides need, and pack them; see `read_corpus`.
 
@@ -326,8 +319,15 @@ def pack(
         "report_documents": len(report_rows.documents.unique()),
         "dropped_tokens": fit_left + report_left,
     }
-    quota = quota or f"data.report_tokens={report_tokens}"
-    _check(config, counts, context, report_tokens, quota, bounded=most_bytes is not None)
+    found = ""
+    if not counts["fit_tokens"]:
+        found = f"to fit on: not one row of {context} tokens"
+    elif counts["report_documents"] < 2:
+        near = f"{counts['near_duplicates']} more nearly repeat one to fit on"
+        found = f"for the report: {counts['report_documents']} documents ({near}), and an interval needs two"
+    if found:
+        remedy = f"change data.report_share={config.report_share} or data.context={context}"
+        raise DataError(f"data={config.name} has too little text {found}; give more text, or {remedy}")
     return Corpus(fit_rows, report_rows, counts)
 
 
@@ -379,29 +379,3 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
     if bos and tokenizer.bos_token_id is None:
         raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
     return end, tokenizer.bos_token_id if bos else None
-
-
-def _check(
-    config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str, *, bounded: bool
-) -> None:
-    if not counts["fit_tokens"]:
-        raise DataError(
-            f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text, or "
-            f"lower data.report_share={config.report_share} or data.context={context}"
-        )
-    if counts["report_documents"] < 2:
-        raise DataError(
-            f"data={config.name} has too little text for the report: {counts['report_tokens'] // context} rows of "
-            f"{context} tokens, {counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat "
-            f"one to fit on), and an interval needs two; {_remedy(config, counts, context, report_tokens, quota)}"
-        )
-    if bounded and counts["report_tokens"] < report_tokens // context * context:
-        log.warning("data %s: the report has only %s of %s tokens: there is no more text",
-                    config.name, f"{counts['report_tokens']:,}", f"{report_tokens:,}")  # fmt: skip
-
-
-def _remedy(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int, quota: str) -> str:
-    """Return what gives a report more documents: more tokens where its quota is full, and else more text."""
-    if counts["report_tokens"] + context <= report_tokens:
-        return f"give more text, or raise data.report_share={config.report_share}"
-    return f"raise {quota}"

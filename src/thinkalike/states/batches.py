@@ -297,7 +297,7 @@ class TokenBatches(TextBatches):
         wanted = -(-tokens // context)
         data = replace(data, report_tokens=SPREAD * wanted * context)
         asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
-        how = partial(read_corpus, bos=first.bos_each_row, fit_tokens=1, whole=True, quota="measure.batches")
+        how = partial(read_corpus, bos=first.bos_each_row, fit_tokens=1, whole=True)
         corpus = self.runs.text(asked, partial(how, data, first.tokenizer, context))
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]

@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.data.stimuli import Span
 from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
 
+Span = tuple[int, int]  # characters: first, one past the last
 WORDS_AT_ONCE = 128  # of a piece of text, at most
 
 

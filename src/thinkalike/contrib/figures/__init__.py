@@ -9,7 +9,7 @@ _NAMES = {
     "overview": ("agreement", "court", "doses", "ranks", "subject_scores"),
     "papers": ("Contrast", "correlation", "directions", "distances", "groups_by_depth", "learning_curves", "scatter"),
     "trajectories": ("settling", "trajectory"),
-    "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
+    "transfer": ("carried_probes", "sae_curves", "steering"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

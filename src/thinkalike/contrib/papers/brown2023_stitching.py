@@ -73,7 +73,6 @@ def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
 
 
 def _same_layers(result: Result) -> pd.DataFrame:
-    """Return the rows of a result's table, under their numbers, that stitch a layer of the source to the same one."""
     return result.table[result.table["source_layer"] == result.table["target_layer"]]
 
 

@@ -81,7 +81,7 @@ def _sae(case: Case) -> Conclusion:
     for each in transfers:
         claims.append(_saves(case, each, "random", each.claim.format(limit=each.bound.limit), each.bound))
         claims.append(_saves(case, each, "least_squares", fitted, Bound("above")))
-    draw = partial(figures.sae_transfers, tables["curves"])
+    draw = partial(figures.sae_curves, tables["curves"])
     return Conclusion(tables.pop("table"), claims, draw, tables, blank=BLANK)
 
 

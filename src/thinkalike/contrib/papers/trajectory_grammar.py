@@ -56,7 +56,6 @@ def _conclude(case: Case) -> Conclusion:
 
 
 def _settled(result: Result) -> pd.DataFrame:
-    """Return the step by which the loss, likeness, and likeness of each layer went nine tenths of their way."""
     found = pd.DataFrame(settling(result.table, result.tables["losses"]).items(), columns=["what", "step"])
     return found.assign(doublings=np.log2(1 + found["step"]))
 

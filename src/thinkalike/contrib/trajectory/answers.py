@@ -97,8 +97,7 @@ class Reading:
         return found
 
     def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
-        """Return for each task which stimuli each layer gets right, (l, n), and the accuracies of its null, (l, p)."""
-        right, null = [], []
+        right, null = [], []  # of each task: what each layer gets right, (l, n), and the accuracies of its null, (l, p)
         for task, labels in zip(self.tasks, self.labels, strict=True):
             found = [held_out_right(layer[task.rows], labels, len(task.levels), task.fold_of) for layer in words]
             right.append(torch.stack([each[0] for each in found]))

@@ -70,12 +70,10 @@ def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, l
 
 
 def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
-    """Return the columns that name the models and layers of a row."""
     return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
 
 
 def unexplained_table(source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]) -> pd.DataFrame:
-    """Return the variance that the maps of each layer pair leave unexplained."""
     return pd.DataFrame([named(source, target, pair) | each.unexplained._asdict() for pair, each in maps.items()])
 
 

@@ -173,10 +173,7 @@ def read_rows(
     context = config.data.context or min(ROW, base.context)
     wanted = max(measure.tokens // context, 2)
     data = replace(config.data, report_tokens=max(SPREAD * wanted * context, LEAST))
-    corpus = read_corpus(
-        data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens,
-        quota=f"measure.tokens={measure.tokens}",
-    )  # fmt: skip
+    corpus = read_corpus(data, base.tokenizer, context, bos=base.bos_each_row, fit_tokens=fit_tokens)
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
     return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
