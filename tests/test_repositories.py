@@ -13,8 +13,8 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.load import head_dimensions, load_model
-from thinkalike.models.outline import label, told_apart
+from thinkalike.models.families import label, told_apart
+from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
 
@@ -171,7 +171,7 @@ def test_a_folder_is_not_taken_for_a_repository_of_its_name(served, monkeypatch,
 
 def test_a_revision_that_is_not_there_is_refused(served):
     served(revisions=("step1000",))
-    for call in (load_model, checkpoint_fingerprint, head_dimensions):
+    for call in (load_model, checkpoint_fingerprint):
         config = ModelConfig(name="hub", hub_id="someone/m", revision="step100")
         assert "someone/m has no revision step100" in line_of(lambda call=call, config=config: call(config))
     assert load_model(ModelConfig(name="hub", hub_id="someone/m", revision="step1000")).revision == hub.COMMIT
