@@ -33,7 +33,6 @@ def test_a_repository_is_a_model_of_both_commands(entry):
     [
         (["model=a/b", "model.revision=r", "target.revision=s"], ("a/b", "r"), ("a/b", "s")),
         (["model=a/b", "model.revision=r", "model@target=c/d"], ("a/b", "r"), ("c/d", None)),
-        (["model=a/b", "model.revision=r", "model@target=hub"], ("a/b", "r"), ("a/b", "r")),
         (["model=a/b", "model.revision=r", "target.hub_id=c/d"], ("a/b", "r"), ("c/d", None)),
         (["model=a/b", "model@target=gpt2"], ("a/b", None), ("openai-community/gpt2", None)),
     ],

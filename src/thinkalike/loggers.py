@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import first_line
+from thinkalike.errors import check_extra, first_line
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class TensorBoardTracker:
     """Writes scalars, figures, and settings and table as text, into a folder that is called as the run."""
 
     def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
-        config.check_package()
+        check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")
         self.folder, self.settings = folder / re.sub(r"[^\w.=+-]+", "_", name), settings
 
     def publish(self, result: Result) -> None:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
-from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
@@ -37,6 +36,7 @@ from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, tok
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
+POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
@@ -393,3 +393,16 @@ def array_batches(
         yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
 
     return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})
+
+
+def pool_tokens(batch: int, floats: int, parameters: int) -> int:
+    """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
+
+    Args:
+        batch: the tokens of a batch.
+        floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
+            weights take, and more where that is below `POOL_BATCHES` batches.
+        parameters: of the models.
+    """
+    held = max(POOL_BYTES, parameters) // (4 * batch * floats)
+    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)

@@ -20,7 +20,7 @@ import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
-from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
+from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
@@ -30,7 +30,7 @@ from thinkalike.measures.rows import FEW
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
+from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
