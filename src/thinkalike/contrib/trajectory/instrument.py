@@ -62,7 +62,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     and onsets.csv.
     """
 
-    makes_inputs: ClassVar[bool] = True
     of_models: ClassVar[str] = "each"
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
