@@ -79,7 +79,7 @@ class Likeness:
 
 
 def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room: float) -> list[list[LayerPair]]:
-    """Return layer pairs of these widths in parts, of each of which the states of a batch fit into so many bytes.
+    """Return layer pairs of these widths in parts, so that the states of a batch of each part fit into `room` bytes.
 
     Args:
         tokens: Of all batches.

@@ -1,17 +1,18 @@
-"""Reading checkpoints of transformers: weights, tokenizer and adapter, and the checks that they belong together.
+"""Reading models: checkpoints of transformers, their tokenizers and adapters, and the legacy layout of TransformerLens.
 
 Every weight must have been read: none missing, left over or of another shape.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,13 @@ from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, check_extra, first_line, listed
+from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import gguf_said
-from thinkalike.models.native import Checkpoint, folded
+from thinkalike.models.native import Checkpoint, without_hooks
 from thinkalike.models.places import GIVE, is_gguf, located
-from thinkalike.models.survey import text_config
+from thinkalike.models.surgery import first_tensor
+from thinkalike.models.survey import TOLERANCE, check_values, relative_error, sample_tokens, text_config
 
 # the names that configurations give to the longest row
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
@@ -82,10 +85,53 @@ def read_transformers(
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
-        module = folded(bridge)
+        module = _folded(bridge)
     elif family.predicts == "states":
         module = one_side(module, config)
     return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
+
+
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with _pinned(place, config.revision):
+        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
+    if config.processing == "compat":
+        module = _folded(bridge)
+    else:
+        tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+        with torch.no_grad():
+            hooked = bridge(tokens)
+            module = without_hooks(bridge.original_model.eval())
+            error = relative_error(first_tensor(module(tokens)), hooked)
+        if not error <= TOLERANCE[dtype]:  # NaN fails as well
+            check_values(module, config.called)
+            raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
+    return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+
+
+def _folded(bridge: Any) -> Any:
+    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
+    bridge.enable_compatibility_mode()
+    return bridge.original_model
+
+
+@contextlib.contextmanager
+def _pinned(repository: str, revision: str | None) -> Iterator[None]:
+    """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
+    import huggingface_hub
+
+    download, commit = huggingface_hub.hf_hub_download, resolved("model", repository, revision)
+
+    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
+
+    with (
+        patch.object(huggingface_hub, "hf_hub_download", pinned),
+        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+    ):
+        yield
 
 
 def read_weights(
