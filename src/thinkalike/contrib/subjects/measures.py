@@ -69,14 +69,6 @@ class ModelScores:
         subjects = torch.arange(len(chosen))
         return Scored(self.values[chosen, subjects], self.replicates[:, chosen, subjects]), chosen
 
-    def over_subjects(self, scored: Scored, level: float = 0.95) -> Estimate:
-        """Return the mean score with its interval over subjects alone; see `random_effects`."""
-        return random_effects(scored.values, level=level)
-
-    def over_both(self, scored: Scored, level: float = 0.95) -> TwoFactors:
-        """Return the mean score with its interval over subjects and stimuli, NaN without resamples: `two_factor`."""
-        return two_factor(scored.values, scored.replicates, self.draws, level=level)
-
 
 def model_scores(
     models: Float[Tensor, "m p"],
