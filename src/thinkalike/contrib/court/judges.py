@@ -241,10 +241,8 @@ def auc(upper: Float[Tensor, "c p"], lower: Float[Tensor, "c n"]) -> Float[Tenso
     """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
 
     It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
-    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval.
-
-    Raises:
-        ValueError: A value is NaN.
+    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval. NaN is a
+    ValueError.
     """
     refuse_nan(upper, "upper")
     refuse_nan(lower, "lower")

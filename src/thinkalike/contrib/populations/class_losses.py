@@ -46,10 +46,7 @@ def class_losses(
 
     Args:
         labels: places in `wanted`, the classes of the data.
-        classes: of the model, in the order of its logits.
-
-    Raises:
-        ModelError: the model has other classes than the data, or a logit is not finite.
+        classes: of the model, in the order of its logits. Other ones than the data's are a ModelError.
     """
     owners = _owners(classes, wanted).to(logits.device)
     if not logits.isfinite().all():
@@ -82,9 +79,6 @@ def check_labels(
 
     A good model with two of three classes exchanged is about at chance. So no other order of the classes may be right
     more often by three standard errors of the difference (McNemar 1947).
-
-    Raises:
-        ModelError: the accuracy is below chance, or another order is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
@@ -119,9 +113,6 @@ def identity_stitches(
     Args:
         at_once: sources that run through a tail together, and whose states at all cuts are in memory. One at a time,
             results are those of whole stitched models to the bit; more are faster, and may differ in the last.
-
-    Raises:
-        ModelError: models differ in depth or width; see `class_losses`.
     """
     check_alike(models)
     cuts, found = [EMBED, *range(models[0].n_layers)], []
