@@ -35,7 +35,7 @@ from thinkalike.contrib.pretraining.training import Keeping, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import build_mini
+from thinkalike.models.native import build_mini
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, fit
 

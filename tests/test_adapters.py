@@ -10,8 +10,8 @@ import torch
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.families import outline, told_apart
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.outline import outline, told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import shape_of
 
@@ -93,17 +93,6 @@ def test_a_base_is_a_folder_a_gguf_file_or_a_name(place, base, adapter, tmp_path
     model = load_model(adapter, base=str(places[place]))
     assert model.n_layers == (6 if place == "name" else 2)
     assert model.fingerprint() != load_model(str(places[place])).fingerprint()
-
-
-def test_one_that_changes_nothing_is_said_once(base, adapter, caplog):
-    load_model(adapter)
-    assert not caplog.records
-    write_adapter(base, adapter, spread=0.0)
-    model = load_model(adapter)
-    assert [record.message for record in caplog.records] == [
-        "tuned: the adapter changes no weight, so that the model is its base"
-    ]
-    assert model.fingerprint() == load_model(base).fingerprint()
 
 
 OTHERS = {

@@ -148,7 +148,7 @@ def test_settings_of_other_families_are_one_line(setting):
     config = composed("model=gelu-3l-mini").model
     for key, value in setting.items():
         setattr(config, key, value)
-    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.*gelu-3l-mini is a native"):
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.* no effect for gelu-3l-mini, a native"):
         load_model(config)
 
 

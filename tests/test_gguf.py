@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from tokenizers import Tokenizer, normalizers
 
 import tiny
 from conftest import composed
@@ -85,18 +84,6 @@ def test_it_is_cast_as_any_other(file, dtype):
     model = load_model(file, dtype=dtype)
     assert model.dtype == getattr(torch, dtype)
     assert {weight.dtype for weight in model.module.parameters()} == {model.dtype}
-
-
-def test_another_tokenizer_beside_it_is_said(file, caplog):
-    tiny.tokenizer().save_pretrained(file.parent)
-    load_model(file)
-    assert not caplog.records
-    other = Tokenizer.from_file(str(file.parent / "tokenizer.json"))
-    other.normalizer = normalizers.Lowercase()
-    other.save(str(file.parent / "tokenizer.json"))
-    load_model(file)
-    assert len(caplog.records) == 1
-    assert "tokenizer.json into" in caplog.text
 
 
 REFUSED = {

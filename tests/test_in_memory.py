@@ -65,7 +65,7 @@ def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
         load_model(module)
     with pytest.raises(TypeError, match="not Linear and"):
         load_model(torch.nn.Linear(2, 2), cutter)
-    with pytest.raises(ConfigError, match=r"model\.revision=main is of a model that is read"):
+    with pytest.raises(ConfigError, match=r"model\.revision does not apply to a model passed in memory"):
         load_model(module, cutter, revision="main")
     with pytest.raises(ModelError, match=r"GPT2Model has no head that is known; give one of .*GPT2LMHeadModel"):
         load_model(module.transformer, cutter)

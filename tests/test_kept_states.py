@@ -74,9 +74,10 @@ def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, mon
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 7)
         keys.append(stimuli_states._key(config().model, fingerprint, False))
-    for place in (*(f"{stimuli_states.__name__}.{name}" for name in ("versions_of", "_code")), CPU):
+    others = {f"{stimuli_states.__name__}.versions_of": lambda *_: "another", CPU: lambda: "another"}
+    for place, other in {**others, f"{stimuli_states.__name__}.CODE": ("states",)}.items():
         with monkeypatch.context() as patch:
-            patch.setattr(place, lambda *_: "another")
+            patch.setattr(place, other)
             keys.append(stimuli_states._key(config().model, fingerprint, False))
     assert len(set(keys)) == len(keys)
     assert stimuli_states._key(config().model, fingerprint, False) == keys[0]

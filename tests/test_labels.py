@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from thinkalike.config import ModelConfig
+from thinkalike.models.families import label, told_apart
 from thinkalike.models.load import load_models
-from thinkalike.models.outline import label, told_apart
 
 MODEL = ModelConfig(name="pythia")
 
@@ -25,9 +25,9 @@ def test_models_of_one_label_are_called_by_what_differs(changes, labels):
     assert told_apart([MODEL, replace(MODEL, **changes)]) == labels
 
 
-def test_models_without_an_identifying_difference_are_numbered():
-    other = replace(MODEL, architecture={"d_model": 8})
-    assert told_apart([MODEL, other, MODEL]) == ["pythia#1", "pythia#2", "pythia#1"]
+def test_a_setting_that_one_of_them_lacks_is_named_too():
+    sized = replace(MODEL, architecture={"d_model": 8})
+    assert told_apart([MODEL, sized]) == ["pythia[architecture={}]", "pythia[architecture={'d_model': 8}]"]
     assert told_apart([MODEL, replace(MODEL, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
 
 

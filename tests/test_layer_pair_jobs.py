@@ -243,7 +243,7 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis
 
 
 def test_a_job_stops_at_narrow_intervals_or_the_end_of_text(cli, words, pair, text_files, monkeypatch):
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 2048)  # of 16 batches
+    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 2048)  # of 16 batches
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
     done = cli("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")

@@ -15,7 +15,7 @@ from thinkalike.instruments import run_job
 from thinkalike.instruments.loss import held_out_loss
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 
 TAUGHT = "bert-mini-nli"  # a body without a head, whose card states accuracies
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json") if path.parent.name != TAUGHT)

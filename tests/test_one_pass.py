@@ -153,7 +153,7 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(cli, words, chec
 def test_pairs_at_different_batches_resume_to_the_same_bits(cli, words, chosen, minis, tmp_path, monkeypatch):
     from thinkalike.instruments.layer_pairs import comparison
 
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 256)  # of two batches
+    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 256)  # of two batches
     words = [*words, "measure=cka", "measure.batches=20"]
     whole = results(cli("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
     monkeypatch.setattr(comparison, "KEPT_EVERY", 2)
@@ -197,7 +197,7 @@ def test_a_pair_that_fails_leaves_the_others_and_is_reported(cli, words, minis, 
 
 @pytest.mark.slow
 def test_a_pair_stops_at_its_width_and_the_others_go_on(cli, words, chosen, minis, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 640)  # of ten batches
+    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 640)  # of ten batches
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
     wide = results(cli("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))

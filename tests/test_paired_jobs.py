@@ -22,7 +22,7 @@ from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting, sums_by_document
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.tokenizers import check_alignable
+from thinkalike.models.survey import check_alignable
 from thinkalike.training.run import StepData
 from thinkalike.training.stitching import StitchTraining
 

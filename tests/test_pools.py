@@ -102,7 +102,7 @@ def test_every_counted_token_is_in_one_batch(config, models, told):
 
 
 def test_pools_are_random_rows_and_fit_pools_share_none(config, models, told, monkeypatch):
-    monkeypatch.setattr("thinkalike.config.schema.POOL_TOKENS", 384)  # of three batches
+    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 384)  # of three batches
     job = config("measure=r2", "measure.fit_batches=8")
     job.measure.batches = 20  # of which 8 to fit on
     pools = read(job, models[:1])
@@ -233,11 +233,11 @@ def test_random_batches_are_as_all_at_once_unlike_running_text():
 
 
 def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypatch):
-    monkeypatch.setattr("thinkalike.config.schema.POOL_BYTES", 6 * 4 * 128 * models[0].n_layers * models[0].d_model)
+    monkeypatch.setattr("thinkalike.states.batches.POOL_BYTES", 6 * 4 * 128 * models[0].n_layers * models[0].d_model)
     job = config()
     job.measure.massive = "keep"
     assert [len(pool) for pool in read(job, models[:1])] == [5, 5, 5, 5], "of at most six batches"
-    monkeypatch.setattr("thinkalike.config.schema.POOL_BYTES", 1)
+    monkeypatch.setattr("thinkalike.states.batches.POOL_BYTES", 1)
     assert [len(pool) for pool in read(job, models[:1])] == [4, 4, 4, 4, 4]
 
 
@@ -245,6 +245,6 @@ def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypat
 def test_rows_are_short_where_few_states_are_in_memory(config, models, told, monkeypatch, held, row):
     models[0].context = 128
     if held:
-        monkeypatch.setattr("thinkalike.config.schema.POOL_BYTES", held)
+        monkeypatch.setattr("thinkalike.states.batches.POOL_BYTES", held)
     (first, *_), *_ = read(config("data.context=null"), models[:1])
     assert first.states[0][0][:, 1].max() == row - 1

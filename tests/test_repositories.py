@@ -13,8 +13,8 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models.load import head_dimensions, load_model
-from thinkalike.models.outline import label, told_apart
+from thinkalike.models.families import label, told_apart
+from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
 
@@ -33,7 +33,6 @@ def test_a_repository_is_a_model_of_both_commands(entry):
     [
         (["model=a/b", "model.revision=r", "target.revision=s"], ("a/b", "r"), ("a/b", "s")),
         (["model=a/b", "model.revision=r", "model@target=c/d"], ("a/b", "r"), ("c/d", None)),
-        (["model=a/b", "model.revision=r", "model@target=hub"], ("a/b", "r"), ("a/b", "r")),
         (["model=a/b", "model.revision=r", "target.hub_id=c/d"], ("a/b", "r"), ("c/d", None)),
         (["model=a/b", "model@target=gpt2"], ("a/b", None), ("openai-community/gpt2", None)),
     ],
@@ -171,7 +170,7 @@ def test_a_folder_is_not_taken_for_a_repository_of_its_name(served, monkeypatch,
 
 def test_a_revision_that_is_not_there_is_refused(served):
     served(revisions=("step1000",))
-    for call in (load_model, checkpoint_fingerprint, head_dimensions):
+    for call in (load_model, checkpoint_fingerprint):
         config = ModelConfig(name="hub", hub_id="someone/m", revision="step100")
         assert "someone/m has no revision step100" in line_of(lambda call=call, config=config: call(config))
     assert load_model(ModelConfig(name="hub", hub_id="someone/m", revision="step1000")).revision == hub.COMMIT

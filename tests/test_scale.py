@@ -16,7 +16,7 @@ import tiny
 from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
 from thinkalike.forecast import SHARE, forecast, hours_on, precision_of, summary
 from thinkalike.models.load import load_model
-from thinkalike.models.shapes import Operations, Passes, Shape, new_shape, operations, shape_of
+from thinkalike.models.shapes import Operations, Shape, operations, shape_of
 from thinkalike.training.stitching import Fit, StitchTraining
 
 PUBLISHED = {  # parameters; of Pythia from table 1 of Biderman et al. 2023
@@ -55,7 +55,6 @@ def test_a_shape_is_that_of_a_mini():
     shape, model = shape_of(config), load_model(config)
     assert (shape.layers, shape.width, shape.vocabulary) == (model.n_layers, model.d_model, model.vocabulary)
     assert (shape.parameters, shape.operations) == (model.parameters()[0], operations(model))
-    assert new_shape(config, shape.vocabulary).parameters == shape.parameters
 
 
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
@@ -114,7 +113,7 @@ def test_jobs_of_one_pass_share_the_passes_of_their_models():
 
 def test_hours_are_those_of_the_peak_in_the_precision_of_the_job():
     shape = Shape("a", 1, 1, 1, 1, 4.0, 8, Operations((1e9,), (0.0,), 0.0))
-    hour = Passes("report", shape, 312e3 * SHARE * 3600, 8)
+    hour = shape.passes("report", 312e3 * SHARE * 3600, 8)
     assert hours_on("A100", hour, "bfloat16") == pytest.approx(1)
     assert hours_on("A100", replace(hour, times=3), "TF32") == pytest.approx(6)
     assert precision_of("bfloat16", TrainerConfig()) == "bfloat16"

@@ -18,7 +18,7 @@ from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
 from thinkalike.instruments.stitching.instrument import SHOWN
 from thinkalike.instruments.stitching.table import BESIDE
-from thinkalike.models.shapes import Operations, Passes, Shape
+from thinkalike.models.shapes import Operations, Shape
 from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, stacked, text_column, widths
 from thinkalike.store import Result
 
@@ -153,7 +153,7 @@ PLANTED = {
 def forecast_of_two() -> Forecast:
     names, sizes = ("gpt2-mini", "pythia-6.9b-deduped"), (32, 4096, 50432, 6_857_302_016, 1.4e10, 2048)
     shapes = {name: Shape(name, *sizes, Operations((1.0,), (0.0,), 0.0)) for name in names}
-    passes = [Passes("forward passes", shape, 1.5e9, 512) for shape in shapes.values()]
+    passes = [shape.passes("forward passes", 1.5e9, 512) for shape in shapes.values()]
     done, unknown = (
         Planned(name, name == "done", {"organisation/model-of-unknown-size": None}, [], "float32", 0.0)
         for name in ("done", "odd")

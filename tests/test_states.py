@@ -12,8 +12,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.models.families import names_of
 from thinkalike.models.load import load_model
-from thinkalike.models.outline import names_of
 from thinkalike.states.batches import array_batches
 from thinkalike.states.tokens import counted, last_tokens, pieces, site_numbers, sites, token_states, word_states
 

@@ -13,9 +13,9 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
-from thinkalike.models.load import load_model
+from thinkalike.models.load import load_model, puts_bos
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.models.tokenizers import puts_bos, same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 
 
 def fast(change=lambda whole: None, **options):

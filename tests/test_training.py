@@ -29,7 +29,7 @@ from thinkalike.instruments.loss import masked_losses
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import build_mini
+from thinkalike.models.native import build_mini
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.optimizers import rate

@@ -1,7 +1,6 @@
 """Loading proves that all weights came, that they are finite, and that there is a tokenizer that fits them."""
 
 import json
-import logging
 import shutil
 
 import pytest
@@ -12,8 +11,7 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.load import load_model
-from thinkalike.models.outline import THREE
+from thinkalike.models.load import THREE, load_model
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
@@ -61,20 +59,6 @@ def line_of(kind, folder, **changes):
     with pytest.raises(ModelError) as caught:
         load(kind, folder, **changes)
     return str(caught.value)
-
-
-WRAPPED = [("gpt2", "module."), ("gpt_neox", "_orig_mod."), ("bert", "model."), ("new classifier", "_orig_mod.module.")]
-
-
-@pytest.mark.parametrize(("kind", "prefix"), WRAPPED)
-def test_the_prefix_of_a_wrapper_is_taken_off_and_said(whole, kind, prefix, caplog):
-    folder = whole(kind)
-    expected = load(kind, folder)
-    rewrite(folder, lambda weights: {prefix + name: weight for name, weight in weights.items()})
-    with caplog.at_level(logging.INFO, "thinkalike"):
-        loaded = load(kind, folder)
-    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
-    assert f"its weights are named '{prefix}...'" in caplog.text
 
 
 def without_a_block(weights, block, _):
@@ -151,7 +135,7 @@ def test_older_files_and_several_files_are_read_alike(whole, tmp_path):
     expected = load("gpt2", folder)
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    torch.save({f"module.{name}": weight for name, weight in weights.items()}, folder / "pytorch_model.bin")
+    torch.save(weights, folder / "pytorch_model.bin")
     assert all(torch.equal(each, expected[name]) for name, each in load("gpt2", folder).items())
     (folder / "pytorch_model.bin").unlink()
     model = transformers.GPT2LMHeadModel(transformers.AutoConfig.from_pretrained(folder))

@@ -99,12 +99,8 @@ def own_process() -> Iterator[None]:
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()
     try:
-        with heeded():
+        with heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
             yield
-            sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads stdout any more, as after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     except Interrupted as error:
         print(error, file=sys.stderr, flush=True)
         sys.exit(error.status)
@@ -115,13 +111,36 @@ def own_process() -> Iterator[None]:
         sys.exit(1)
 
 
+class Stdout:
+    """A stdout that may be full or closed: what is printed then is lost, and not the result."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+
+    def write(self, text: str) -> int:
+        self._try("write", text)
+        return len(text)
+
+    def flush(self) -> None:
+        self._try("flush")
+
+    def _try(self, action: str, *given: str) -> None:
+        try:
+            getattr(self._stream, action)(*given)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
 def _one_line(error: BaseException) -> str:
     return explained(error) if isinstance(error, COMPOSING_ERRORS) else first_line(error) or type(error).__name__
 
 
 def _done(job: Job, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, or foretell it, and print the folders of its results."""
-    from thinkalike.screen import watched
+    from thinkalike.screen import aside, watched
 
     chosen, folders = HydraConfig.get(), list[Path]()
     overrides = list(chosen.overrides.task)
@@ -133,9 +152,11 @@ def _done(job: Job, composed: DictConfig) -> list[Path]:
 
         check_read(overrides, config)
         if config.dry_run:
-            from thinkalike.forecast import show_forecast
+            from thinkalike.forecast import forecast, show, speed
 
-            show_forecast(config)
+            plan, here = forecast(config), speed()
+            with aside():
+                show(plan, here)
         else:
             folders = job(config)
     for folder in folders:

@@ -18,10 +18,10 @@ from thinkalike.errors import HubError, ModelError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import is_stored
 from thinkalike.memory import GAPS, readable
-from thinkalike.models.outline import told_apart
+from thinkalike.models.families import told_apart
 from thinkalike.models.places import pick_device
 from thinkalike.models.shapes import Passes, Shape
-from thinkalike.screen import Table, aside, number_column, show_table, show_text, text_column
+from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
 PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
@@ -143,7 +143,6 @@ def _jobs(config: Any) -> list[tuple[str, Any]]:
 
 
 def _name(config: Any) -> str:
-    """Return the kind of a job and the names of its models."""
     kind = instrument_of(config)
     names = told_apart(list(kind.models_of(config).values()))
     return f"{kind.kind}: {', '.join(dict.fromkeys(names))}" if names else kind.kind
@@ -167,25 +166,8 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds)
 
 
-def show_forecast(config: TrainConfig | AnalyzeConfig) -> None:
-    """Print what the jobs of a configuration take, and the hours at the speed of this machine."""
-    plan, here = forecast(config), speed()
-    with aside():
-        show(plan, here)
-
-
 def show(plan: Forecast, speed: float | None = None) -> None:
-    """Print the models, the jobs, and the sums of the missing ones.
-
-    Args:
-        speed: FLOPs per second of this machine, if known.
-    """
-    if shapes := plan.shapes:
-        sizes = ("layers", "width", "vocabulary", "parameters")
-        columns = [number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes]
-        names = text_column("model", [shape.name for shape in shapes])
-        weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
-        show_table(Table("models", [names, *columns, weights]))
+    """Print the jobs and the sums of the missing ones, with the hours at a speed in FLOPs per second, if given."""
     if plan.jobs:
         labels, tokens, flops = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
         counts = [number_column("tokens read", tokens), number_column("FLOPs", flops)]
@@ -204,7 +186,7 @@ def _rows(job: Planned) -> list[tuple[str, str, str]]:
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
-    """Return the lines below the tables: FLOPs, bytes and hours, at the `speed` of `show`."""
+    """Return the lines below the table: FLOPs, bytes and hours."""
     todo, whole = [job for each in plan.missing for job in each], plan.flops
     count = f"{len(todo)} of {len(plan.jobs)} jobs to do"
     lines = [f"{count}: {whole:.3g} FLOPs in passes of models; at least {readable(plan.bytes)} of memory"]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import first_line
+from thinkalike.errors import check_extra, first_line
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -50,14 +50,10 @@ def curves_of(result: Result) -> dict[int, dict[str, float]]:
 
 
 class TensorBoardTracker:
-    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
-
-    Raises:
-        ConfigError: the package tensorboard is not there.
-    """
+    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run."""
 
     def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
-        config.check_package()
+        check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")
         self.folder, self.settings = folder / re.sub(r"[^\w.=+-]+", "_", name), settings
 
     def publish(self, result: Result) -> None:

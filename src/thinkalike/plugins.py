@@ -77,7 +77,7 @@ def load(name: str) -> Any:
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of the file that FILE.py:NAME names, without running it."""
+    """Return the SHA-256 of the file that FILE.py:NAME names."""
     return hashlib.sha256(_content(name.rpartition(":")[0])).hexdigest()
 
 

@@ -36,7 +36,7 @@ from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa
 from thinkalike.models.load import load_model
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 

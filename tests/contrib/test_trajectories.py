@@ -23,7 +23,7 @@ from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
-from thinkalike.contrib.trajectory.instrument import training
+from thinkalike.contrib.trajectory.instrument import steps_of, training
 from thinkalike.contrib.trajectory.measures import (
     balanced,
     curve_of,
@@ -36,7 +36,7 @@ from thinkalike.contrib.transfer.measures import without_each_part
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.measures.estimates import fold_interval, jackknife, student_t
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint, steps_of
+from thinkalike.models.places import checkpoint_fingerprint
 
 SMALL = ["model.architecture.d_model=16", "model.architecture.n_heads=2", "model.architecture.d_head=8",
          "model.architecture.d_mlp=32", "model.architecture.n_ctx=64", "model.context=64",

@@ -143,7 +143,7 @@ def _node(path: Any) -> dict[str, Any] | None:
 
 
 def _added(schema: Any, root: Any) -> dict[str, Any]:
-    """Return the settings that the configuration of a task or measure has beyond those of all."""
+    """Return the parts that the configuration of a task or measure has beyond those of all."""
     return {name: part for name, part in _unset(schema).items() if name not in _unset(root)}
 
 
@@ -247,9 +247,9 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
 
 
 def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collection[str]) -> dict[str, Any]:
-    """Return the settings of both models. A target that is not chosen is the source in all that is not given of it.
+    """Return the settings of both models.
 
-    A folder or a repository that is not named is that of the source, too. A target that is chosen runs as the overrides
+    A target that is not chosen is the source in all that is not given of it; one that is chosen runs as the overrides
     say of the source.
     """
     model, target = settings["model"], settings["target"]
@@ -263,9 +263,6 @@ def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collecti
             return {"model": model, "target": target}
         source = option("model", model["name"]) | _how_it_runs(model, keys) if place in own else model
         return {"model": model, "target": {**source, **own}}
-    if (place := PLACES.get(target["name"])) and target[place] is None and model["name"] == target["name"]:
-        given = {key for key in target if f"target.{key}" in keys}
-        return {"model": model, "target": {**model, **{key: target[key] for key in given}}}
     runs = {key: value for key, value in _how_it_runs(model, keys).items() if f"target.{key}" not in keys}
     return {"model": model, "target": {**target, **runs}}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -199,7 +198,7 @@ class StitchConfig(Checked, part="stitch"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.is_plugin:
+        if not is_plugin(self.kind):
             one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
         if self.optimizer is not None and not is_plugin(self.optimizer):
             one_of("stitch.optimizer", self.optimizer, RATES)
@@ -281,14 +280,9 @@ class StitchConfig(Checked, part="stitch"):
         return WHITENED_RATE if self.whiten else RATES[self.optimizer]
 
     @property
-    def is_plugin(self) -> bool:
-        """Whether the map is one of a plugin."""
-        return is_plugin(self.kind)
-
-    @property
     def trained(self) -> bool:
         """Whether there is anything to train; closed forms read `steps` batches, once."""
-        return self.kind in TRAINED or self.is_plugin or (self.kind == "identity" and self.norm != "none")
+        return self.kind in TRAINED or is_plugin(self.kind) or (self.kind == "identity" and self.norm != "none")
 
 
 @dataclass
@@ -323,8 +317,3 @@ class LoggerConfig(Checked, part="logger"):
     project: str = "thinkalike"  # of W&B
     entity: str | None = None  # of W&B: user or team; null: the default of the key
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
-
-    def check_package(self) -> None:
-        """Raise a ConfigError if the package that writes there is missing."""
-        if self.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError("logger=tensorboard needs a package: pip install tensorboard")

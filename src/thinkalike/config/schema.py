@@ -31,7 +31,6 @@ COUNTS = 10**12  # the largest count of tokens: a product of two counts that are
 STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
-POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 RENAMED = {  # settings of earlier versions, and what to say of them
     "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
     "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
@@ -40,19 +39,6 @@ RENAMED = {  # settings of earlier versions, and what to say of them
 
 Number = int | float
 Schema = TypeVar("Schema", bound="Checked")
-
-
-def pool_tokens(batch: int, floats: int, parameters: int) -> int:
-    """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
-
-    Args:
-        batch: the tokens of a batch.
-        floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
-            weights take, and more where that is below `POOL_BATCHES` batches.
-        parameters: of the models.
-    """
-    held = max(POOL_BYTES, parameters) // (4 * batch * floats)
-    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)
 
 
 def _on_this_machine(path: str) -> str:
@@ -105,7 +91,6 @@ def left_open(default: Any, *, usual: Any = MISSING, in_key: bool = True, **ends
 
 
 def is_open(item: dataclasses.Field) -> bool:
-    """Return whether a field is `left_open`."""
     return "usual" in item.metadata
 
 
@@ -115,19 +100,12 @@ def not_in_key(default: Any) -> Any:
 
 
 class Recipe(NamedTuple):
-    """What decides the settings that a command line leaves open.
+    """What decides the settings that a command line leaves open."""
 
-    Attributes:
-        scale: auto, mini or paper, as it was asked for.
-        is_mini: whether the job is of the size that suits a laptop, and not that of the papers.
-        is_papers: whether models are fitted, split and reported as the papers state it.
-        model: the model of the job, the source if there are two.
-    """
-
-    scale: str
-    is_mini: bool
-    is_papers: bool
-    model: Any
+    scale: str  # auto, mini or paper, as it was asked for
+    is_mini: bool  # whether the job is of the size that suits a laptop, and not that of the papers
+    is_papers: bool  # whether models are fitted, split and reported as the papers state it
+    model: Any  # of the job, the source if there are two
 
 
 class Checked:
@@ -258,14 +236,8 @@ def default_of(item: dataclasses.Field) -> Any:
     return item.default
 
 
-def _different(pairs: list[list[int]]) -> list[list[int]]:
-    if len(set(map(tuple, pairs))) < len(pairs):
-        raise ValueError("must name each pair once")
-    return pairs
-
-
 Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
-Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000), AfterValidator(_different)]
+Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
 Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=5000)]
 Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
 
@@ -285,7 +257,7 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
         if not (0 <= layer < source_layers and 0 <= depth < target_layers):
             has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
             raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
-    return [(layer, depth) for layer, depth in layers]
+    return list(dict.fromkeys((layer, depth) for layer, depth in layers))
 
 
 def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:

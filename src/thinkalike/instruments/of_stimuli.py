@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 from torch import Tensor
@@ -22,11 +22,13 @@ from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
 from thinkalike.memory import FirstBatch
-from thinkalike.models.outline import names_of
-from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.families import names_of
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Passes, Shapes
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 WORDS = 8  # tokens of a sentence of the grammars, about
@@ -58,7 +60,7 @@ class OfStimuli(Instrument):
 def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
     """Return one pass of each model over the sentences of the stimuli."""
     tokens = float(WORDS * len(read_stimuli(config.stimuli).groups.unique()))
-    return [Passes("states", shape, tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
+    return [shape.passes("states", tokens, WORDS, full=False) for shape in dict.fromkeys(shapes.values())]
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:

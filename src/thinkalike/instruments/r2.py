@@ -14,7 +14,7 @@ from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfi
 from thinkalike.measures.closed_forms import RIDGE
 from thinkalike.measures.prediction import READING, LayerPredictions, pairs_at_once
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.shapes import Passes, Shapes, both_of
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
@@ -40,7 +40,8 @@ class LayerR2(LayerPairs, kind="r2", version=7, reads=("model", "target", "layer
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
         compared = layers_compared(config, shapes)
-        readings = readings_of(*((compared[each], each.width) for each in both_of(shapes)))
+        both = shapes["model"], shapes.get("target", shapes["model"])
+        readings = readings_of(*((compared[each], each.width) for each in both))
         return [replace(each, tokens=readings * each.tokens) for each in super().passes(config, shapes)]
 
     def batches(

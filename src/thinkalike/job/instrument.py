@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from thinkalike.config import AnalyzeConfig, ModelConfig, completed
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ResultError, ThinkalikeError
-from thinkalike.models.outline import told_apart
+from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup
 from thinkalike.progress import doing
@@ -284,13 +284,11 @@ class Instrument(ABC):
         Args:
             shapes: of the models of `models_of`, by their names there.
         """
-        from thinkalike.models.shapes import Passes
-
         if "data" not in self.reads or not config.data.report_tokens:
             return []
         row = config.data.context or min((shape.context for shape in shapes.values()), default=0)
         tokens = float(config.data.report_tokens)
-        return [Passes("report", shape, tokens, row) for shape in dict.fromkeys(shapes.values())]
+        return [shape.passes("report", tokens, row) for shape in dict.fromkeys(shapes.values())]
 
     def holds(self, config: Any, shapes: Shapes) -> float:
         """Return the bytes that a job needs besides the weights of its models, as known before anything is loaded."""

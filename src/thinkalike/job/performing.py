@@ -131,7 +131,7 @@ class Planned:
 
     def check(self) -> str:
         """Check what can be known of models and text before they are loaded; returns which scale is taken, and why."""
-        from thinkalike.models.outline import check_models
+        from thinkalike.models.families import check_models
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded, takes_arrays
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, joined
+from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
     FEWEST_GROUPS,
@@ -23,7 +23,7 @@ from thinkalike.measures.estimates import (
     jackknife,
     numbered_by_part,
 )
-from thinkalike.measures.rows import BatchRows, RowGroups
+from thinkalike.measures.rows import RowGroups
 from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing

@@ -1,4 +1,4 @@
-"""What a change of a model does to its predictions and states: divergence and distance by token, nulls, and tests.
+"""How predictions and states differ between models: divergence and distance by token, nulls of a change, and tests.
 
 A null is a set of models that were changed as much, but at random: each matrix by the same change with rows and columns
 permuted and signs flipped, which keeps its norm, its singular values and the distribution of its entries. If the

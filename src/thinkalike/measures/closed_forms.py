@@ -326,8 +326,8 @@ SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much
 class Directions(NamedTuple):
     """Canonical directions of x and y: (x - mean_x) @ source and (y - mean_y) @ target have unit covariance, (.., r).
 
-    These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). No invertible affine map of
-    either side changes them, so neither does it change what is here: the mean over directions is R²_CCA of Kornblith et
+    These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). An invertible affine map of
+    either side leaves them as they are, and so the measures below: the mean over directions is R²_CCA of Kornblith et
     al. (2019, table 1), but of rows that nothing was fitted on.
 
     `back` makes states of y of them: (y - mean_y) = (y - mean_y) @ target @ back wherever y varies.

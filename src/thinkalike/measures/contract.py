@@ -19,11 +19,9 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import PARTS
-from thinkalike.measures.rows import BatchRows, RowGroups, common_dtype, labels_of_rows, places_of, rows_of
+from thinkalike.measures.rows import RowGroups, common_dtype, labels_of_rows, places_of, rows_of
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
-APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
-States = Sequence[Float[Tensor, " ..."]]
 
 
 class Blocks(NamedTuple):
@@ -47,64 +45,6 @@ def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
     across = blocks[pair]
     above = torch.cat([blocks[first, first], across], 1)
     return torch.cat([above, torch.cat([across.T, blocks[second, second]], 1)])
-
-
-class Batch(NamedTuple):
-    """The states of several models for the same tokens; see `Accumulator.update`."""
-
-    states: Sequence[States]
-    mask: Shaped[Tensor, " ..."] | None = None
-    number: int = 0
-    groups: Int[Tensor, " ..."] | None = None
-    documents: Int[Tensor, " ..."] | None = None
-
-    @classmethod
-    @takes_arrays
-    def of(
-        cls,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None,
-        number: int,
-        groups: Int[Tensor, " ..."] | None,
-        documents: Int[Tensor, " ..."] | None,
-    ) -> Batch:
-        """Return the batch of two models, from tensors or arrays."""
-        return cls([source, target], mask, number, groups, documents)
-
-    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
-        """Return the rows of the different layers, and where the layers of each model stand among them."""
-        called = {model: f"model {model}" for side in sides for model in side}
-        if len(sides) == 1:
-            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
-        different: dict[int, tuple[Tensor, str]] = {}
-        for model, name in called.items():
-            for index, layer in enumerate(self.states[model]):
-                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
-        numbers = {key: place for place, key in enumerate(different)}
-        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
-        layers, names = zip(*different.values(), strict=True)
-        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
-        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
-        documents, tokens = self._documents(layers[0], flatten), None
-        if self.groups is not None:
-            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
-        for name, row in zip(names, rows, strict=True):
-            if len(row) != len(documents):
-                raise ValueError(
-                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
-                )
-        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
-
-    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
-        """Return the document of each row; where a sequence is one row, that of its first token."""
-        documents = self.documents
-        if documents is None:
-            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
-            documents = documents + self.number * APART
-        if flatten == "token" or first.ndim == 2:
-            return labels_of_rows(documents, self.mask, first, "documents")
-        return documents.to(first.device).flatten(1)[:, 0]
 
 
 CompareAll = Callable[[Sequence[Any], Blocks], dict[Pair, Tensor]]
@@ -221,3 +161,81 @@ def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> 
 def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:
     """Return a prepared matrix of pairs of rows, with the rows in another order."""
     return prepared[order[:, None], order]
+
+
+# ---- a batch of the states of models
+
+APART = 2**32  # between the numbers of the rows of two batches, where each row is a document
+States = Sequence[Float[Tensor, " ..."]]
+
+
+class BatchRows(NamedTuple):
+    """The rows of the different layers of a batch, those of one part of the documents side by side."""
+
+    layers: Sequence[Tensor]
+    names: Sequence[str]
+    documents: Int[Tensor, " n"]
+    tokens: Int[Tensor, " n"] | None
+
+    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
+        """Return some of the rows, by number or by a mask."""
+        tokens = None if self.tokens is None else self.tokens[chosen]
+        return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)
+
+
+class Batch(NamedTuple):
+    """The states of several models for the same tokens; see `Accumulator.update`."""
+
+    states: Sequence[States]
+    mask: Shaped[Tensor, " ..."] | None = None
+    number: int = 0
+    groups: Int[Tensor, " ..."] | None = None
+    documents: Int[Tensor, " ..."] | None = None
+
+    @classmethod
+    @takes_arrays
+    def of(
+        cls,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None,
+        number: int,
+        groups: Int[Tensor, " ..."] | None,
+        documents: Int[Tensor, " ..."] | None,
+    ) -> Batch:
+        """Return the batch of two models, from tensors or arrays."""
+        return cls([source, target], mask, number, groups, documents)
+
+    def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
+        """Return the rows of the different layers, and where the layers of each model stand among them."""
+        called = {model: f"model {model}" for side in sides for model in side}
+        if len(sides) == 1:
+            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
+        different: dict[int, tuple[Tensor, str]] = {}
+        for model, name in called.items():
+            for index, layer in enumerate(self.states[model]):
+                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
+        numbers = {key: place for place, key in enumerate(different)}
+        places = {model: tuple(numbers[id(layer)] for layer in self.states[model]) for model in called}
+        layers, names = zip(*different.values(), strict=True)
+        dtype, kept = common_dtype(layers), None if self.mask is None else places_of(self.mask)
+        rows = [rows_of(layer.to(dtype), flatten, self.mask, kept) for layer in layers]
+        documents, tokens = self._documents(layers[0], flatten), None
+        if self.groups is not None:
+            tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
+        for name, row in zip(names, rows, strict=True):
+            if len(row) != len(documents):
+                raise ValueError(
+                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
+                )
+        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
+
+    def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
+        """Return the document of each row; where a sequence is one row, that of its first token."""
+        documents = self.documents
+        if documents is None:
+            documents = torch.arange(first[..., 0].numel(), device=first.device).view(first.shape[:-1])
+            documents = documents + self.number * APART
+        if flatten == "token" or first.ndim == 2:
+            return labels_of_rows(documents, self.mask, first, "documents")
+        return documents.to(first.device).flatten(1)[:, 0]

@@ -416,7 +416,7 @@ def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], block
 
 
 def _own(blocks: Blocks, layers: Sequence[CentredRows], alike: str = "all rows are the same") -> list[int]:
-    """Return the models that are compared with themselves: none if rows are permuted; then no layer is looked at."""
+    """Return the models compared with themselves, none where rows are permuted; a ValueError names a flawed layer."""
     own = [a for a, b in blocks.pairs if a == b]
     if own:
         refuse_flaws(layers, alike)

@@ -19,7 +19,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
-from thinkalike.measures.contract import Batch, Blocks, LayerMeasure, Pair, States, joined
+from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
 from thinkalike.measures.estimates import (
     EVERY,
     FEWEST_EQUAL,
@@ -29,7 +29,7 @@ from thinkalike.measures.estimates import (
     effective_number,
     jackknife,
 )
-from thinkalike.measures.rows import BatchRows, RowGroups
+from thinkalike.measures.rows import RowGroups
 
 
 def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:

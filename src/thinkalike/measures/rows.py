@@ -293,20 +293,3 @@ class RowGroups:
         for block in self.blocks(kept):
             block -= block.mean(1, keepdim=True)
         return kept
-
-
-# ---- the rows of a batch
-
-
-class BatchRows(NamedTuple):
-    """The rows of the different layers of a batch, those of one part of the documents side by side."""
-
-    layers: Sequence[Tensor]
-    names: Sequence[str]
-    documents: Int[Tensor, " n"]
-    tokens: Int[Tensor, " n"] | None
-
-    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
-        """Return some of the rows, by number or by a mask."""
-        tokens = None if self.tokens is None else self.tokens[chosen]
-        return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)

@@ -1,16 +1,22 @@
-"""The families of models: what an architecture predicts, where its blocks are, and how its checkpoints are read.
+"""What is known of a model before its weights are read: its family, its depth, its label, and what it cannot be asked.
 
-Any architecture of transformers has a family. The table has those with another reader or more sites; for all others,
-`readers.blocks_of` finds the blocks.
+A family says what an architecture predicts, where its blocks are, and how its checkpoints are read. Any architecture of
+transformers has one. The table has those with another reader, and some more; for all others, `readers.blocks_of` finds
+the blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+import contextlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, NamedTuple
 
+from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, nearest, one_of
+from thinkalike.models.places import base_of, known_shape, named_folder, pick_device
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -24,9 +30,6 @@ CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
 RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
 
-# The other site of a BERT is what its last residual addition adds (Brown et al. 2023, appendix C.2).
-BERT_SITES = {"resid_post": "", "update": "output.dense"}
-
 AUTO_CLASSES: dict[Predicts, str] = {
     "next": "AutoModelForCausalLM",
     "hidden": "AutoModelForMaskedLM",
@@ -35,29 +38,22 @@ AUTO_CLASSES: dict[Predicts, str] = {
 }
 
 
+# the settings by which models of one name are told apart
+IDENTIFYING = ("hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context",
+               "seed", "architecture", "device")  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Family:
-    """The facts about one architecture that the rest of the code needs.
+    """The facts about one architecture that the rest of the code needs."""
 
-    Attributes:
-        name: the name in configurations, and the `model_type` in config.json unless that is given.
-        blocks: the path from the module that the reader builds to its list of blocks; "": to be found when it is read.
-        predicts: what the logits are of.
-        sites: the sites of a block by the path of the module in it whose output they are; "" is the block itself.
-        reader: how a checkpoint becomes a module and a tokenizer.
-        model_type: the `model_type` in config.json where it is not the name.
-        architecture: the class in config.json that tells this family from others with the same `model_type`.
-        kernels: the packages that run its blocks faster on CUDA, if all of them are installed.
-    """
-
-    name: str
-    blocks: str = ""
-    predicts: Predicts = "next"
-    sites: Mapping[str, str] = field(default_factory=lambda: {"resid_post": ""})
-    reader: Reader = "transformers"
-    model_type: str = ""
-    architecture: str = ""
-    kernels: tuple[str, ...] = ()
+    name: str  # in configurations, and the `model_type` in config.json unless that is given
+    blocks: str = ""  # the path from the module to its list of blocks; "": to be found when it is read
+    predicts: Predicts = "next"  # what the logits are of
+    reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
+    model_type: str = ""  # in config.json, where it is not the name
+    architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
+    kernels: tuple[str, ...] = ()  # the packages that run its blocks faster on CUDA, if all of them are installed
 
     @property
     def in_config_json(self) -> str:
@@ -73,13 +69,12 @@ FAMILIES = {
         Family("gpt_neox", "gpt_neox.layers"),
         Family("gpt2", "transformer.h"),
         Family("mamba", "backbone.layers", kernels=RECURRENT),
-        Family("bert", "bert.encoder.layer", predicts="hidden", sites=BERT_SITES),
+        Family("bert", "bert.encoder.layer", predicts="hidden"),
         Family(
-            CLASSIFIER, "bert.encoder.layer", predicts="class", sites=BERT_SITES, model_type="bert",
-            architecture="BertForSequenceClassification",
+            CLASSIFIER, "bert.encoder.layer", "class", model_type="bert", architecture="BertForSequenceClassification"
         ),
     )
-}  # fmt: skip
+}
 
 
 def after(layer: Layer) -> int:
@@ -87,22 +82,8 @@ def after(layer: Layer) -> int:
     return 0 if layer == EMBED else int(layer) + 1
 
 
-def family_named(name: str) -> Family:
-    """Return the family of this name.
-
-    Raises:
-        ConfigError: the table has no such family.
-    """
-    one_of("model.family", name, FAMILIES)
-    return FAMILIES[name]
-
-
 def family_in(shape: Mapping[str, Any], path: str) -> Family:
-    """Return the family of a checkpoint by its config.json.
-
-    Args:
-        shape: the contents of config.json.
-        path: where it was read, for the message.
+    """Return the family of a checkpoint by the contents of its config.json, which was read at `path`.
 
     Raises:
         ModelError: transformers has no such architecture, or none that predicts tokens or classes.
@@ -117,7 +98,10 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     own = {each.in_config_json: each for each in FAMILIES.values() if each.in_config_json and not each.architecture}
     if model_type in own and not any(name.endswith("ForSequenceClassification") for name in stated):
         return own[model_type]
-    predicts = _predicts(model_type, stated)
+    classes = heads_of(model_type)  # it predicts what its own class does, or else the first of what its kind can
+    own_class = (predicts for predicts, name in classes.items() if name in stated)
+    possible = (predicts for predicts, name in classes.items() if name and predicts != "class")
+    predicts = next(own_class, None) or next(possible, None)
     if predicts is None:
         raise ModelError(_unknown(shape, model_type, path))
     state_space = "mamba" in model_type or model_type in ("falcon_h1", "jamba", "bamba", "zamba", "zamba2")
@@ -138,15 +122,6 @@ def heads_of(model_type: str) -> dict[Predicts, Any]:
     }
 
 
-def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
-    """Return what a checkpoint predicts: what its own class does, or else the first of what its architecture can."""
-    classes = heads_of(model_type)
-    for predicts, name in classes.items():
-        if name in stated:
-            return predicts
-    return next((predicts for predicts, name in classes.items() if name and predicts != "class"), None)
-
-
 def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -157,3 +132,97 @@ def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
     if "auto_map" in shape:
         return f"{said}, which needs code of its own repository (trust_remote_code), and that is never run"
     return f"{said}, which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
+
+
+class Outline(NamedTuple):
+    """What a model predicts, and how many blocks it has; None where only its weights or the hub would say."""
+
+    predicts: Predicts | None
+    layers: int | None
+
+
+def outline(config: ModelConfig) -> Outline:
+    """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    config = base_of(config) or config
+    folder = named_folder(config)
+    shape = known_shape(folder) if folder else {}
+    family = FAMILIES.get(config.family)
+    with contextlib.suppress(ModelError):
+        family = family or family_in(shape, "config.json")
+    sizes = shape.get("architecture", shape)
+    layers = next((sizes[name] for name in DEPTHS if isinstance(sizes.get(name), int)), None)
+    return Outline(family.predicts if family else None, layers)
+
+
+def check_models(models: Mapping[str, ModelConfig | None]) -> None:
+    """Raise a ConfigError for a device or a family that is not there, of models by the part of the configuration."""
+    for part, config in models.items():
+        if config is not None:
+            pick_device(config.device, f"{part}.device")
+            one_of(f"{part}.family", config.family, ("auto", *FAMILIES))
+
+
+def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
+    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
+
+    Raises:
+        ConfigError: layers do not exist.
+        ModelError: a model predicts no next token, and `asked` stitches it.
+    """
+    for each in (source, target):
+        if outline(each).predicts not in (None, "next"):
+            raise ModelError(
+                f"{each.called} predicts no next token, and {asked} stitches models that do; choose one of them, or "
+                "compare representations: python analyze.py measure=cka"
+            )
+    check_layer_pairs(source, target, layers)
+
+
+def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> None:
+    """Raise a ConfigError for layers that do not exist, where configurations tell, before any weights are loaded."""
+    mine, theirs = outline(source).layers, outline(target).layers
+    if mine and theirs:
+        pairs_of_layers(layers, mine, theirs)
+
+
+def label(config: ModelConfig) -> str:
+    """Return the everyday name of a model, or of its folder or repository, with the revision if one is asked for."""
+    return f"{config.called}@{config.revision}" if config.revision else config.called
+
+
+def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
+    """Return the labels of models; where different ones share a label, with the settings in which they differ.
+
+    Folders of one name are called by as much of their paths as tells them apart.
+    """
+    return [_with_settings(each, [other for other in configs if label(other) == label(each)]) for each in configs]
+
+
+def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
+    """Return the names of models and recordings in tables: of a recording its file, with as much path as it takes."""
+    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
+    names = [Path(side).stem if isinstance(side, str) else next(models) for side in sides]
+    if len(set(names)) == len(names):
+        return names
+    ends = _ends({Path(side) for side in sides if isinstance(side, str)})
+    return [ends[Path(side)] if isinstance(side, str) else name for side, name in zip(sides, names, strict=True)]
+
+
+def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
+    """Return a label with the settings by which a model differs from others of the same label, in brackets."""
+    differing = [name for name in IDENTIFYING if any(getattr(each, name) != getattr(config, name) for each in sharing)]
+    values = {name: str(getattr(config, name)) for name in differing}
+    own = label(config)
+    if "path" in values and all(each.path for each in sharing):
+        ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})
+        values["path"] = ends[Path(os.path.abspath(str(config.path)))].removesuffix(".gguf")
+        if all(each.name == "local" for each in sharing):
+            own = values.pop("path")
+    return f"{own}[{','.join(f'{name}={value}' for name, value in values.items())}]" if values else own
+
+
+def _ends(paths: Collection[Path]) -> dict[Path, str]:
+    """Return of each of several paths as many of its last parts as tell all of them apart."""
+    most = max((len(path.parts) for path in paths), default=1)
+    count = next(n for n in range(1, most + 1) if len({path.parts[-n:] for path in paths}) == len(paths))
+    return {path: "/".join(path.parts[-count:]) for path in paths}

@@ -24,22 +24,9 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.errors import ModelError
+from thinkalike.models import surgery
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
-from thinkalike.models.surgery import (
-    alone,
-    captured_input,
-    captured_output,
-    cast_once,
-    ended_at,
-    first_tensor,
-    one_text_per_row,
-    passed_over,
-    recomputed,
-    replaced_forward,
-    replaced_input,
-)
-from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, without_cache
-from thinkalike.models.weights import tensors_of
+from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, tensors_of, without_cache
 
 
 @runtime_checkable
@@ -135,25 +122,26 @@ class FrozenModel:
         layers: Sequence[Layer],
         mask: Tokens | None = None,
         types: Tokens | None = None,
-        site: str = "resid_post",
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 
         Args:
             layers: numbers of blocks from 0 on; EMBED is the site before block 0.
-            site: "update" asks for what a BERT's block adds last to its residual stream instead.
 
         Raises:
-            ModelError: a layer is out of range or has no such site, or the model cannot read these tokens.
+            ModelError: a layer is out of range, or the model cannot read these tokens.
         """
-        self.check_layers(layers, site)
+        self.check_layers(layers)
         states: dict[Layer, Tensor] = {}
         deepest = max(after(layer) for layer in layers)
         with contextlib.ExitStack() as hooks:
-            hooks.enter_context(alone(self.module))
+            hooks.enter_context(surgery.alone(self.module))
             for layer in set(layers):
-                hooks.enter_context(self._captured(layer, site, states))
-            hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
+                if layer == EMBED:
+                    hooks.enter_context(surgery.captured_input(self.blocks[0], layer, states))
+                else:
+                    hooks.enter_context(surgery.captured_output(self.blocks[int(layer)], layer, states))
+            hooks.enter_context(surgery.ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
 
@@ -181,7 +169,7 @@ class FrozenModel:
             return residual
         states: dict[int, Tensor] = {}
         last = self.blocks[stop - 1]
-        with alone(self.module), captured_output(last, stop, states), ended_at(last):
+        with surgery.alone(self.module), surgery.captured_output(last, stop, states), surgery.ended_at(last):
             self._continued(residual, start, mask)
         return states[stop].to(self.device)
 
@@ -229,11 +217,8 @@ class FrozenModel:
         with torch.no_grad():
             return self._run(tokens, mask, types)
 
-    def check_layers(self, layers: Sequence[Layer], site: str = "resid_post") -> None:
-        """Raise a ModelError if the model lacks one of these layers, or this site in one of them."""
-        if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
-            known = ", ".join(self.family.sites)
-            raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
+    def check_layers(self, layers: Sequence[Layer]) -> None:
+        """Raise a ModelError if the model lacks one of these layers."""
         for layer in layers:
             is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
@@ -248,15 +233,15 @@ class FrozenModel:
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Compile the forward pass of every block while the context is open: minutes at first; hooks stay outside."""
         blocks = self.blocks if wanted else []
-        return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
+        return surgery.replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
 
     def cast(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep the weights of linear maps in bfloat16 while the context is open, for autocast: see `cast_once`."""
-        return cast_once(self.module, torch.bfloat16) if wanted else contextlib.nullcontext()
+        return surgery.cast_once(self.module, torch.bfloat16) if wanted else contextlib.nullcontext()
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""
-        return recomputed(self.blocks if wanted else [])
+        return surgery.recomputed(self.blocks if wanted else [])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
@@ -285,8 +270,8 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
-        with alone(self.module), one_text_per_row():
-            return first_tensor(self.module(tokens.to(self.device), **named))
+        with surgery.alone(self.module), surgery.one_text_per_row():
+            return surgery.first_tensor(self.module(tokens.to(self.device), **named))
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.
@@ -295,17 +280,11 @@ class FrozenModel:
         """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
         with (
-            alone(self.module),
-            passed_over(self.blocks[:start], self._forms[:start]),
-            replaced_input(self.blocks[max(start - 1, 0)], residual),
+            surgery.alone(self.module),
+            surgery.passed_over(self.blocks[:start], self._forms[:start]),
+            surgery.replaced_input(self.blocks[max(start - 1, 0)], residual),
         ):
             return self._run(placeholder, mask)
-
-    def _captured(self, layer: Layer, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
-        """Store the state at a site of `layer` in `states` while the context is open."""
-        if layer == EMBED:
-            return captured_input(self.blocks[0], layer, states)
-        return captured_output(self.blocks[int(layer)].get_submodule(self.family.sites[site]), layer, states)
 
 
 def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:

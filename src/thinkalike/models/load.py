@@ -16,19 +16,18 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of
-from thinkalike.models.formats import base_of, gguf_types, located
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, told_apart
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.minis import read_mini
-from thinkalike.models.outline import class_names, label, told_apart
-from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
+from thinkalike.models.native import Checkpoint, read_legacy, read_mini
+from thinkalike.models.places import base_of, explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
-from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
 
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
+THREE = ["entailment", "neutral", "contradiction"]  # classes of pairs of sentences
+TWO = ["entailment", "non-entailment"]
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -49,17 +48,12 @@ def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenMode
         known = [model for each, model in loaded if each == config]
         if same := [model for model in known if model.name == name]:
             return same[0]
-        loaded.append((config, renamed(known[0], name) if known else load_model(config, name)))
-        return loaded[-1][1]
+        model = copy(known[0]) if known else load_model(config, name)
+        model.name = name
+        loaded.append((config, model))
+        return model
 
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
-
-
-def renamed(model: FrozenModel, name: str) -> FrozenModel:
-    """Return the same model under another name."""
-    other = copy(model)
-    other.name = name
-    return other
 
 
 def load_model(
@@ -85,14 +79,13 @@ def load_model(
         ModelError: weights cannot be read, are of another architecture, or fail the proof.
     """
     if isinstance(model, torch.nn.Module):
-        return in_memory(model, tokenizer, name, settings)
+        return _in_memory(model, tokenizer, name, settings)
     if not isinstance(tokenizer, str | None):
         raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
-    name = name or tokenizer
-    config = configured(model, settings)
+    config = _configured(model, settings)
+    name = name or tokenizer or label(config)
     one_of("model.family", config.family, ("auto", *FAMILIES))
-    own_label = label(config)
-    with _LOADING, explained(config), doing(f"model {name or own_label}"):
+    with _LOADING, explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         base = base_of(config)
         source = base or config  # whose weights are read
@@ -103,24 +96,12 @@ def load_model(
             family = FAMILIES.get(source.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
             adapter = named_folder(config) if base else None
-            module, tokenizer, context = _read(source, family, place, device, dtype, adapter)
-        return _frozen(
-            config, family, module, tokenizer, context,
-            name=name or own_label,
-            device=device_of(module, device),
-            revision=revision,
-            quantization=config.quantization or gguf_types(place),
-        )  # fmt: skip
+            read = _read(source, family, place, device, dtype, adapter)
+        return _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
 
 
-def in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers as a FrozenModel; see `load_model`.
-
-    Raises:
-        ConfigError: a setting is of models that are read.
-        TypeError: the module is none of transformers, or there is no tokenizer.
-        ModelError: the class of the module has no head that is known, or see `FrozenModel`.
-    """
+def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
+    """Return a copy of a model of transformers as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
     from thinkalike.models.readers import longest_row, one_side
@@ -129,9 +110,9 @@ def in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[s
         raise TypeError(f"load_model takes a PreTrainedModel of transformers and its tokenizer, not "
                         f"{type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
-        raise ConfigError(f"model.{key}={settings[key]} is of a model that is read; leave it out")
+        raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
     own = {"dtype": module.dtype, "device": module.device, "bos": None, **settings}
-    config = configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
+    config = _configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
     kind = type(module).__name__
     with _LOADING, explained(config), doing(f"model {config.name}"):
         family = family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
@@ -139,50 +120,13 @@ def in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[s
             raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
-        own_copy = deepcopy(module).to(device=device, dtype=getattr(torch, config.dtype))
-        context = longest_row(own_copy)
-        if family.predicts == "states":
-            own_copy = one_side(own_copy, config)
-        return _frozen(
-            config, family, own_copy, tokenizer, context, name=config.name, device=device,
-            revision="in memory",
-        )  # fmt: skip
+        whole = deepcopy(module).to(device=device, dtype=getattr(torch, config.dtype))
+        part = one_side(whole, config) if family.predicts == "states" else whole
+        read = Checkpoint(part, tokenizer, longest_row(whole))
+        return _frozen(config, family, read, name=config.name, device=device, revision="in memory")
 
 
-def _frozen(
-    config: ModelConfig, family: Family, module: Any, tokenizer: Any, context: int | None, **facts: Any
-) -> FrozenModel:
-    """Return a module that is on its device as a FrozenModel, after all checks.
-
-    Args:
-        context: the longest row that the module can take, or None.
-        facts: more arguments of `FrozenModel`.
-    """
-    if config.context and context and config.context > context:
-        log.warning("%s reads %d tokens at once, so that its rows are no longer", facts["name"], context)
-    classes: Sequence[str] = ()
-    if family.predicts == "class":
-        classes = class_names(config, module)
-    if not family.blocks:
-        from thinkalike.models.readers import blocks_of
-
-        family = replace(family, blocks=blocks_of(module, config.called))
-    frozen = FrozenModel(
-        module,
-        family,
-        tokenizer,
-        context=min(context or LONGEST, config.context or LONGEST),
-        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
-        kernels=kernels_of(family),
-        classes=classes,
-        **facts,
-    )
-    check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
-    check_loss(frozen)
-    return frozen
-
-
-def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+def _configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model that is given as to `load_model`."""
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
@@ -191,22 +135,6 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     called = os.fspath(model)
     is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).exists())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
-
-
-def _read(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
-) -> Any:
-    """Return the module on its device, the tokenizer, and the longest row, or None if there is no limit."""
-    if adapter and family.reader != "transformers":
-        raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
-    if family.reader == "native":
-        module, tokenizer = read_mini(Path(place))
-        return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
-    from thinkalike.models.readers import read_legacy, read_transformers
-
-    if family.reader == "legacy":
-        return read_legacy(config, place, device, dtype)
-    return read_transformers(config, family, place, device, dtype, adapter)
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
@@ -220,22 +148,74 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
     }.items():
         value = getattr(config, key)
         if value is not None and not is_read:
-            raise ConfigError(f"model.{key}={value}: {config.called} is a {family.name}, which has none; leave it out")
+            raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
 
 
-def head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a Hugging Face model by its configuration alone: layers, d_model, heads, d_head, rotary."""
-    from transformers import AutoConfig
+def _read(
+    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
+) -> Checkpoint:
+    """Read a checkpoint as its family is read."""
+    if adapter and family.reader != "transformers":
+        raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
+    if family.reader == "native":
+        return read_mini(place, device, dtype)
+    if family.reader == "legacy":
+        return read_legacy(config, place, device, dtype)
+    from thinkalike.models.readers import read_transformers
 
-    with explained(config), reached(config) as (place, commit):
-        shape = AutoConfig.from_pretrained(**located(place), revision=None if named_folder(config) else commit)
-    d_head = shape.hidden_size // shape.num_attention_heads
-    rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
-    sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
-    return {**sizes, "d_head": d_head, "rotary": rotary}
+    return read_transformers(config, family, place, device, dtype, adapter)
 
 
-def kernels_of(family: Family) -> str:
+def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any) -> FrozenModel:
+    """Return what was read as a FrozenModel with these further `facts`, after all checks."""
+    module, tokenizer, longest, quantization = read
+    if config.context and longest and config.context > longest:
+        log.warning("%s accepts at most %d tokens, so rows are cut to that length", facts["name"], longest)
+    if not family.blocks:
+        from thinkalike.models.readers import blocks_of
+
+        family = replace(family, blocks=blocks_of(module, config.called))
+    frozen = FrozenModel(
+        module,
+        family,
+        tokenizer,
+        context=min(longest or LONGEST, config.context or LONGEST),
+        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
+        kernels=_kernels_of(family),
+        classes=_classes(config, module) if family.predicts == "class" else (),
+        quantization=quantization,
+        **facts,
+    )
+    largest = max(len(tokenizer) - 1, *tokenizer.get_vocab().values())
+    if largest >= frozen.vocabulary:
+        rows = f"its embedding only {frozen.vocabulary} rows"
+        raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
+    check_loss(frozen)
+    return frozen
+
+
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
+def _classes(config: ModelConfig, module: Any) -> list[str]:
+    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
+    stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
+    own = [name.lower().replace("_", "-").replace("not-entailment", TWO[1]) for name in stated]
+    classes = list(config.classes or own)
+    if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
+        raise ModelError(
+            f"{config.called}: its {len(own)} classes are {classes}; name them in the order of its logits as in "
+            f"{THREE} or {TWO}: model.classes=[{','.join(THREE)}]"
+        )
+    if sorted(own) == sorted(classes) and own != classes:
+        raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
+    return classes
+
+
+def _kernels_of(family: Family) -> str:
     """Return which code runs the blocks, for the provenance."""
     if not family.kernels:
         return "torch"
@@ -244,7 +224,7 @@ def kernels_of(family: Family) -> str:
     return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"
 
 
-def device_of(module: Any, device: torch.device) -> torch.device:
+def _device_of(module: Any, device: torch.device) -> torch.device:
     """Return where the states and logits of a module are: where its first weights run, or the CPU."""
     mapped = getattr(module, "hf_device_map", None)
     if mapped is None:

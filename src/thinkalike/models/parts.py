@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from thinkalike.errors import ModelError
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.weights import tensors_of
+from thinkalike.models.survey import tensors_of
 
 COMPONENTS = {  # by a word in the name of a module of a block
     "norms": r"norm|^ln",
@@ -27,17 +27,11 @@ COMPONENTS = {  # by a word in the name of a module of a block
 
 @dataclass(frozen=True)
 class Part:
-    """The modules of a model that are one component of one layer.
+    """The modules of a model that are one component of one layer."""
 
-    Attributes:
-        component: embedding, attention, MLP, norms, unembedding, or the name of another module of a block.
-        layer: the block; -1 for what is before the blocks, and their number for what is after them.
-        paths: of the modules.
-    """
-
-    component: str
-    layer: int
-    paths: tuple[str, ...]
+    component: str  # embedding, attention, MLP, norms, unembedding, or the name of another module of a block
+    layer: int  # the block; -1 for what is before the blocks, and their number for what is after them
+    paths: tuple[str, ...]  # of the modules
 
     @property
     def prefixes(self) -> tuple[str, ...]:
@@ -86,11 +80,7 @@ def component_of(name: str) -> str:
 
 
 def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
-    """Check that two models in one form have the same modules of weights and widths, as a changed copy has.
-
-    Raises:
-        ModelError: they differ.
-    """
+    """Raise a ModelError unless two models in one form have modules and widths alike, as a changed copy has."""
     for name in ("n_layers", "d_model"):
         if (first := getattr(base, name)) != (second := getattr(changed, name)):
             raise ModelError(
@@ -149,11 +139,7 @@ def _keep_rows(model: FrozenModel, rows: int) -> None:
 
 
 def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
-    """Return the parts of which some weight or persistent buffer differs.
-
-    Raises:
-        ModelError: one that differs is in no part.
-    """
+    """Return the parts of which some weight or persistent buffer differs."""
     first, second = (dict(tensors_of(model.module)) for model in (base, changed))
     same = {name for name in first.keys() & second.keys() if torch.equal(first[name], second[name].to(first[name]))}
     differ = (first.keys() | second.keys()) - same
@@ -186,11 +172,7 @@ def exchanged(model: FrozenModel, other: FrozenModel, part: Part) -> Iterator[No
 
 @contextlib.contextmanager
 def moved(base: FrozenModel, changed: FrozenModel, move: Callable[[str, Tensor], Tensor]) -> Iterator[None]:
-    """Add to each weight of the base that differs a tensor that is made of the difference, while this is open.
-
-    Args:
-        move: from the name of a weight and changed - base to what is added; no weight is packed.
-    """
+    """Add `move(name, changed - base)` to each weight of the base that differs, while this is open; none is packed."""
     theirs, before = dict(changed.module.named_parameters()), []
     try:
         for name, weight in base.module.named_parameters():

@@ -19,19 +19,21 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thinkalike.config import ModelConfig
+from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
-from thinkalike.hub import Commit, cause_of, refused, resolved, revisions
-from thinkalike.models.formats import base_of, gguf_in, gguf_shape, is_adapter
+from thinkalike.hub import Commit, cause_of, refused, resolved
 
 log = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
-STATED = ("config.json", "adapter_config.json")  # files of which every checkpoint has one
+ADAPTER = "adapter_config.json"
+STATED = ("config.json", ADAPTER)  # files of which every checkpoint has one
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
+GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -44,22 +46,7 @@ def named_folder(config: ModelConfig) -> Path | None:
     return folder / config.revision if folder and config.revision else folder
 
 
-def steps_of(config: ModelConfig) -> dict[int, str]:
-    """Return the revisions of a model that are named by a step of its training, in the order of the steps.
-
-    Raises:
-        ModelError: the model is on the hub, which does not give them, and the cache has no copy of any.
-    """
-    folder = named_folder(replace(config, revision=None))
-    if folder is None:
-        with explained(config):
-            names = revisions("model", str(config.hub_id))
-    else:
-        names = [path.name for path in _revisions_in(folder)]
-    return dict(sorted((int(step[1]), name) for name in names if (step := STEP.search(name))))
-
-
-def _revisions_in(folder: Path) -> list[Path]:
+def revisions_in(folder: Path) -> list[Path]:
     """Return the folders in a folder that hold checkpoints, and the checkpoints of Lightning."""
     inside = sorted(folder.iterdir(), key=lambda path: natural_order(path.name)) if folder.is_dir() else []
     return [path for path in inside if path.suffix == LIGHTNING or any((path / name).is_file() for name in STATED)]
@@ -69,25 +56,23 @@ def folder_of(config: ModelConfig) -> Path | None:
     """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
     Raises:
-        ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
+        ConfigError: a setting contradicts what the folder holds; it would change a name and no number.
         ModelError: the folder holds no whole checkpoint.
     """
     folder = named_folder(config)
     if folder is None:
         return None
     if config.revision and not folder.exists():
-        there = listed([path.name for path in _revisions_in(folder.parent)]) or "none"
+        there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
         return gguf
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
     if not {*STATED} & {*files}:
-        remedy = (
-            f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
-        )
-        cause = f"{inside} has no config.json" if folder.exists() or config.mini else "it does not exist"
-        raise ModelError(f"model={config.called}: {folder} holds no checkpoint, because {cause}; {remedy}")
+        trains = f"run: python train.py task=pretrain model={folder.name}"
+        remedy = trains if config.mini else "save_pretrained writes one"
+        raise ModelError(f"model={config.called}: {inside} has no config.json; {remedy}")
     if not is_adapter(folder):
         _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
@@ -95,11 +80,63 @@ def folder_of(config: ModelConfig) -> Path | None:
     return folder
 
 
+def is_gguf(place: str | Path) -> bool:
+    return str(place).endswith(".gguf") and Path(place).is_file()
+
+
+def gguf_in(place: Path) -> Path | None:
+    """Return the GGUF file that a path means: itself, or the only one of a folder without other weights."""
+    if is_gguf(place):
+        return place
+    files = [] if _has_weights(place) else sorted(place.glob("*.gguf"))
+    if len(files) > 1:
+        names = listed([file.name for file in files])
+        raise ModelError(f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}")
+    return next(iter(files), None)
+
+
+def located(place: str) -> dict[str, str]:
+    """Return the arguments by which `from_pretrained` finds a checkpoint: a folder, a repository, or a GGUF file."""
+    folder, name = os.path.split(place) if is_gguf(place) else (place, "")
+    return {"pretrained_model_name_or_path": folder or ".", **({"gguf_file": name} if name else {})}
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter and no whole model."""
+    return (folder / ADAPTER).is_file() and not _has_weights(folder)
+
+
+def base_of(config: ModelConfig) -> ModelConfig | None:
+    """Return the model that an adapter changes, run as the adapter's settings say; None for a whole model.
+
+    It is `model.base`, or what adapter_config.json says.
+    """
+    folder = Path(config.path or "", config.revision or "")
+    if not config.path or not is_adapter(folder):
+        if config.base:
+            raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
+        return None
+    said = config.base or _json(folder / ADAPTER).get("base_model_name_or_path")
+    if not said:
+        raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
+    try:
+        base = model_named(str(Path(said).absolute()) if Path(said).exists() else str(said), {})
+    except ConfigError:
+        base = None
+    if base is None or (base.path and not Path(base.path).exists()):
+        raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
+    return replace(base, **{key: getattr(config, key) for key in (*HOW_IT_RUNS, "bos", "side")})
+
+
+def _has_weights(folder: Path) -> bool:
+    return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+
+
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
-    if "adapter_config.json" in files:
+    if ADAPTER in files:
         raise ModelError(
-            f"model={config.called}: {place} has an adapter_config.json beside a model or on the hub; give a folder of "
-            "the adapter alone, with model.base=MODEL, or remove its files to read the base model"
+            f"model={config.called}: {place} has an {ADAPTER} beside a model or on the hub; give a folder of the "
+            "adapter alone, with model.base=MODEL, or remove its files to read the base model"
         )
 
 
@@ -117,20 +154,17 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
 
-    That of an adapter covers its base.
-
-    Raises:
-        ConfigError, ModelError: see `folder_of`; or the hub does not tell the commit and its cache has no copy.
+    That of an adapter covers its base. It raises the errors of `reached`.
     """
     folder = folder_of(config)
     if folder is None:
         if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
             return config.revision
         with explained(config):
-            return commit_of(config).sha
+            return _commit_of(config).sha
     digest = hashlib.sha256()
     inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    others = [path for path in _revisions_in(folder) if STEP.search(path.name)]
+    others = [path for path in revisions_in(folder) if STEP.search(path.name)]
     inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
     for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
         digest.update(path.name.encode())
@@ -145,30 +179,28 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
     """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit.
 
     Raises:
-        ConfigError, ModelError: see `folder_of` and `hub`.
+        ConfigError: see `folder_of`.
+        ModelError: see `folder_of`; or the hub does not answer, and its cache has no copy.
     """
-    if folder := folder_of(config):
-        with _unpacked(folder.resolve()) as place:
-            yield str(place), "embedded" if config.mini else "local"
-    else:
-        with hub(config) as commit:
+    folder = folder_of(config)
+    if folder is None:
+        with _hub(config) as commit:
             yield str(config.hub_id), commit
-
-
-@contextlib.contextmanager
-def _unpacked(folder: Path) -> Iterator[Path]:
-    """Yield the folder or GGUF file of a checkpoint; one of Lightning as `save_pretrained` would have written it."""
+        return
+    place, revision = folder.resolve(), "embedded" if config.mini else "local"
     if folder.suffix != LIGHTNING:
-        yield folder
+        yield str(place), revision
         return
     import torch
 
-    with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as place:
-        for path in _beside(folder):
-            (Path(place) / path.name).symlink_to(path)
-        weights = torch.load(folder, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
-        torch.save(weights, Path(place) / "pytorch_model.bin")
-        yield Path(place)
+    with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as unpacked:  # as `save_pretrained` writes it
+        for path in _beside(place):
+            Path(unpacked, path.name).symlink_to(path)
+        weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        if len({name.partition(".")[0] for name in weights}) == 1:  # the attribute that holds the model
+            weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
+        torch.save(weights, Path(unpacked, "pytorch_model.bin"))
+        yield unpacked, revision
 
 
 def _around(place: Path) -> Path:
@@ -185,15 +217,14 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
 
     Raises:
-        ModelError: the checkpoint has none, it is damaged, or it names code of the hub that transformers would run.
+        ModelError: it is damaged, or it names code of the hub that transformers would run.
     """
     import huggingface_hub
 
-    if (path := stated_in(Path(place))).suffix == ".gguf":
-        return gguf_shape(path)
+    path = _stated_in(Path(place))
     if named_folder(config) is None:
         path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
-    shape = _json(path)
+    shape = _shape_in(path)
     if code := _code_of_the_hub(shape):
         raise ModelError(
             f"{path} says {code}, which is code of a repository of the hub and is never run; remove that entry"
@@ -201,17 +232,24 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     return shape
 
 
-def stated_in(place: Path) -> Path:
+def known_shape(place: Path) -> dict[str, Any]:
+    """Return what `read_shape` does of a folder or file; nothing if it is damaged, which loading reports."""
+    with contextlib.suppress(OSError, ModelError):
+        return _shape_in(_stated_in(place))
+    return {}
+
+
+def _stated_in(place: Path) -> Path:
     """Return the file that states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
     return gguf_in(place) or _around(place) / "config.json"
 
 
-def known_shape(path: Path) -> dict[str, Any]:
-    """Return what `stated_in` says; nothing if it is missing or damaged, which loading the model reports."""
-    try:
-        return gguf_shape(path) if path.suffix == ".gguf" else dict(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, ModelError):
-        return {}
+def _shape_in(path: Path) -> dict[str, Any]:
+    if path.suffix == ".gguf":
+        from thinkalike.models.gguf import gguf_said  # imports nothing of this project but errors
+
+        return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
+    return _json(path)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -231,30 +269,29 @@ def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
     return ""
 
 
-def commit_of(config: ModelConfig) -> Commit:
-    """Return the commit of a model of the hub, as the hub says or as the cache has it.
-
-    Raises:
-        ModelError: the hub does not give it, and the cache has no copy.
-    """
+def _commit_of(config: ModelConfig) -> Commit:
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
     except Exception as error:
-        raise ModelError(_unresolved(config, error)) from error
+        if refused(error):
+            raise
+        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+        home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        raise ModelError(
+            f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and "
+            f"HF_HOME={home} has no copy; set HF_HOME to a cache that has it, give a folder (model=local "
+            "model.path=DIR), or take a mini (model=gelu-3l-mini)"
+        ) from error
     _check_no_adapter(config, str(config.hub_id), commit.files)
     return commit
 
 
 @contextlib.contextmanager
-def hub(config: ModelConfig) -> Iterator[str]:
-    """Reach the hub, or its cache where it does not answer, and yield the commit that all files are read of.
-
-    Raises:
-        ModelError: the hub does not answer, and the cache has no copy.
-    """
+def _hub(config: ModelConfig) -> Iterator[str]:
+    """Reach the hub, or its cache where it does not answer, and yield the commit that all files are read of."""
     from huggingface_hub import constants, hf_hub_download
 
-    repository, commit = str(config.hub_id), commit_of(config)
+    repository, commit = str(config.hub_id), _commit_of(config)
     if Path(repository).is_dir():
         raise ModelError(
             f"model={config.called}: {repository} is also a folder here, which would be read instead; call from "
@@ -273,38 +310,15 @@ def hub(config: ModelConfig) -> Iterator[str]:
             raise
 
 
-def _cause(config: ModelConfig, error: BaseException) -> str:
-    return cause_of(error, str(config.hub_id), config.revision) or _said(error)
-
-
-def _unresolved(config: ModelConfig, error: Exception) -> str:
-    if refused(error):
-        return f"cannot load model={config.called} from {config.hub_id}: {_cause(config, error)}"
-    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return (
-        f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and HF_HOME={home} "
-        "has no copy; set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
-        "(model=gelu-3l-mini)"
-    )
-
-
 @contextlib.contextmanager
 def explained(config: ModelConfig) -> Iterator[None]:
-    """Turn errors of the libraries that load models, which are of many kinds, into one line.
-
-    Raises:
-        ModelError: a library failed.
-        ResourceError: there is too little memory for the model.
-    """
+    """Turn errors of the libraries that load models into a ModelError or a ResourceError of one line."""
     _quieten()
     try:
         yield
     except ThinkalikeError:
         raise
     except Exception as error:
-        if os.environ.get("THINKALIKE_TRACEBACK"):
-            raise
         from thinkalike.memory import exhausted  # imports torch
 
         folder = named_folder(config)
@@ -312,6 +326,10 @@ def explained(config: ModelConfig) -> Iterator[None]:
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
         raise ModelError(f"{attempt}: {_said(error) if folder else _cause(config, error)}") from error
+
+
+def _cause(config: ModelConfig, error: BaseException) -> str:
+    return cause_of(error, str(config.hub_id), config.revision) or _said(error)
 
 
 def _said(error: BaseException) -> str:
@@ -335,11 +353,8 @@ def _quieten() -> None:
 def pick_device(name: str, key: str = "model.device") -> str:
     """Return the device that `auto` stands for on this machine, or any other name unchanged.
 
-    Args:
-        key: what the message of an error calls it.
-
     Raises:
-        ConfigError: this machine has no such device.
+        ConfigError: this machine has no such device; the message calls the setting `key`.
     """
     if name in ("cpu", "cpu:0"):
         return "cpu"
@@ -347,8 +362,8 @@ def pick_device(name: str, key: str = "model.device") -> str:
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    there = ["cpu", *(["cuda"] if there else []), *there, *(["mps"] if torch.backends.mps.is_available() else [])]
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
     if name not in there:
         raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
     return name

@@ -1,13 +1,18 @@
-"""Reading language models: checkpoints of transformers, and the legacy layout of TransformerLens."""
+"""Reading checkpoints of transformers: weights, tokenizer and adapter, and the checks that they belong together.
+
+Every weight must have been read: none missing, left over or of another shape.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import re
 import shutil
 import tempfile
+import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -16,38 +21,32 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
-from thinkalike.hub import resolved
+from thinkalike.errors import ModelError, check_extra, first_line, listed
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.formats import gguf_config, is_gguf, merged
-from thinkalike.models.minis import without_hooks
-from thinkalike.models.surgery import first_tensor
-from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
-from thinkalike.models.tokenizers import read_tokenizer
-from thinkalike.models.weights import check_fit, check_values, read_weights
+from thinkalike.models.gguf import gguf_said
+from thinkalike.models.native import Checkpoint, folded
+from thinkalike.models.places import GIVE, is_gguf, located
+from thinkalike.models.survey import text_config
 
 # the names that configurations give to the longest row
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
+# buffers that older versions saved and newer ones compute
+BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
 
-Checkpoint = tuple[Any, Any, int | None]  # the module on its device, the tokenizer, and the longest row, if limited
+# heads and poolers of other classes with the same body, which the class that is loaded does not have
+HEADS = re.compile(
+    r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
+)
 
 
 def read_transformers(
-    config: ModelConfig,
-    family: Family,
-    place: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    adapter: Path | None = None,
+    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
 ) -> Checkpoint:
-    """Read a model that `save_pretrained` wrote, with its own tokenizer, from a folder or a repository of the hub.
+    """Read a model that `save_pretrained` wrote, with its own tokenizer, and merge the adapter of a folder into it.
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
-
-    Args:
-        adapter: the folder of an adapter that is merged into the model.
 
     Raises:
         ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder has no
@@ -55,71 +54,133 @@ def read_transformers(
     """
     import transformers
 
-    kind = getattr(transformers, AUTO_CLASSES[family.predicts])
-    folded = config.processing == "compat"
-    if folded and (config.device_map is not None or config.quantization):
+    kind, in_compat = getattr(transformers, AUTO_CLASSES[family.predicts]), config.processing == "compat"
+    if in_compat and (config.device_map is not None or config.quantization):
         raise ModelError(
             f"{config.called}: model.processing=compat goes with no model.device_map or model.quantization"
         )
-    options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, device)
+    options: dict[str, Any] = {"attn_implementation": "eager"} if in_compat else _placement(config, device)
+    quantization: str = config.quantization or ""
     if is_gguf(place):
-        if config.quantization:
-            raise ModelError(
-                f"{config.called} is quantised already; leave out model.quantization={config.quantization}"
-            )
-        options |= {"config": gguf_config(place), "quantization_config": transformers.GgufConfig(dequantize=True)}
+        if quantization:
+            raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")
+        shape, quantization = gguf_said(Path(place))
+        options |= {"config": shape, "quantization_config": transformers.GgufConfig(dequantize=True)}
     with (
         torch.random.fork_rng(devices=[]),
         patch("transformers.modeling_gguf_pytorch_utils.tqdm", lambda each, **_: each),
     ):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
-        module, fit = read_weights(kind, config, place, dtype=dtype, **options)
-    needed = module.base_model_prefix if family.predicts == "hidden" else ""
-    check_fit(fit, config.called, place, [needed])
+        body = [""] if family.predicts == "hidden" else None
+        module = read_weights(kind, config, place, body, dtype=dtype, **options)
     if adapter:
-        module = merged(module, adapter, adapter.name)
+        module = _merged(module, adapter, adapter.name)
     tokenizer, longest = read_tokenizer(config, place), longest_row(module)
-    if folded:
+    if in_compat:
         from transformer_lens.model_bridge import TransformerBridge
 
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
-        module = _folded(bridge)
+        module = folded(bridge)
     elif family.predicts == "states":
         module = one_side(module, config)
-    return placed(module, options, device, dtype), tokenizer, longest
+    return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
 
 
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
+def read_weights(
+    kind: Any, config: ModelConfig, place: str, body: Sequence[str] | None = None, /, **options: Any
+) -> Any:
+    """Read the weights of a checkpoint of transformers, which draws missing ones at random, and check that all came.
+
+    Buffers, and heads that are not used, may be left over.
+
+    Args:
+        kind: the class whose `from_pretrained` reads it.
+        place: a folder, a GGUF file, or a repository of the hub.
+        body: the beginnings of the parts below the head that must be complete; None: the head must be, too.
+        options: more options of `from_pretrained`.
 
     Raises:
-        ModelError: the logits change when TransformerLens's hooks are taken off.
+        ModelError: a part that is needed lacks weights, or there are others.
     """
-    from transformer_lens.model_bridge import TransformerBridge
+    module, loading = kind.from_pretrained(
+        **located(place),
+        revision=config.revision or "main",
+        output_loading_info=True,
+        trust_remote_code=False,  # else transformers asks on the screen
+        ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+        **options,
+    )
+    mismatched = {name for name, *_ in loading["mismatched_keys"]}
+    needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
+    left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
+    faults = {
+        "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
+        "of another shape": [name for name in mismatched if name.startswith(needed)],
+        "not expected": left,
+    }
+    if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
+        raise ModelError(
+            f"cannot load model={config.called} from {place}: its weights are not those that its config.json describes "
+            f"({found}); give the whole checkpoint with its own config.json"
+        )
+    return module
 
-    with _pinned(place, config.revision):
-        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.called)
-    return module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx
+
+def _merged(module: Any, folder: Path, name: str) -> Any:
+    """Return a module with an adapter merged into its weights, in place."""
+    check_extra("peft", ["peft"], f"{folder} is an adapter")
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
+        try:
+            whole = PeftModel.from_pretrained(module, str(folder))
+            given = load_peft_weights(str(folder), device="cpu")
+            found: Any = set_peft_model_state_dict(whole, given)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
+            said = first_line(error)[:200]
+            raise ModelError(f"{name}: the adapter does not fit its base ({said}); {GIVE}") from error
+        if whole.active_peft_config.is_prompt_learning:
+            kind = whole.active_peft_config.peft_type.value
+            raise ModelError(f"{name}: an adapter of the kind {kind} cannot be merged")
+        own = get_peft_model_state_dict(whole, save_embedding_layers=False)
+        if differing := {*found.unexpected_keys} | (own.keys() - given.keys()):
+            names = listed(sorted(differing))
+            raise ModelError(f"{name}: the adapter is of another model than its base, by {names}; {GIVE}")
+        return whole.merge_and_unload()  # type: ignore[operator]
 
 
-@contextlib.contextmanager
-def _pinned(repository: str, revision: str | None) -> Iterator[None]:
-    """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
-    import huggingface_hub
+def read_tokenizer(config: ModelConfig, place: str) -> Any:
+    """Read the tokenizer of a checkpoint.
 
-    download, commit = huggingface_hub.hf_hub_download, resolved("model", repository, revision)
+    Raises:
+        ModelError: the checkpoint has none; transformers would make up one without words.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+    from transformers.utils import cached_file
 
-    def pinned(repo_id: str, filename: str, **options: Any) -> str:
-        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
-
-    with (
-        patch.object(huggingface_hub, "hf_hub_download", pinned),
-        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
-    ):
-        yield
+    if is_gguf(place):
+        with tempfile.TemporaryDirectory() as aside:  # beside a tokenizer.json, transformers reads that instead
+            alone = Path(aside, Path(place).name)
+            alone.symlink_to(Path(place).absolute())
+            return PreTrainedTokenizerFast.from_pretrained(**located(str(alone)))
+    revision = config.revision or "main"
+    names = {"tokenizer.json"}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):
+            raise
+    else:
+        names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
+        optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
+        if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
+            return tokenizer
+    if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
+        return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
+    raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
 
 
 def longest_row(module: Any) -> int | None:
@@ -135,12 +196,6 @@ def longest_row(module: Any) -> int | None:
         if path.endswith("embeddings.position_embeddings") and getattr(part, "padding_idx", None) is not None
     ]
     return longest - unused[0] if longest and unused else longest
-
-
-def _folded(bridge: Any) -> Any:
-    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
-    bridge.enable_compatibility_mode()
-    return bridge.original_model
 
 
 def blocks_of(module: Any, name: str) -> str:
@@ -166,7 +221,7 @@ def blocks_of(module: Any, name: str) -> str:
     return max(fitting, key=lambda path: fitting[path])
 
 
-def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
+def _placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     """Return the options of transformers' `from_pretrained` that bring weights to where they are used."""
     options: dict[str, Any] = {}
     if config.quantization:
@@ -177,18 +232,14 @@ def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=in_8bit, load_in_4bit=not in_8bit, **compute)
     if config.device_map is not None:
         options["device_map"] = {"": "disk"} if config.device_map == "disk" else config.device_map
-        options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")  # `placed` removes it
+        options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")  # `_placed` removes it
     elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine
         options["device_map"] = {"": device}
     return options
 
 
-def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as they were read.
-
-    Args:
-        options: those of `placement`, with which it was read.
-    """
+def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a module on its device and in its dtype, unless its weights were laid out as `_placement` says."""
     if folder := options.get("offload_folder"):
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
@@ -214,28 +265,12 @@ class DecoderSide(nn.Module):
         self.config = module.config
 
     def get_input_embeddings(self) -> Any:
-        """Return the token embedding, as modules of transformers do."""
         return self.both.get_input_embeddings()
 
     def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Return the decoder's last states, (b, t, d)."""
         return self.both.base_model(  # type: ignore[no-any-return]
             input_ids=tokens,
             attention_mask=attention_mask,
             decoder_input_ids=tokens,
             decoder_attention_mask=attention_mask,
         )[0]
-
-
-def _without_hooks(bridge: Any, name: str) -> Any:
-    """Return the bridge's module without hooks and with fused attention, proved to agree."""
-    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
-    with torch.no_grad():
-        hooked = bridge(tokens)
-        module: Any = without_hooks(bridge.original_model.eval())
-        bare = first_tensor(module(tokens))
-    error = relative_error(bare, hooked)
-    if not error <= TOLERANCE[bare.dtype]:  # NaN fails as well
-        check_values(module, name)
-        raise ModelError(f"{name}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return module

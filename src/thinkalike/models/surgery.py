@@ -31,10 +31,9 @@ def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 
 def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> contextlib.AbstractContextManager[None]:
-    """Let blocks return their input while the context is open.
+    """Let blocks return their input while the context is open, in the form of their output.
 
-    Args:
-        forms: of each block's output: a tensor (None), or the length of a tuple whose first part is the state.
+    A form is None for a tensor, or the length of a tuple whose first part is the state.
     """
     return replaced_forward(blocks, [functools.partial(_same, form) for form in forms])
 
@@ -76,7 +75,7 @@ def one_text_per_row() -> Iterator[None]:
     """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open."""
     with _CHANGING:
         _one_text_per_row.append(masking_utils.find_packed_sequence_indices)
-        masking_utils.find_packed_sequence_indices = _no_packed_sequences
+        masking_utils.find_packed_sequence_indices = lambda _: None
     try:
         yield
     finally:
@@ -106,52 +105,6 @@ def cast_once(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             part._parameters[name] = weight
 
 
-@contextlib.contextmanager
-def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
-    """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
-    register = module.register_forward_pre_hook if entering else module.register_forward_hook
-    with contextlib.suppress(_Reached), register(_end):
-        yield
-
-
-def first_tensor(output: Any) -> Tensor:
-    """Return the output of a module that returns a tensor, or the first of several."""
-    return output if isinstance(output, Tensor) else output[0]
-
-
-def form_of(output: Any) -> int | None:
-    """Return the form of what a block returns, see `passed_over`."""
-    return None if isinstance(output, Tensor) else len(output)
-
-
-def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-    if args:
-        return (state, *args[1:]), kwargs
-    return args, kwargs | {_name_of_state(kwargs): state}
-
-
-def _end(*_: Any) -> None:
-    raise _Reached
-
-
-def _no_packed_sequences(positions: Tensor) -> None: ...
-
-
-def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
-    """Return the state that a block was given, in the form in which the block returns one."""
-    state = _state_in(args, kwargs)
-    return state if form is None else (state, *[None] * (form - 1))
-
-
-def _state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
-    return args[0] if args else kwargs[_name_of_state(kwargs)]
-
-
-def _name_of_state(kwargs: dict[str, Any]) -> str:
-    """Return the name by which a block is given the state: the first one, by convention hidden_states."""
-    return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
-
-
 def recomputed(blocks: Sequence[nn.Module]) -> contextlib.AbstractContextManager[None]:
     """Let blocks run again in the backward pass while the context is open; hooks stay outside of it.
 
@@ -169,3 +122,41 @@ def _again_in_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
 
     return run
+
+
+@contextlib.contextmanager
+def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
+    """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
+    register = module.register_forward_pre_hook if entering else module.register_forward_hook
+    with contextlib.suppress(_Reached), register(_end):
+        yield
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the output of a module that returns a tensor, or the first of several."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if args:
+        return (state, *args[1:]), kwargs
+    return args, kwargs | {_name_of_state(kwargs): state}
+
+
+def _end(*_: Any) -> None:
+    raise _Reached
+
+
+def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
+    """Return the state that a block was given, in the form in which the block returns one."""
+    state = _state_in(args, kwargs)
+    return state if form is None else (state, *[None] * (form - 1))
+
+
+def _state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs[_name_of_state(kwargs)]
+
+
+def _name_of_state(kwargs: dict[str, Any]) -> str:
+    """Return the name by which a block is given the state: the first one, by convention hidden_states."""
+    return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

@@ -1,4 +1,4 @@
-"""Checks of a model at load by short passes: the outputs of its blocks, the proof of its cuts, and gross damage.
+"""Checks of models: at load the outputs of blocks, the proof of cuts, and gross damage; of two, that tokens agree.
 
 Every `model` here is a FrozenModel, whose own module imports this one.
 """
@@ -9,40 +9,40 @@ import contextlib
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterator
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, first_line
 from thinkalike.models.families import EMBED, Layer, after
-from thinkalike.models.surgery import first_tensor, form_of
-from thinkalike.models.weights import check_values
+from thinkalike.models.surgery import first_tensor
 
 Tokens = Int[Tensor, "b t"]
 
 # the largest difference that rounding explains, relative to the largest logit
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+# the names that configurations give to the kinds of layers, and to the lengths of windows of attention in tokens
+KINDS = ("layer_types", "layers_block_type", "attention_layers")
+WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+AT_ONCE = 2**22  # entries of a tensor that are summed together
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
+OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
     """Return short rows of tokens, the same each time."""
     return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
-
-
-def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
-    """Return a mask and types for these tokens: the last row ends in padding, and each row is a pair of texts."""
-    mask, types = torch.ones_like(tokens), torch.zeros_like(tokens)
-    mask[-1, 3 * tokens.shape[1] // 4 :] = 0
-    types[:, tokens.shape[1] // 2 :] = 1
-    return mask, types
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
@@ -69,7 +69,7 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
-    return next(iter(shapes))[-1], [form_of(output) for _, output in ran]
+    return next(iter(shapes))[-1], [None if isinstance(output, Tensor) else len(output) for _, output in ran]
 
 
 @contextlib.contextmanager
@@ -102,20 +102,6 @@ def accepted(module: Any) -> Callable[[str], bool]:
     return names.__contains__
 
 
-def windows(module: Any) -> list[int]:
-    """Return the lengths, in tokens, of all windows of attention in a model's configuration."""
-    shape = text_config(module)
-    names = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
-    return [size for name in names if isinstance(size := getattr(shape, name, None), int) and size > 0]
-
-
-def kinds_of_layers(module: Any) -> list[str]:
-    """Return the kind of each layer by the configuration, or nothing where all are alike."""
-    shape = text_config(module)
-    kinds = (getattr(shape, name, None) for name in ("layer_types", "layers_block_type", "attention_layers"))
-    return next(([str(kind) for kind in each] for each in kinds if isinstance(each, list)), [])
-
-
 def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
@@ -134,6 +120,21 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return ((actual - expected).abs().max() / expected.abs().max()).item()
 
 
+def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers by name; offloaded weights are fetched one module at a time."""
+    state = module.state_dict()
+    names = sorted(state) if in_order else list(state)
+    if getattr(module, "hf_device_map", None) is None:
+        yield from ((name, state[name]) for name in names)
+        return
+    from accelerate.utils import align_module_device
+
+    for name in names:
+        owner = module.get_submodule(name.rpartition(".")[0])
+        with align_module_device(owner, "cpu"):
+            yield name, owner.state_dict()[name.rpartition(".")[2]]
+
+
 def prove(model: Any) -> None:
     """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
 
@@ -145,12 +146,14 @@ def prove(model: Any) -> None:
         ModelError: they do not, one does, or see `check_values`.
     """
     check_values(model.module, model.name)
-    last, kinds = model.n_layers - 1, kinds_of_layers(model.module)
+    last, shape = model.n_layers - 1, text_config(model.module)
+    kinds = next((each for name in KINDS if isinstance(each := getattr(shape, name, None), list)), [])
     firsts = {kinds.index(kind) for kind in kinds}
     cuts: list[Layer] = [EMBED, *sorted({0, last // 2, last} | {layer for layer in firsts if layer <= last})]
     if model.predicts == "states":
         cuts = [last]  # the blocks of a decoder also read what its encoder made of the tokens
-    long = [size + 8 for size in windows(model.module) if 16 < size + 8 <= min(model.context, AT_MOST)]
+    windows = (size for name in WINDOWS if isinstance(size := getattr(shape, name, None), int))
+    long = [size + 8 for size in windows if 16 < size + 8 <= min(model.context, AT_MOST)]
     with passing(model.name):
         _compare(model, sample_tokens(model.vocabulary, model.context), cuts)
         if long and model.predicts != "states":
@@ -159,9 +162,31 @@ def prove(model: Any) -> None:
             _check_causal(model, sample_tokens(model.vocabulary, model.context))
 
 
+def check_values(module: torch.nn.Module, name: str) -> None:
+    """Raise a ModelError for a weight that is NaN or infinite, or a matrix of whole numbers alone, such as zeros.
+
+    Vectors may be of ones or zeros, as norms and biases begin.
+    """
+    trained = {path for path, _ in module.named_parameters()}
+    for path, tensor in tensors_of(module):
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        wide = torch.promote_types(tensor.dtype, torch.float32)  # in parts, because summing in it makes a copy
+        finite = all(part.sum(dtype=wide).isfinite() for part in tensor.reshape(-1).split(AT_ONCE))
+        if not finite and (bad := int((~tensor.isfinite()).sum())):
+            remedy = "; load it in float32" if tensor.dtype == torch.float16 else ""
+            raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+        if path in trained and tensor.dim() > 1 and all((part == part.round()).all() for part in (tensor[0], tensor)):
+            raise ModelError(f"{name}: {path} holds whole numbers alone, such as zeros, so it is damaged")
+
+
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
-    mask, types = (None, None) if model.predicts == "next" else sample_padding(tokens)
-    late = slice(-LATE, None) if model.predicts == "next" else slice(None)  # logits of long rows take gigabytes
+    mask = types = None
+    late = slice(-LATE, None)  # logits of long rows take gigabytes
+    if model.predicts != "next":  # the last row ends in padding, and each row is a pair of texts
+        mask, types, late = torch.ones_like(tokens), torch.zeros_like(tokens), slice(None)
+        mask[-1, 3 * tokens.shape[1] // 4 :] = 0
+        types[:, tokens.shape[1] // 2 :] = 1
     with torch.no_grad():
         full, states = model.full(tokens, mask, types)[:, late].clone(), model.residuals(tokens, cuts, mask, types)
         for cut, state in zip(cuts, states, strict=True):
@@ -188,12 +213,9 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
 
 
 def check_loss(model: Any) -> None:
-    """Check that the loss on a sentence is not far above ln V, that of a guess, as it is after bits were flipped.
+    """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess, as after bits were flipped.
 
     Swapped layers are not noticed. Models that predict no tokens, or do not know the sentence, pass.
-
-    Raises:
-        ModelError: the loss is more than `LARGEST` · ln V nats per token.
     """
     if model.predicts not in ("next", "hidden"):
         return
@@ -210,3 +232,60 @@ def check_loss(model: Any) -> None:
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}, "
             "so its weights are damaged or not those of its config.json"
         )
+
+
+def same_vocabulary(source: Any, target: Any) -> None:
+    """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
+    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
+            f"other tokens; choose models of one tokenizer, {OTHERWISE}"
+        )
+
+
+def check_cuts(source: Any, target: Any, texts: Sequence[str]) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut these texts into the same tokens.
+
+    Raises:
+        ModelError: one is cut differently; the message names the place.
+    """
+    if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
+        return
+    for text in texts:
+        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
+        if mine != theirs:
+            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
+            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
+                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
+            raise ModelError(
+                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
+                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
+            )
+
+
+def check_alignable(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
+
+    Raises:
+        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
+    """
+    for model in (source, target):
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
+    for word in PROBES:
+        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
+        if mine != theirs:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
+                "aligned; choose models that treat case and accents alike"
+            )
+
+
+def _as_read(tokenizer: Any, word: str) -> str:
+    """Return a word as a tokenizer's normaliser writes it, without added spaces."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    read = word if normalizer is None else normalizer.normalize_str(word)
+    with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
+        read = read if normalizer is None else bytes(BYTE_OF[character] for character in read).decode()
+    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
-from thinkalike.config.schema import pool_tokens
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
@@ -31,15 +30,17 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.measures.rows import FEWEST, MASSIVE, RowGroups, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
+POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
+Pool = dict[FrozenModel, list[Tensor]]  # the states of each model, by layer
 
 
 class StateBatch(NamedTuple):
@@ -75,11 +76,9 @@ class StateBatches:
 
 
 class ModelRuns:
-    """Runs models, each once for each different input until `forget`.
+    """Runs models, each once for each different content of an input, for all jobs that share this, until `forget`.
 
-    Jobs that go through their batches in step share one of these. Inputs are equal if their content is, so that jobs
-    whose contexts or tokenizers cut a text differently get states of their own. Two models are one if they have the
-    same module, whatever they are called.
+    Two models are one if they have the same module, whatever they are called.
     """
 
     def __init__(self) -> None:
@@ -88,13 +87,13 @@ class ModelRuns:
         self._texts: dict[Hashable, Any] = {}
 
     def text(self, asked: Hashable, read: Callable[[], Any]) -> Any:
-        """Return a text, which `read` reads the first time that exactly this is asked for; it is never forgotten."""
+        """Return a text that `read` reads the first time that exactly this is asked for; it is never forgotten."""
         if asked not in self._texts:
             self._texts[asked] = read()
         return self._texts[asked]
 
     def forget(self, of_batch: bool = False) -> None:
-        """Let go of the states of a batch, because the next one comes, or else of all."""
+        """Let go of all states, or only of those of a batch."""
         self._of_batch.clear()
         if not of_batch:
             self._of_pool.clear()
@@ -105,9 +104,6 @@ class ModelRuns:
         if place not in states:
             states[place] = run(model)
         return states[place]
-
-
-Pool = dict[FrozenModel, list[Tensor]]
 
 
 def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, remedy: str = "") -> None:
@@ -121,17 +117,16 @@ def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, 
     )
 
 
-def tokens_at_once(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
+def _tokens_at_once(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
     """Return how many tokens a pool has, by how many layers of each model are kept."""
     floats = sum(count * model.d_model for model, count in layers.items())
     return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters()[0] for model in layers))
 
 
-def drawn_pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
+def _drawn_pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:
     """Draw units into pools of about equal size, and return those of each with the numbers of its batches.
 
-    Pools of the batches that maps are `fitted` on have the first units, so that they share at most one document with
-    the others.
+    The batches that maps are `fitted` on have the first units, and so share at most one document with the others.
     """
     pools, generator, edge = [], seeded(0), units * fitted // batches
     for own, numbers in ((range(edge), range(fitted)), (range(edge, units), range(fitted, batches))):
@@ -179,9 +174,9 @@ class TextBatches(ABC):
         self.is_whole = getattr(measure, "flatten", "token") != "token"
         self.read(data)
         fitted = min(getattr(measure, "fit_batches", 0), self.batches)
-        tokens = tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
+        tokens = _tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
         most = 1 if self.is_whole else tokens // measure.tokens_per_batch
-        self.pools = drawn_pools(self.units, self.batches, fitted, most)
+        self.pools = _drawn_pools(self.units, self.batches, fitted, most)
         self.said = False  # what is left out is said once, however often the pools are read
 
     @abstractmethod
@@ -200,17 +195,14 @@ class TextBatches(ABC):
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:
         """Return tokens or words that `labels` describes in writing."""
 
-    def as_batches(self) -> StateBatches:
-        """Return the batches, as all sources of states give them."""
-        return StateBatches(self.pool, len(self.pools), self.batches, self.level, {"data": self.facts})
-
     def pool(self, number: int) -> Iterator[StateBatch]:
         """Yield the batches of a pool."""
         units, numbers = self.pools[number]
         labels, size = self.labels(units), self.measure.tokens_per_batch
         key: Hashable = (labels.content, self.at_once)
         pool = self.of_models(key, partial(self.states, units=units))
-        outliers = self.left_out(pool)
+        keeps_all = self.measure.massive == "keep" or self.is_whole
+        outliers = None if keeps_all else massive([layer for own in pool.values() for layer in own])
         if outliers is not None and number == 0 and not self.said:
             say_massive(outliers, self.named(units, labels.tokens[outliers]), f"{self.level}s")
             self.said = True
@@ -239,17 +231,10 @@ class TextBatches(ABC):
         parts = [self.run(model, at, part) for part in units.split(self.at_once)]
         return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
 
-    def left_out(self, pool: Pool) -> Bool[Tensor, " n"] | None:
-        """Return which rows of a pool decide some layer and are left out, None if none is."""
-        if self.measure.massive == "keep" or self.is_whole:
-            return None
-        return massive([layer for own in pool.values() for layer in own])
-
     def residuals(self, pool: Pool, labels: Labels, numbers: range) -> Callable[..., list[Tensor]]:
         """Return what takes the means of their token and of their position from the states of a model in a pool.
 
-        States whose token is rare become 0. No batch can have a group of such a token either, so that these rows are
-        left out.
+        States whose token is rare become 0. No batch has a group of such a token, so these rows are left out.
         """
         try:
             within = RowGroups.of(labels.tokens, FEWEST)
@@ -290,7 +275,7 @@ class TokenBatches(TextBatches):
         for model in self.models:
             same_vocabulary(first, model)  # the same rows must be the same text
         tokens = measure.batches * measure.tokens_per_batch
-        every = tokens_at_once(measure, {model: model.n_layers for model in self.models})
+        every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)
         contexts = (model.context for model in self.models)
         context = data.context or min(*contexts, max(held // FEWEST_ROWS, SHORTEST))
@@ -359,20 +344,15 @@ class WordBatches(TextBatches):
 def text_batches(
     models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
 ) -> StateBatches:
-    """Return batches of the states of several models on held-out text.
+    """Return batches of the states of several models at these layers of each, on held-out text.
 
     Args:
-        at: the layers of each model.
         measure: the settings `batches`; `tokens_per_batch`, tokens or words; `level`: token, word, or auto, which is
             words where the tokenizers differ; `massive`, of which "drop" leaves out `massive` tokens wherever they are;
             `skip_first` and `skip_special_tokens`; `given`, of which "token_position" takes the means of both from the
             states of a pool. Any other `flatten` than "token" keeps rows of text whole, and the first `fit_batches`
             share no row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
-
-    Raises:
-        ModelError: at the level of tokens the tokenizers differ.
-        DataError: tokens are to be left out at the level of words; see `read_corpus`, `word_states`.
     """
     level = measure.level
     if level == "auto":
@@ -380,11 +360,10 @@ def text_batches(
         if level == "word":
             names = " and ".join(model.name for model in models)
             log.info("%s have different tokenizers: compared word by word", names)
-    if level == "token":
-        return TokenBatches(models, at, data, measure, runs).as_batches()
-    if measure.skip_first or measure.skip_special_tokens:
+    if level == "word" and (measure.skip_first or measure.skip_special_tokens):
         raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
-    return WordBatches(models, at, data, measure, runs).as_batches()
+    drawn = (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs)
+    return StateBatches(drawn.pool, len(drawn.pools), drawn.batches, level, {"data": drawn.facts})
 
 
 def array_batches(
@@ -397,11 +376,7 @@ def array_batches(
 
     Args:
         groups: what each stimulus belongs to, such as a sentence.
-        rows_per_batch: how many stimuli a batch can hold.
-        fewest: how many stimuli there must be in a batch.
-
-    Raises:
-        DataError: a batch would have too few.
+        fewest: how many stimuli there must be in a batch; a DataError says if there are fewer.
     """
     n, total = len(groups), -(-len(groups) // rows_per_batch)
     if n // total < fewest:
@@ -418,3 +393,16 @@ def array_batches(
         yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
 
     return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})
+
+
+def pool_tokens(batch: int, floats: int, parameters: int) -> int:
+    """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
+
+    Args:
+        batch: the tokens of a batch.
+        floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
+            weights take, and more where that is below `POOL_BATCHES` batches.
+        parameters: of the models.
+    """
+    held = max(POOL_BYTES, parameters) // (4 * batch * floats)
+    return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)

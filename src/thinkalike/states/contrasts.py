@@ -19,19 +19,13 @@ AT_ONCE = 64  # texts
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts as a model reads them, padded on the right.
-
-    Attributes:
-        words: the place of the last token of the word of each.
-        ends: the place of the last token of each.
-        up, down: the next tokens that the feature makes likelier, and less likely.
-    """
+    """Texts as a model reads them, padded on the right."""
 
     tokens: Int[Tensor, "n t"]
-    words: Int[Tensor, " n"]
-    ends: Int[Tensor, " n"]
-    up: Bool[Tensor, "n v"]
-    down: Bool[Tensor, "n v"]
+    words: Int[Tensor, " n"]  # the place of the last token of the word of each
+    ends: Int[Tensor, " n"]  # the place of the last token of each
+    up: Bool[Tensor, "n v"]  # the next tokens that the feature makes likelier
+    down: Bool[Tensor, "n v"]  # and less likely
 
     def batches(self) -> Iterator[tuple[slice, Prompts]]:
         """Yield some of the texts at a time, cut to the longest of them."""

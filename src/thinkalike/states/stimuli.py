@@ -22,9 +22,9 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.rows import massive
+from thinkalike.models.families import names_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.outline import names_of
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
 from thinkalike.states.batches import say_massive
@@ -33,7 +33,7 @@ from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
 TEXTS_AT_ONCE = 64
 LARGEST = 4 * 2**30  # bytes of all entries of the cache together
 PACKAGES = ("torch", "transformers", "transformer-lens", "tokenizers", "mamba-ssm", "causal-conv1d")
-CODE = ("models", "states")  # the parts of this package that states come from
+CODE = ("models", "states")  # the parts of this package that states come from, whose code may change in a version
 LEFT_OUT = ("name", "path", "device", "corpus", "members")  # settings of a model that its states do not show
 
 
@@ -52,28 +52,18 @@ def stimulus_states_of(
 ) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
 
-    Those of models are kept in the cache, so that a model reads the same stimuli once for all jobs.
-
-    Args:
-        loaded: models that are there already, and are not loaded again.
-
-    Raises:
-        DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
-        ModelError: see `load_model`.
+    Those of models are kept in the cache, so that a model reads the same stimuli once for all jobs. Models that are
+    `loaded` already are not loaded again.
     """
     cache, found = cache_folder(config.data) / "states", []
     for side, name in zip(config.sides, names_of(config.sides), strict=True):
         if isinstance(side, str):
-            found.append(_recorded(side, name, stimuli))
+            runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
+            about = {"name": Path(side).name, "fingerprint": origin}
+            found.append(StimulusStates(name, [*runs], [*map(mean_of_runs, runs.values())], about, [*runs.values()]))
         else:
             found.append(_of_model(side, name, stimuli, embed, cache, loaded))
     return found
-
-
-def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
-    layers = read_recording(path, stimuli).layers
-    origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
-    return StimulusStates(name, list(layers), list(map(mean_of_runs, layers.values())), origin, list(layers.values()))
 
 
 def _of_model(
@@ -95,14 +85,10 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
-    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, versions_of(PACKAGES), _code()]
-    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _code() -> str:
-    """Return the SHA-256 of the code that loads and runs models, whose version may stay the same while it changes."""
     files = sorted(path for part in CODE for path in (Path(__file__).parents[1] / part).rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    code = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, versions_of(PACKAGES), code]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:

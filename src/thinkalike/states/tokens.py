@@ -38,11 +38,7 @@ def token_states(
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
 ) -> list[Float[Tensor, "b t _"]]:
-    """Return the residuals of a model at some layers, by default all, without running its unembedding.
-
-    Args:
-        mask, types: of rows that are padded texts or pairs of texts.
-    """
+    """Return the residuals of a model at some layers, by default all; see `FrozenModel.residuals`."""
     return model.residuals(rows.long(), at or sites(model), mask, types)
 
 
@@ -155,7 +151,7 @@ def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name:
 
     Args:
         offsets: the characters of each token.
-        name: the name of the model in the message of an error: no token holds a character of a word.
+        name: of the model, for the error that no token holds a character of a word.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
     found = []

@@ -16,7 +16,7 @@ from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job,
 from thinkalike.errors import DataError
 from thinkalike.instruments import instrument
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
-from thinkalike.models.outline import told_apart
+from thinkalike.models.families import told_apart
 from thinkalike.store import Result
 
 PAIR = ["source", "target"]

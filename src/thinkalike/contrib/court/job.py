@@ -24,7 +24,7 @@ from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import doing
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column

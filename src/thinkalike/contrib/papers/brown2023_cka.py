@@ -15,11 +15,12 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.models.load import head_dimensions
+from thinkalike.models.places import explained, located, named_folder, reached
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
@@ -182,9 +183,21 @@ def _tilt(case: Case) -> Claim:
     return _judged("CKA between SoLU and GeLU shows no direction", Bound("within", LEVEL), [tilt], words, result)
 
 
+def _head_dimensions(config: ModelConfig) -> dict[str, int]:
+    """Return the sizes of a Hugging Face model by its configuration alone: layers, d_model, heads, d_head, rotary."""
+    from transformers import AutoConfig
+
+    with explained(config), reached(config) as (place, commit):
+        shape = AutoConfig.from_pretrained(**located(place), revision=None if named_folder(config) else commit)
+    d_head = shape.hidden_size // shape.num_attention_heads
+    rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
+    sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
+    return {**sizes, "d_head": d_head, "rotary": rotary}
+
+
 def _table1(case: Case) -> Conclusion:
     """Head and rotary dimensions of the Pythia models, from their configurations."""
-    table = pd.DataFrame([{"model": model.name, **head_dimensions(model.config)} for model in case.models])
+    table = pd.DataFrame([{"model": model.name, **_head_dimensions(model.config)} for model in case.models])
     name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]

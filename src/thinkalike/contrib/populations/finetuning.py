@@ -23,9 +23,8 @@ from thinkalike.models.families import CLASSIFIER, FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS, explained, pick_device, reached, read_shape
+from thinkalike.models.readers import read_tokenizer, read_weights
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import read_tokenizer
-from thinkalike.models.weights import check_fit, read_weights
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
 from thinkalike.training.run import Run, fit, loggers_of
@@ -60,8 +59,8 @@ class ClassifierFinetuning(
     def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         seen = config.nli.epochs * tokens_of(config.pairs, "fit")
         report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
-        training = Passes("training", shapes["model"], seen, PAIR, times=3, full=False)
-        return [training, Passes("report", shapes["model"], report, PAIR, full=False)]
+        training = shapes["model"].passes("training", seen, PAIR, times=3, full=False)
+        return [training, shapes["model"].passes("report", report, PAIR, full=False)]
 
     def run(self, config: NLIJob, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
@@ -141,18 +140,17 @@ def new_classifier(
         if kind != family.model_type:
             raise ModelError(f"task=nli fine-tunes bert; {config.called} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
-        module, fit = read_weights(
+        module = read_weights(
             getattr(transformers, family.architecture),
             config,
             place,
+            ["embeddings", "encoder"],
             dtype=torch.float32,
             id2label=names,
             label2id={name: number for number, name in names.items()},
             **({} if spread is None else {"initializer_range": spread}),
         )
         body, blocks = module.base_model, module.base_model.encoder.layer
-        prefixes = [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")]
-        check_fit(fit, config.called, place, prefixes)
         if redraw is not None and redraw >= len(blocks):
             raise ModelError(f"nli.redraw={redraw}: {config.called} has blocks 0 to {len(blocks) - 1}")
         anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]

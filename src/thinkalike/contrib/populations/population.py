@@ -24,11 +24,11 @@ from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs
 from thinkalike.contrib.populations.templates import read_pairs
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models.families import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.outline import check_models
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
@@ -101,8 +101,8 @@ class Population(
         alike = min(PAIR * float(measure.cka_pairs or read), read)
         stitches = members**2 * (shape.layers + 1) / 2 + members
         return [
-            Passes("stitches", shape, read, PAIR, stitches, full=False),
-            Passes("CKA", shape, alike, PAIR, members, full=False),
+            shape.passes("stitches", read, PAIR, stitches, full=False),
+            shape.passes("CKA", alike, PAIR, members, full=False),
         ]
 
     def holds(self, config: PopulationJob, shapes: Shapes) -> float:

@@ -18,12 +18,12 @@ from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, first_line
 from thinkalike.instruments.loss import held_out_loss, show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
-from thinkalike.models.families import family_named
+from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.minis import build_mini, unknown_sizes
+from thinkalike.models.native import build_mini
 from thinkalike.models.places import ASSETS, pick_device
-from thinkalike.models.shapes import Passes, Shape, Shapes, new_shape
+from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.run import Run, StepData, fit, loggers_of
@@ -47,12 +47,17 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
         return fingerprints(config, ("data",))
 
     def shapes_of(self, config: PretrainJob) -> dict[str, Shape | None]:
-        return {"model": new_shape(config.model, config.pretrain.vocabulary)}
+        model, vocabulary = config.model, config.pretrain.vocabulary
+        family = FAMILIES.get(model.family)
+        sizes: dict[str, Any] = {"architecture": {**model.architecture, "d_vocab": vocabulary}}
+        if family and family.reader != "native":
+            sizes = {"model_type": family.in_config_json, "vocab_size": vocabulary, **model.architecture}
+        return {"model": shape_from(model, sizes)}
 
     def passes(self, config: PretrainJob, shapes: Shapes) -> list[Passes]:
         shape, row = shapes["model"], config.data.context or shapes["model"].context
-        training = Passes("training", shape, float(config.pretrain.tokens), row, times=3)
-        return [training, Passes("report", shape, float(config.data.report_tokens or 0), row)]
+        training = shape.passes("training", float(config.pretrain.tokens), row, times=3)
+        return [training, shape.passes("report", float(config.data.report_tokens or 0), row)]
 
     def run(self, config: PretrainJob, work: Work) -> Outcome:
         model, context = config.model, int(config.model.context or 256)
@@ -60,7 +65,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-        recipe, masked = config.pretrain, family_named(model.family).predicts == "hidden"
+        recipe, masked = config.pretrain, FAMILIES[model.family].predicts == "hidden"
         trained = MaskedPretraining(module, recipe, model.seed, tokenizer) if masked else Pretraining(module, recipe)
         rows = StepData(corpus.fit.tokens, recipe.tokens_per_step, recipe.steps, model.seed)
         device = torch.device(pick_device(model.device))
@@ -102,14 +107,27 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
 @torch.no_grad()
 def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
     """Build the mini and run it on one row, so that sizes that do not go together are refused before any training."""
-    if unknown := unknown_sizes(model.architecture, model.family):
-        raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
+    if (family := FAMILIES.get(model.family, FAMILIES["legacy"])).reader == "legacy":
+        raise ConfigError(f"model.family={model.family} is not one that task=pretrain makes")
     try:
-        module = build_mini(model.architecture, vocabulary, model.seed, model.family)
+        module: Any = build_mini(model.architecture, vocabulary, model.seed, model.family)
         module(torch.zeros(1, context, dtype=torch.long))
     except Exception as error:  # whatever the libraries raise that build it
         asked = f"model.architecture={model.architecture} model.context={context}"
         raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
+    if unknown := _unknown_sizes(model.architecture, module, family):
+        raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
+
+
+def _unknown_sizes(architecture: dict[str, Any], module: Any, family: Family) -> list[str]:
+    """Return the sizes that a family's own configuration class does not have; it would keep them and not use them."""
+    if family.reader == "native":
+        return [key for key in architecture if not hasattr(module.cfg, key)]
+    from transformers import AutoConfig
+
+    default, kind = AutoConfig.for_model(family.in_config_json), family.in_config_json
+    new = [key for key in architecture if not hasattr(default, key)]  # an older name is taken, and not kept
+    return [key for key in new if hasattr(AutoConfig.for_model(kind, **{key: architecture[key]}), key)]
 
 
 def _card(config: PretrainJob, facts: dict[str, Any], mini: FrozenModel) -> str:

@@ -17,7 +17,7 @@ from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, so
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
-from thinkalike.models.outline import outline
+from thinkalike.models.families import outline
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.store import Headline, Result
@@ -62,9 +62,9 @@ class SparseAutoencoders(
         tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
         starts = [] if set(sae.starts) <= {"random"} else shapes.values()
         return [
-            *(Passes("starts", shape, float(sae.map_tokens), row, full=False) for shape in starts),
-            Passes("training", model, tokens, row, full=False),
-            Passes("report", model, report, row, times=2 + 2 * len(sae.starts) * sae.seeds),
+            *(shape.passes("starts", float(sae.map_tokens), row, full=False) for shape in starts),
+            model.passes("training", tokens, row, full=False),
+            model.passes("report", report, row, times=2 + 2 * len(sae.starts) * sae.seeds),
         ]
 
     def run(self, config: SAEJob, work: Work) -> Outcome:

@@ -21,7 +21,7 @@ from thinkalike.job import is_stored
 from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 from thinkalike.store import Result, open_result
 from thinkalike.training.run import StepData
 

@@ -19,9 +19,10 @@ from thinkalike.contrib.trajectory.answers import Reading, outcome, tasks_of_fea
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, listed
+from thinkalike.hub import revisions
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.places import checkpoint_fingerprint, steps_of
+from thinkalike.models.places import STEP, checkpoint_fingerprint, explained, named_folder, revisions_in
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.progress import counted
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
@@ -68,7 +69,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure: Any = config.measure
         count = 1 if measure.train else len(checkpoints_of(config.model, measure.steps))
-        return [Passes("checkpoints", shapes["model"], float(measure.tokens), config.data.context or 64, count)]
+        return [shapes["model"].passes("checkpoints", float(measure.tokens), config.data.context or 64, count)]
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         stimuli = read_stimuli(config.stimuli)
@@ -142,6 +143,14 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
     job = training(config)
     folder = run_job(job, shown=False).folder / config.model.name
     return replace(config.model, path=str(folder), seed=job.model.seed)
+
+
+def steps_of(model: ModelConfig) -> dict[int, str]:
+    """Return the revisions of a model that are named by a step of its training, in the order of the steps."""
+    folder = named_folder(replace(model, revision=None))
+    with explained(model):
+        names = [path.name for path in revisions_in(folder)] if folder else revisions("model", str(model.hub_id))
+    return dict(sorted((int(step[1]), name) for name in names if (step := STEP.search(name))))
 
 
 def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:

@@ -20,11 +20,11 @@ from thinkalike.evaluation.maps import rows_of_moments, state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
+from thinkalike.models.families import check_layer_pairs
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.outline import check_layer_pairs
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.models.survey import same_vocabulary
 
 
 @dataclass
@@ -49,7 +49,7 @@ class OfMaps(Instrument):
         fitted = config.data.fit_tokens or config.measure.fit_tokens  # type: ignore[attr-defined]
         tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
         row = config.data.context or min(shape.context for shape in shapes.values())
-        return [Passes("text", each, tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
+        return [each.passes("text", tokens, row, full=False) for each in dict.fromkeys(shapes.values())]
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.shapes import Passes, Shapes, both_of
+from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
@@ -116,11 +116,11 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes over text, and those of steered texts, as if each began at the first block."""
         measure: Any = config.measure
-        target = both_of(shapes)[1]
+        source, target = shapes["model"], shapes["target"]
         count = len(read_contrasts(measure.path)) if measure.contrast == "table" else measure.pairs
-        pairs = pairs_of_layers(config.layers, *(shape.layers for shape in both_of(shapes)))
+        pairs = pairs_of_layers(config.layers, source.layers, target.layers)
         times = len(pairs) * (len(NOT_RANDOM) + measure.draws) * len(measure.strengths) * len(measure.positions)
-        return [*super().passes(config, shapes), Passes("steering", target, float(count * LENGTH), LENGTH, times)]
+        return [*super().passes(config, shapes), target.passes("steering", float(count * LENGTH), LENGTH, times)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

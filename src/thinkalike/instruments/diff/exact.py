@@ -13,8 +13,7 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import embedding_of
-from thinkalike.models.weights import tensors_of
+from thinkalike.models.survey import embedding_of, tensors_of
 from thinkalike.progress import counted
 
 # entries of a configuration that no pass of an evaluated model reads

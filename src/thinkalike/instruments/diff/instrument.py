@@ -29,7 +29,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.tokenizers import check_cuts
+from thinkalike.models.survey import check_cuts
 from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
 
@@ -91,8 +91,8 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
         own, row = shapes["model"], config.data.context or ROW
         again = float(measure.tokens_per_part * (2 * min(2 * own.layers, EXCHANGED) + NULLS))
         again += 2 * LENGTH * (measure.pairs if measure.contrast else 0) * (NULLS + 2)
-        both = [Passes("both models", each, float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
-        return [*both, Passes("parts and null", own, again, row)]
+        both = [each.passes("both models", float(measure.tokens), row) for each in dict.fromkeys(shapes.values())]
+        return [*both, own.passes("parts and null", again, row)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

@@ -13,14 +13,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
 
 import pandas as pd
 import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
-from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE, pool_tokens
+from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
@@ -31,11 +31,13 @@ from thinkalike.memory import FirstBatch
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.models.shapes import Passes, Shape, Shapes, both_of
-from thinkalike.states.batches import ModelRuns, StateBatches, text_batches
+from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Passes, Shape, Shapes
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ def _batches(measure: Any) -> int:
 
 def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     """Return how many sites of each different model are compared."""
-    both = both_of(shapes)
+    both = shapes["model"], shapes.get("target", shapes["model"])
     counts = [shape.layers for shape in both]
     if config.layers not in ("same", "all"):
         counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
@@ -157,8 +159,8 @@ class LayerPairs(Instrument):
         """Return the passes of both models over all batches, which jobs of one pass share."""
         tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
         row = config.data.context or min(shape.context for shape in shapes.values())
-        models = dict.fromkeys(both_of(shapes))
-        return [Passes("forward passes", each, tokens, row, full=False, is_shared=True) for each in models]
+        models = dict.fromkeys(shapes.values())
+        return [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""

@@ -34,7 +34,7 @@ from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, Pair
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.tokenizers import check_alignable
+from thinkalike.models.survey import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate

@@ -12,7 +12,7 @@ from thinkalike import figures
 from thinkalike.config import TrainConfig, pairs_of_layers
 from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.outline import check_stitchable
+from thinkalike.models.families import check_stitchable
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.store import Headline, Result
@@ -151,8 +151,6 @@ def warn_of_little_shared(table: pd.DataFrame) -> None:
 
 def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
-    from thinkalike.models.shapes import Passes
-
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
     report, steps = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step * stitch.trained
     fit = min(config.data.fit_tokens or steps or report, steps or report)
@@ -164,12 +162,12 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
     maps = 3 + 5 * stitch.controls + (1 + len(stitch.lr_multiples) + stitch.seeds + stitch.floor) * stitch.trained
     own = stitch.seeds * (stitch.loss != "cross_entropy") or stitch.floor  # the target's own predictions or states
     found = [
-        Passes("training", source, steps, row, stitch.seeds + stitch.controls, full=False),
-        Passes("training", target, steps, row, own + TRAINED * fits),
-        Passes("likeness", source, read, row, full=False),
-        Passes("likeness", target, read, row),
-        Passes("report", source, report, row, full=False),
-        Passes("report", target, report, row, 1 + maps * all_tails),
+        source.passes("training", steps, row, stitch.seeds + stitch.controls, full=False),
+        target.passes("training", steps, row, own + TRAINED * fits),
+        source.passes("likeness", read, row, full=False),
+        target.passes("likeness", read, row),
+        source.passes("report", report, row, full=False),
+        target.passes("report", report, row, 1 + maps * all_tails),
     ]
     return [each for each in found if each.tokens]
 
@@ -189,9 +187,7 @@ class Stitching(
         return super().inputs(config)
 
     def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
-        from thinkalike.models.shapes import both_of
-
-        source, target = both_of(shapes)
+        source, target = shapes["model"], shapes["target"]
         pairs = pairs_of_layers(config.layers, source.layers, target.layers)
         found = _passes(config, source, target, pairs)
         return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
@@ -200,9 +196,8 @@ class Stitching(
         """Return the bytes of the stitches of one direction in training, or of the moments of states."""
         from thinkalike.instruments.stitching.fitting import bytes_of_moments, bytes_trained
         from thinkalike.measures.losses import bytes_of_logits
-        from thinkalike.models.shapes import both_of
 
-        source, target = both_of(shapes)
+        source, target = shapes["model"], shapes["target"]
         sizes = source.width, target.width, pairs_of_layers(config.layers, source.layers, target.layers)
         alike = 3 * bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
         return max(bytes_trained(config.stitch, *sizes), alike)

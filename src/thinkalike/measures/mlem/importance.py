@@ -166,15 +166,13 @@ def feature_importance(
 
     groups = torch.arange(n) if table.groups is None else table.groups
     if (count := len(groups.unique())) < FEWEST_GROUPS:
-        warnings.warn(
-            f"{count} groups are too few for intervals and p-values: give {FEWEST_GROUPS} or more", stacklevel=2
-        )
-        return Importance(sets, scores, drops, torch.full((null, len(scores), f), torch.nan) if null else None, count)
-    draws = []
-    for _ in counted(range(null), "null"):
+        message = f"{count} groups are too few for intervals and p-values: give {FEWEST_GROUPS} or more"
+        warnings.warn(message, stacklevel=2)
+    draws = torch.full((null, len(scores), f), torch.nan, dtype=scores.dtype)
+    for number in counted(range(null) if count >= FEWEST_GROUPS else (), "null"):
         order = regrouped(strata, groups, generator)
-        draws.append(torch.stack([irrelevant(feature, order) for feature in range(f)], -1))
-    return Importance(sets, scores, drops, torch.stack(draws) if draws else None, count)
+        draws[number] = torch.stack([irrelevant(feature, order) for feature in range(f)], -1)
+    return Importance(sets, scores, drops, draws if null else None, count)
 
 
 def _plan(

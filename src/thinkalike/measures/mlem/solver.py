@@ -330,7 +330,9 @@ def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r
     ahead, momentum = weights, torch.ones_like(slopes)
     solution, left = torch.empty_like(aim), torch.arange(len(aim), device=aim.device)
     for _ in range(LIMIT):
-        step = _project(ahead - ((gram[left] @ ahead[..., None])[..., 0] - aim[left]) / slopes[left])
+        free = ahead - ((gram[left] @ ahead[..., None])[..., 0] - aim[left]) / slopes[left]
+        values, vectors = torch.linalg.eigh(to_matrix(free))
+        step = to_entries((vectors * values.clamp(min=0)[:, None]) @ vectors.mT)  # of the nearest semidefinite matrix
         moved = (step - ahead).abs().amax(1) * slopes[left, 0]
         going = moved > TOLERANCE * aim[left].abs().amax(1)
         solution[left] = step
@@ -341,9 +343,3 @@ def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r
         ahead = step + torch.where(uphill, 0.0, (momentum - 1) / following) * (step - weights)
         left, ahead, weights, momentum = left[going], ahead[going], step[going], following[going]
     raise ValueError(f"no optimum within {LIMIT} steps: features are too much alike; a ridge (alpha > 0) helps")
-
-
-def _project(entries: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
-    """Return the entries of the nearest semidefinite matrices."""
-    values, vectors = torch.linalg.eigh(to_matrix(entries))
-    return to_entries((vectors * values.clamp(min=0)[:, None]) @ vectors.mT)

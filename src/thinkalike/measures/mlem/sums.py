@@ -176,7 +176,12 @@ class _Forms(NamedTuple):
     def of(cls, features: Features, feature: int, places: slice) -> _Forms:
         device, known = features.levels.device, features.known[feature]
         if not known:
-            return cls(torch.tensor([places.start + 1], device=device), _scaled_columns(features, feature), None)
+            place = features.positions[:, feature] / features.ranges[feature]
+            there = ~place.isnan()
+            x = torch.where(there, place - place.nanmean(), 0)
+            lacks = ~there & (features.levels[:, feature] >= 0)
+            columns = torch.stack([there.double(), x, x.square(), lacks.double()], 1)
+            return cls(torch.tensor([places.start + 1], device=device), columns, None)
         left, right = torch.triu_indices(known, known, 1, device=device)
         held = one_hot(features.levels[:, feature].clamp(min=-1).long() + 1, known + 1)[:, 1:].double()
         return cls(torch.arange(places.start + 1, places.stop, device=device), held, (left, right))
@@ -195,14 +200,6 @@ class _Forms(NamedTuple):
             return other.times(self, shared.mT).mT
         (a, b), (c, d) = (part[:, None] for part in self.pairs), other.pairs
         return shared[:, a, c] * shared[:, b, d] + shared[:, a, d] * shared[:, b, c]
-
-
-def _scaled_columns(features: Features, feature: int) -> Float[Tensor, "n 4"]:
-    place = features.positions[:, feature] / features.ranges[feature]
-    there = ~place.isnan()
-    x = torch.where(there, place - place.nanmean(), 0)
-    lacks = ~there & (features.levels[:, feature] >= 0)
-    return torch.stack([there.double(), x, x.square(), lacks.double()], 1)
 
 
 def add_forms(
