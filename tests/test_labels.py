@@ -25,10 +25,10 @@ def test_models_of_one_label_are_called_by_what_differs(changes, labels):
     assert told_apart([MODEL, replace(MODEL, **changes)]) == labels
 
 
-def test_a_setting_that_one_of_them_lacks_is_named_too():
-    sized = replace(MODEL, architecture={"d_model": 8})
-    assert told_apart([MODEL, sized]) == ["pythia[architecture={}]", "pythia[architecture={'d_model': 8}]"]
+def test_whatever_two_models_differ_in_is_named():
     assert told_apart([MODEL, replace(MODEL, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
+    assert told_apart([MODEL, replace(MODEL, bos=True)]) == ["pythia[bos=False]", "pythia[bos=True]"]
+    assert told_apart([MODEL, replace(MODEL, corpus="stdlib")]) == ["pythia", "pythia"], "what text it suits is no part"
 
 
 def test_folders_of_one_name_are_told_apart_by_those_above_them():

@@ -12,8 +12,7 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
-from thinkalike.report.command import gather, page_of
-from thinkalike.report.reports import ROWS, grids_of, report_of
+from thinkalike.report.reports import ROWS, gather, grids_of, page_of, report_of
 
 CLAIMS = pd.DataFrame(
     {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}

@@ -7,8 +7,7 @@ import pandas as pd
 import pytest
 
 from stores import finish, layer_pairs, profile
-from thinkalike.report.command import gather, page_of
-from thinkalike.report.reports import report_of
+from thinkalike.report.reports import gather, page_of, report_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 EVIL = "x</script><b onclick=alert(1)>evil</b>"

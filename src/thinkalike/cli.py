@@ -251,7 +251,7 @@ def results() -> None:
 @own_process()
 def report() -> None:
     """Write one HTML page of the results of a store."""
-    from thinkalike.report.command import write_report
+    from thinkalike.report.reports import write_report
 
     write_report(sys.argv[1:])
 

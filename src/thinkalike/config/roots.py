@@ -110,7 +110,7 @@ class AnalyzeConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = _listed(self.activations)
+        given = self._given
         if len(given) == 1 and "model" in self.beside_recordings:
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
@@ -123,7 +123,11 @@ class AnalyzeConfig(JobConfig):
     @property
     def recordings(self) -> list[str]:
         """The different files of `activations`."""
-        return list(dict.fromkeys(map(str, map(Path, _listed(self.activations)))))
+        return list(dict.fromkeys(map(str, map(Path, self._given))))
+
+    @property
+    def _given(self) -> list[str]:
+        return [self.activations] if isinstance(self.activations, str) else self.activations or []
 
     @property
     def subjects(self) -> list[str]:
@@ -157,24 +161,22 @@ def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
     return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")
 
 
-def _listed(files: str | list[str] | None) -> list[str]:
-    return [files] if isinstance(files, str) else files or []
-
-
 def _declared() -> dict[str, str]:
     """Return module:name of each entry point; a checkout's own list counts, whether it is installed or not."""
     found = {point.name: point.value for point in entry_points(group=GROUP)}
     if PROJECT.is_file():
         own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
         found |= own.get("entry-points", {}).get(GROUP, {})
-    return found
-
-
-def _named(part: str) -> dict[str, str]:
-    return {name.removeprefix(part): value for name, value in sorted(POINTS.items()) if name.startswith(part)}
+    return dict(sorted(found.items()))
 
 
 POINTS = _declared()
+
+
+def _named(part: str) -> dict[str, str]:
+    return {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
+
+
 TASKS, MEASURES, SUBJECTS = _named("task."), _named("measure."), _named("subjects.")
 
 

@@ -41,8 +41,7 @@ Number = int | float
 Schema = TypeVar("Schema", bound="Checked")
 
 
-def _on_this_machine(path: str) -> str:
-    """Return a path with the home folder for ~; an address would become the name of a folder."""
+def _on_this_machine(path: str) -> str:  # an address would become the name of a folder
     if "://" in path:
         raise ValueError("must be a path, and not an address")
     return os.path.expanduser(path)

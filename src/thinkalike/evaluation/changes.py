@@ -258,7 +258,7 @@ def fork(
 
 
 def rate_for(base: FrozenModel, rows: Int[Tensor, "rows t"], norm: float, steps: int) -> float:
-    """Return the rate at which forks of so many steps move by about this norm, found in two tries."""
+    """Return the rate at which forks of this many steps move by about this norm, found in two tries."""
     rate = RATE
     for _ in range(2):
         module = deepcopy(base.module).requires_grad_(True)

@@ -23,8 +23,8 @@ from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
+from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.losses import surprises, token_codes, token_loss
-from thinkalike.measures.rows import FEWEST, RowGroups
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
@@ -79,7 +79,7 @@ class Likeness:
 
 
 def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room: float) -> list[list[LayerPair]]:
-    """Return layer pairs of these widths in parts, of each of which the states of a batch fit into so many bytes.
+    """Return layer pairs of these widths in parts, so that the states of a batch of each part fit into `room` bytes.
 
     Args:
         tokens: Of all batches.

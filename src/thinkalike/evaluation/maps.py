@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.evaluation.language import DocumentSums, ends_of, halved, states_of_both
-from thinkalike.measures.closed_forms import BothDirections, LayerPair, Moments
+from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments
 from thinkalike.measures.estimates import Estimate, bootstrap_interval
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel, StateSource
@@ -82,7 +82,7 @@ def residual_sums(
     source: FrozenModel,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
-    maps: Sequence[BothDirections],
+    maps: Sequence[tuple[AffineMap, AffineMap]],
     moments: Moments,
     rows: TokenRows,
     batch: int,
@@ -105,9 +105,11 @@ def residual_sums(
     return ResidualSums(**sums)
 
 
-def _squares(maps: BothDirections, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> Float[Tensor, "2 maps n"]:
+def _squares(
+    maps: tuple[AffineMap, AffineMap], x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]
+) -> Float[Tensor, "2 maps n"]:
     """Return the squared residuals of states about the fitted means, and their squared lengths."""
-    phi, psi = maps.phi.weight.T, maps.psi.weight.T  # biases only lead from one mean to the other
+    phi, psi = (each.weight.T for each in maps)  # biases only lead from one mean to the other
     there, back = x @ phi, y @ psi
     left = [each.square().sum(1) for each in (y - there, x - back, x - there @ psi, y - back @ phi)]
     own = [side.square().sum(1) for side in (x, y)]

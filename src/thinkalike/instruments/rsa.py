@@ -63,7 +63,7 @@ class RSAConfig(DistanceConfig):
         super().__post_init__()
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
-                f"measure.comparator={self.comparator} is of squared Euclidean distances, which manhattan is none of; "
+                f"measure.comparator={self.comparator} compares squared Euclidean distances, not manhattan ones; "
                 "choose measure.comparator=corr or another distance"
             )
 

@@ -23,7 +23,7 @@ from thinkalike.measures.estimates import (
     jackknife,
     numbered_by_part,
 )
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.groups import RowGroups
 from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import PARTS
-from thinkalike.measures.rows import RowGroups, common_dtype, labels_of_rows, places_of, rows_of
+from thinkalike.measures.groups import RowGroups, common_dtype
+from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 

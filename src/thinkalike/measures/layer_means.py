@@ -29,7 +29,7 @@ from thinkalike.measures.estimates import (
     effective_number,
     jackknife,
 )
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.groups import RowGroups
 
 
 def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:

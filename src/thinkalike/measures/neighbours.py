@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.groups import RowGroups
 
 NEIGHBOURS = 10
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32

@@ -17,8 +17,9 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
+from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
-from thinkalike.measures.rows import FEWEST, RowGroups, labels_of_rows, rows_of
+from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings

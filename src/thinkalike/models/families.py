@@ -37,10 +37,7 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
-
-# the settings by which models of one name are told apart
-IDENTIFYING = ("hub_id", "revision", "path", "base", "index", "side", "processing", "dtype", "quantization", "context",
-               "seed", "architecture", "device")  # fmt: skip
+UNNAMED = ("name", "mini", "corpus", "members")  # settings by which no two models are told apart
 
 
 @dataclass(frozen=True)
@@ -210,8 +207,8 @@ def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
 
 def _with_settings(config: ModelConfig, sharing: Sequence[ModelConfig]) -> str:
     """Return a label with the settings by which a model differs from others of the same label, in brackets."""
-    differing = [name for name in IDENTIFYING if any(getattr(each, name) != getattr(config, name) for each in sharing)]
-    values = {name: str(getattr(config, name)) for name in differing}
+    values = {name: str(value) for name, value in vars(config).items()
+              if name not in UNNAMED and any(getattr(each, name) != value for each in sharing)}  # fmt: skip
     own = label(config)
     if "path" in values and all(each.path for each in sharing):
         ends = _ends({Path(os.path.abspath(str(each.path))) for each in sharing})

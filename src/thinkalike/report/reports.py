@@ -1,11 +1,21 @@
-"""The data of a page: results, grids of layers, claims and further tables, each once."""
+"""The command `thinkalike report`: one HTML page of stores and single results, and the data that it shows.
+
+`gather` reads the results that a user names, `report_of` turns their tables into what the page shows, and `page_of`
+packs that with the page's own HTML, CSS and JavaScript into one file.
+"""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import html
 import itertools
 import json
 import re
+import sys
 from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +23,11 @@ import pandas as pd
 
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
-from thinkalike.listing import Entry, Found, records
+from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
+from thinkalike.store import damage, is_sealed, open_result
 
+PARTS = Path(__file__).parent / "page"
+SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
 NAMES = {"rsa": "RSA", "mlem": "MLEM"}  # of kinds whose instruments have none
@@ -37,6 +50,69 @@ LOW_IS_ALIKE = (
 SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
+
+
+def write_report(arguments: Sequence[str]) -> None:
+    """Write the page that a command line asks for.
+
+    Raises:
+        ConfigError: no result is of a kind or model that it names.
+        StoreError: there is no finished result that was asked for.
+    """
+    reads = parser("report", "Write one HTML page of stores and single results, which needs no network and no server.")
+    reads.add_argument("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
+    reads.add_argument("--title", help="the title of the page (the names of the folders)")
+    asked = reads.parse_args(arguments)
+    query = Query.parsed([word for word in asked.which if "=" in word])
+    places = [word for word in asked.which if "=" not in word] or [str(query.store)]
+    report = report_of(gather(places, query))
+    for sentence in report["left_out"]:
+        print(f"left out: {sentence}", file=sys.stderr)
+    title = asked.title or ", ".join(Path(place).resolve().name for place in places)
+    path = Path(asked.out).expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page_of(report, title), encoding="utf-8")
+    print(f"{len(report['results'])} results, {path.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
+    print(f"page: {path}")
+
+
+def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
+    """Return the results of stores and of single folders, each once; experiments come after the jobs they rest on.
+
+    Damaged results are left out and named in `skipped`.
+
+    Args:
+        places: stores such as `results`, or folders of single results.
+
+    Raises:
+        ConfigError: no result is of a kind or model that was asked for.
+        StoreError: a place cannot be read, or nothing is left.
+    """
+    found = Found(Path(", ".join(map(str, places))))
+    for place in dict.fromkeys(Path(place).expanduser() for place in places):
+        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
+        wrong = [damage(entry.result.folder) for entry in inside.entries]
+        found.entries += [entry for entry, reason in zip(inside.entries, wrong, strict=True) if not reason]
+        found.skipped += [*filter(None, wrong), *inside.skipped]
+        found.unfinished += inside.unfinished
+    found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
+    # a table that an experiment repeats is shown under the job that computed it
+    chosen = selected(found, query or Query())
+    found.entries = sorted(chosen, key=lambda entry: (entry.result.folder / "claims.csv").exists())
+    return found
+
+
+def page_of(report: Report, title: str) -> str:
+    """Return the HTML of a page, with its styles, its scripts and its data (see `report_of`) inside."""
+    template = (PARTS / "page.html").read_text()
+    scripts = "\n".join((PARTS / f"{name}.js").read_text() for name in SCRIPTS)
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    content = json.dumps({"title": title, "made": made, **report}, ensure_ascii=False, allow_nan=False)
+    packed = base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
+    parts = {"TITLE": html.escape(title), "STYLE": (PARTS / "style.css").read_text(), "SCRIPT": scripts, "DATA": packed}
+    for name, text in parts.items():
+        template = template.replace(f"{{{{{name}}}}}", text)
+    return template
 
 
 def report_of(found: Found) -> Report:
@@ -95,19 +171,15 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
             known[content]["results"].append(number)
             continue
         known.setdefault(content, grid)
-        kind = _name(entry["kind"])
-        grid.update(title=kind if name == "table" else f"{kind}, {name.replace('_', ' ')}", results=[number])
+        kind = entry["kind"]
+        own = getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind
+        title = NAMES.get(kind, own) + (f", {name.replace('_', ' ')}" if name != "table" else "")
+        grid.update(title=title, results=[number])
         report["grids"].append(grid)
     if not grids:
         shown = [rounded(row) for row in itertools.islice(rows, ROWS)]
         plain = {"result": number, "name": name, "columns": columns, "rows": shown, "length": len(table)}
         report["tables"].append(plain)
-
-
-def _name(kind: str) -> str:
-    """Return the name of a kind in figures; a plugin's kind has no other name."""
-    own = getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind
-    return str(NAMES.get(kind, own))
 
 
 def grids_of(table: pd.DataFrame, is_distance: bool = False, run: str = "") -> list[Grid]:
@@ -201,7 +273,10 @@ def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.D
 
 
 def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes: tuple[pd.Series, pd.Series]) -> Grid:
-    first, second = (_sorted_layers(list(dict.fromkeys(axis))) for axis in axes)
+    first, second = (list(dict.fromkeys(axis)) for axis in axes)
+    for labels in (first, second):  # layers from the first to the last, and features as they come
+        if all(isinstance(label, int | float | np.number) for label in labels):
+            labels.sort()
     width = len(second)
     row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
     place = axes[0].map(row).to_numpy() * width + axes[1].map(column).to_numpy()
@@ -252,8 +327,3 @@ def _numbers(table: pd.DataFrame) -> list[str]:
 def _texts(table: pd.DataFrame, numbers: str, places: Sequence[str]) -> list[str]:
     """Return the columns of other kinds than these numbers (NumPy's letters), without those that name a place."""
     return [str(name) for name in table.columns if table[name].dtype.kind not in numbers and name not in places]
-
-
-def _sorted_layers(labels: list[Any]) -> list[Any]:
-    """Return layers from the first to the last, and features as they come."""
-    return sorted(labels) if all(isinstance(label, int | float | np.number) for label in labels) else labels

@@ -27,7 +27,8 @@ from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
-from thinkalike.measures.rows import FEWEST, MASSIVE, RowGroups, massive, places_of
+from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import same_vocabulary

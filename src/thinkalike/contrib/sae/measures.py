@@ -16,7 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.closed_forms import RIDGE, AffineMap, PairMoments, least_squares_of
+from thinkalike.measures.closed_forms import RIDGE, AffineMap, least_squares_of
+from thinkalike.measures.round_trips import PairMoments
 
 
 class SparseAutoencoder(nn.Module):

@@ -31,8 +31,9 @@ from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.estimates import fold_interval, numbered_by_part
+from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.metric import CKA, CKAResult
-from thinkalike.measures.rows import FEWEST, RowGroups, massive
+from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states

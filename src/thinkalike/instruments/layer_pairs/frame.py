@@ -26,7 +26,7 @@ from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, roun
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
-from thinkalike.measures.rows import FEW
+from thinkalike.measures.groups import FEW
 from thinkalike.memory import FirstBatch
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel

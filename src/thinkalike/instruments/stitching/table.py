@@ -25,7 +25,7 @@ from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.evaluation.maps import residual_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
 from thinkalike.job import Work
-from thinkalike.measures.closed_forms import AffineMap, BothDirections
+from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.measures.estimates import Estimate, documents_and_seeds_interval
 from thinkalike.models.frozen import randomised
 from thinkalike.training.run import Run
@@ -319,7 +319,7 @@ def add_unexplained(there: Direction, back: Direction) -> None:
         return AffineMap(*(part.to(setting.target.device).double() for part in parts))
 
     numbers = range(len(setting.layer_pairs))
-    maps = [BothDirections(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
+    maps = [(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
     at_once = there.forms.rows_at_once(rows.tokens)
     for name, values in residual_sums(*setting.models, maps, there.forms.moments, rows, at_once).columns().items():
         table = back.table if "_back" in name else there.table
