@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hub_uploads import Uploads
+from thinkalike.hub import resolved
 
 NOWHERE = "http://127.0.0.1:9"  # an address where nothing answers
 READER = "hf_reader"  # a token
@@ -255,3 +256,4 @@ def redirect(monkeypatch: Any, endpoint: str, cache: Path) -> None:
     }
     for name, value in places.items():
         monkeypatch.setattr(name, value, raising=False)
+    resolved.cache_clear()

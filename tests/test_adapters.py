@@ -146,3 +146,33 @@ def test_one_adapter_of_two_bases_has_two_names(adapter, base, tmp_path):
     one, two = load_models(local(adapter), local(adapter, base=str(moved)))
     assert one.name != two.name
     assert told_apart([local(adapter), local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]
+
+
+def test_an_adapter_that_cannot_be_merged_runs_as_it_is(tmp_path, caplog):
+    """Mamba reads the weight of dt_proj and never calls it, so PEFT's own pass leaves that change out."""
+    folder = tiny.write_checkpoint("mamba", tmp_path / "base")
+    kind = peft.LoraConfig(r=2, target_modules=["dt_proj", "x_proj"], init_lora_weights=False)
+    whole = write_adapter(folder, tmp_path / "tuned", spread=0.5, kind=kind)
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 9))
+    with torch.no_grad():
+        expected = whole(tokens).logits
+    torch.testing.assert_close(load_model(tmp_path / "tuned").full(tokens), expected, atol=1e-4, rtol=1e-4)
+    assert "tuned is not merged" in caplog.text
+
+
+def test_an_adapter_with_added_tokens_brings_their_rows(tmp_path):
+    import transformers as hf
+
+    folder = tiny.write_checkpoint("gpt2", tmp_path / "base")
+    plain, cutter = hf.AutoModelForCausalLM.from_pretrained(folder), tiny.tokenizer()
+    names = type(cutter).from_pretrained(folder)
+    names.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
+    plain.resize_token_embeddings(len(names))
+    whole = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)).eval()
+    whole.save_pretrained(tmp_path / "tuned")
+    names.save_pretrained(tmp_path / "tuned")
+    model = load_model(tmp_path / "tuned")
+    tokens = torch.tensor([model.tokenizer("abc <|user|> abd")["input_ids"]])
+    assert tokens.max() == len(cutter) == model.vocabulary - 1
+    with torch.no_grad():
+        torch.testing.assert_close(model.full(tokens), whole(tokens).logits, atol=1e-4, rtol=1e-4)

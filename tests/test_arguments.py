@@ -12,21 +12,18 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from thinkalike import Stitch, measures
+from thinkalike import measures
 from thinkalike.arguments import NAMES, takes_arrays, tensor_of
-from thinkalike.config import ModelConfig
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
     MLEM,
     PROCRUSTES,
-    AffineMap,
     DifferentiableMLEM,
     FeatureEncoder,
     LayerMeans,
     LayerPredictions,
     LinearPrediction,
-    Moments,
     NeuralDistances,
     RowGroups,
     cka,
@@ -38,7 +35,6 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
-from thinkalike.models.load import load_model
 
 N, D = 24, 4
 DRAWN = torch.Generator().manual_seed(0)
@@ -101,22 +97,9 @@ def predicted(sources, targets):
     return prediction.compute()
 
 
-def moments(sources, targets):
-    found = Moments([(0, 0)])
-    found.update(sources, targets)
-    return found.of((0, 0))
-
-
 def fitted(X, Y, groups):
     model = MLEM(alpha=1.0).fit(X, Y, groups)
     return model.weights_, model.predict(X), model.score(X, Y)
-
-
-def stitched(residual):
-    stitch = Stitch("affine", D, D).double()
-    with torch.no_grad():
-        stitch.map.weight.copy_(SQUARE)
-    return stitch(residual)
 
 
 SIDES = {"source": [X, Y], "target": [Y]}
@@ -133,7 +116,6 @@ OBJECTS = {  # by class: what its methods give of these arguments
     "LayerPredictions": (lambda **given: gathered(LayerPredictions(2, 1, fit_batches=1), **given), SIDES),
     "LinearPrediction": (predicted, {"sources": [X], "targets": [Y]}),
     "LayerMeasure": (lambda X, Y: PROCRUSTES.of(X, Y), {"X": X, "Y": Y}),
-    "Moments": (moments, {"sources": [X], "targets": {0: Y}}),
     "MLEM": (fitted, {"X": TABLE, "Y": MEANT, "groups": GROUPS}),
     "FeatureEncoder": (lambda X: FeatureEncoder.fit(X).encode(X).levels, {"X": TABLE}),
     "DifferentiableMLEM": (
@@ -142,8 +124,6 @@ OBJECTS = {  # by class: what its methods give of these arguments
     ),
     "NeuralDistances": (lambda states: NeuralDistances.of(states).vector(), {"states": X}),
     "RowGroups": (lambda tokens: RowGroups.of(tokens, 4).order, {"tokens": TOKENS}),
-    "AffineMap": (lambda states: AffineMap(SQUARE, X[0])(states), {"states": Y}),
-    "Stitch": (stitched, {"residual": X}),
 }  # fmt: skip
 EVERY = {name: (getattr(measures, name), given) for name, given in CALLS.items()} | OBJECTS
 
@@ -281,7 +261,6 @@ WRONG = {  # with the name of the argument that the error begins with
     "one layer": (lambda: rsa(X.numpy()), "layers"),
     "a table as layers": (lambda: rsa(pd.DataFrame(X)), "layers"),
     "a layer of text": (lambda: CKA(1, 1).update([X], [X.numpy().astype(str)]), r"target\[0\]"),
-    "a sparse tensor": (lambda: cka(X.to_sparse(), Y), "X"),
     "layers by name": (lambda: rsa({"first": X}), "layers"),
     "a tensor with a gap": (lambda: weighted_tau(VECTORS * torch.nan), r"profiles lacks a value at \["),
 }
@@ -386,18 +365,3 @@ def test_a_tensor_stays_the_same_object_and_an_array_its_memory():
 
 def keep(first: Sequence[Float[Tensor, "n d"]], second: Sequence[Float[Tensor, "n d"]], found: list) -> None:
     found += [first, second]
-
-
-def test_a_model_takes_tokens_and_states_of_every_sort(checkpoints):
-    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
-    tokens = torch.arange(12).view(2, 6)
-    state, logits = model.head(tokens, 1), model.full(tokens)
-    for sort in (Tensor.numpy, Tensor.tolist, as_pandas, Tensor.short):
-        assert torch.equal(model.head(sort(tokens), 1), state)
-        assert torch.equal(model.full(sort(tokens), mask=np.ones((2, 6))), logits)
-    for sort in (Tensor.numpy, read_only, list):
-        torch.testing.assert_close(model.tail(sort(state), 1), logits)
-    with pytest.raises(ValueError, match=r"^tokens has shape \(6,\), not \(b, t\)"):
-        model.head(tokens[0].tolist(), 1)
-    with pytest.raises(ValueError, match=r"^tokens holds"):
-        model.head([["a"]], 1)

@@ -25,7 +25,7 @@ from thinkalike.data.documents import (
 )
 from thinkalike.data.grammar import derivations
 from thinkalike.errors import DataError
-from thinkalike.hub import forget_commits
+from thinkalike.hub import resolved
 
 CONTEXT, EOS, BOS = 16, 0, 1
 ALL = 10**9  # more report tokens than there are
@@ -185,7 +185,7 @@ def test_the_standard_library_is_read_in_order_of_content(tmp_path, monkeypatch)
 @pytest.fixture
 def hub(monkeypatch):
     """A hub with one data set; returns the mock of the function that loads it."""
-    forget_commits()
+    resolved.cache_clear()
     load_dataset = mock.Mock(return_value=({"text": row} for row in texts(5)))
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)

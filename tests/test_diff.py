@@ -8,9 +8,10 @@ import torch
 
 import tiny
 from conftest import kill_and_resume, results_in
+from thinkalike.cli import as_analysis
 from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.corpus import TokenRows
-from thinkalike.errors import ModelError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import Move, beyond_forks, by_part, fork, moves, perturbed, rate_for, seen
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
@@ -235,6 +236,15 @@ def test_the_command_is_the_same_job(cli, words, forks):
     assert own.stdout.splitlines()[-1] == again.stdout.splitlines()[-1]
     with mock.patch.dict(sys.modules, cli_main=commands):
         assert "takes two models" in cli("cli_main", "diff", f"{forks}/base", "margin.kl=1").error
+
+
+def test_paths_with_an_equals_sign_are_models(cli, tmp_path):
+    file = tmp_path / "epoch=0-step=500.ckpt"
+    file.touch()
+    assert as_analysis(["gpt2", str(file), "margin.kl=1"])[2:] == [f"model@target='{file}'", "measure.margin.kl=1"]
+    with pytest.raises(ConfigError, match="two models"):
+        as_analysis(["gpt2", "epoch=1.ckpt"])
+    assert f'"{file}"\'' in cli("analyze.py", "measure=diff", "model=gpt2-mini", f"model@target={file}").error
 
 
 def test_another_tokenizer_is_refused(cli, words):

@@ -65,7 +65,7 @@ def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
     found = of(kind, table)
     assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
     assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
-    assert found[f"least_{kind}"].text == "0.4 [0.3, 0.5] at layer 1 with 2"
+    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
 
 
 def test_a_model_beside_itself_says_nothing_by_its_diagonal():
@@ -116,13 +116,14 @@ def test_a_populations_headline_is_its_flips_at_the_worst_cut():
 def test_an_experiment_says_how_many_of_its_claims_hold():
     experiment = experiment_named("brown2023/figure1")
     (found,) = experiment.headlines(planted({"claims": 5.0, "claims_that_hold": 3.0}, {}))
-    assert (found.name, found.value, found.of, found.text) == ("claims_that_hold", 3.0, 5, "3 of 5")
+    assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
+    assert str(found) == "claims that hold 3 of 5"
 
 
 def test_a_headline_is_written_with_its_interval_if_it_has_one():
     whole = Headline.with_ends("mean_penalty", 0.20481, 0.18379, 0.23290)
-    assert (whole.label, whole.text) == ("mean penalty", "0.2048 [0.1838, 0.2329]")
+    assert str(whole) == "mean penalty 0.2048 [0.1838, 0.2329]"
     assert whole.numbers == {"mean_penalty": 0.20481, "mean_penalty_low": 0.18379, "mean_penalty_high": 0.23290}
     alone = Headline.with_ends("mean_penalty", 0.2, np.nan, np.inf)
-    assert (alone.low, alone.high, alone.text, alone.numbers) == (None, None, "0.2", {"mean_penalty": 0.2})
+    assert (alone.low, alone.high, str(alone), alone.numbers) == (None, None, "mean penalty 0.2", {"mean_penalty": 0.2})
     assert first_scalar({"b": 1.0, "b_low": 0.5, "b_high": 1.5, "a": 2.0}) == [("b", 1.0, 0.5, 1.5, None, "")]

@@ -16,7 +16,6 @@ from thinkalike import hub as requests
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import commit_of
 from thinkalike.errors import DataError, ModelError
-from thinkalike.hub import forget_commits
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
@@ -71,7 +70,6 @@ def test_a_hub_that_stays_busy_is_given_up(served, pauses, where):
 def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
     served()
     first = load_model(MODEL)
-    forget_commits()
     served({"": Fault(status=500)})
     again = load_model(MODEL)
     assert (again.revision, again.fingerprint()) == (first.revision, first.fingerprint())

@@ -11,13 +11,12 @@ import pytest_socket
 from PIL import Image
 
 import wandb_runs
-from stores import finish
 from test_job import Toy, config
-from thinkalike import Result, loggers
+from thinkalike import loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
 from thinkalike.job import perform
-from thinkalike.job.performing import run_name
+from thinkalike.loggers import run_name
 
 
 class Pictured(Toy):
@@ -28,7 +27,6 @@ class Pictured(Toy):
         (work.job.aside / "model").mkdir()
         (work.job.aside / "model" / "weights.bin").write_bytes(b"large")
         outcome.tables["scores"] = pd.DataFrame({"layer": [-1, "last"], "score": [0.5, None]})
-        outcome.tables["curves"] = pd.DataFrame({"step": [0, 8], "layer": [1, 1], "loss": [2.0, 0.5]})
         outcome.blank = ("score",)
         return outcome
 
@@ -66,7 +64,7 @@ def test_an_offline_wandb_run_has_all_parts_of_a_result(tmp_path, caplog):
     assert run.config["seed"] == 0
     assert run.config["measure"] == {"kind": "toy", "size": 3}
     assert run.summary["mean"] == result.scalars["mean"]
-    assert {"table", "tables/scores", "figures/toy", "loss/layer 1"} <= set(run.history)
+    assert {"table", "tables/scores", "figures/toy"} <= set(run.history)
     (table,) = run.folder.glob("files/media/table/table_*.table.json")
     assert json.loads(table.read_text())["columns"] == ["number", "start"]
     (mixed,) = run.folder.glob("files/media/table/tables/scores_*.table.json")
@@ -128,18 +126,6 @@ def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, ca
     assert "W&B: the key is not known, so the run stays offline" in caplog.text
 
 
-def test_logged_numbers_of_a_step_are_named_by_place(tmp_path):
-    curves = pd.DataFrame({"step": [8, 0], "layer": [1, 1], "loss": [0.5, 2.0], "loss_low": [0.4, 1.9]})
-    features = pd.DataFrame({"step": [8], "layer": [0], "feature": ["Tense"], "held_out": ["word"], "accuracy": [0.9]})
-    pairs = pd.DataFrame({"step": [0], "other": [8], "value": [0.3]})
-    tables = {"table": curves, "features": features, "pairs": pairs, "scores": pd.DataFrame({"score": [1.0]})}
-    finish(tmp_path, "toy", "key", tables)
-    assert list(loggers.curves_of(Result(tmp_path / "toy" / "key")).items()) == [
-        (0, {"loss/layer 1": 2.0}),
-        (8, {"loss/layer 1": 0.5, "accuracy/layer 0, feature Tense": 0.9}),
-    ]
-
-
 class Recorder:
     """Notes what it is told."""
 
@@ -179,6 +165,5 @@ def test_tensorboard_has_numbers_figures_and_settings(tmp_path):
     there = EventAccumulator(str(folder)).Reload()
     (point,) = there.Scalars("result/mean")
     assert point.value == pytest.approx(result.scalars["mean"])
-    assert [(each.step, each.value) for each in there.Scalars("loss/layer 1")] == [(0, 2.0), (8, 0.5)]
     assert there.Tags()["images"] == ["figures/toy"]
     assert {"settings/text_summary", "table/text_summary"} <= set(there.Tags()["tensors"])

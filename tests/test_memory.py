@@ -1,7 +1,7 @@
 """Memory: what tensors take is counted to the byte, what a device has left is read, and errors are told apart."""
 
 import errno
-import resource
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -86,16 +86,17 @@ def test_this_process_takes_more_when_it_has_more():
     hand_back(CPU)
 
 
+FREE, USED = 16_000_000 * 1024, 250 * 4096
+
+
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine of files: 16 GB free, and no control groups."""
-    proc, group = tmp_path / "proc", tmp_path / "cgroup"
-    (proc / "self").mkdir(parents=True)
-    (proc / "meminfo").write_text("MemTotal: 32000000 kB\nMemAvailable: 16000000 kB\nHugePages_Total: 0\n")
-    (proc / "self" / "statm").write_text("1000 250 50 1 0 100 0\n")
-    monkeypatch.setattr(places, "PROC", proc)
-    monkeypatch.setattr(places, "CGROUP", group)
-    return proc, group
+    """A machine with 16 GB free, and no control groups."""
+    monkeypatch.setattr(places, "OWN", tmp_path / "own")
+    monkeypatch.setattr(places, "CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=FREE))
+    monkeypatch.setattr("psutil.Process", lambda: SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=USED)))
+    return tmp_path / "own", tmp_path / "cgroup"
 
 
 def limited(folder, limit, usage, reusable):
@@ -105,16 +106,12 @@ def limited(folder, limit, usage, reusable):
         (folder / f"memory.{name}").write_text(str(text))
 
 
-def test_without_limits_it_is_what_the_system_has(machine):
-    assert at_hand(CPU) == 16_000_000 * 1024
-    assert in_use(CPU) == 250 * resource.getpagesize()
-
-
 def test_the_tightest_group_around_the_process_counts(machine):
-    proc, root = machine
-    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    own, root = machine
+    own.write_text("0::/job/step\n")
+    assert at_hand(CPU) == FREE
     limited(root / "job" / "step", "max", 10**9, 0)
-    assert at_hand(CPU) == 16_000_000 * 1024, "no limit"
+    assert at_hand(CPU) == FREE, "no limit"
     limited(root / "job", 8 * 10**9, 5 * 10**9, 2 * 10**9)
     assert at_hand(CPU) == 5 * 10**9, "cached files can be given back"
     limited(root / "job" / "step", 6 * 10**9, 5 * 10**9, 0)
@@ -122,25 +119,19 @@ def test_the_tightest_group_around_the_process_counts(machine):
 
 
 def test_in_a_container_the_mounted_group_counts(machine):
-    proc, root = machine
-    (proc / "self" / "cgroup").write_text("0::/docker/0123\n")
+    own, root = machine
+    own.write_text("0::/docker/0123\n")
     limited(root, 4 * 10**9, 10**9, 0)
     assert at_hand(CPU) == 3 * 10**9
 
 
-def test_without_proc_the_physical_memory_counts(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(places, "PROC", tmp_path / "nothing")
-    assert at_hand(CPU) > 2**26
-
-
 def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
-    used = 250 * resource.getpagesize()
     free = Budget.of(CPU)
-    assert (free.total, free.used, free.binding) == (used + 16_000_000 * 1024, used, False)
-    assert Budget.of(CPU, processes=2).total == used + 8_000_000 * 1024
+    assert (free.total, free.used, free.binding) == (USED + FREE, USED, False)
+    assert Budget.of(CPU, processes=2).total == USED + FREE // 2
     asked = Budget.of(CPU, 8e9)
     assert (asked.total, asked.binding) == (8e9, True)
-    assert asked.room == pytest.approx((MARGIN * 8e9 - used) / GAPS)
+    assert asked.room == pytest.approx((MARGIN * 8e9 - USED) / GAPS)
     assert Budget.of(CPU, 1e12) == free, "no more than there is"
     assert (asked.limit, free.limit) == ("trainer.memory allows 8.0 GB", "this device has 16.4 GB")
 
@@ -181,3 +172,12 @@ def test_other_errors_are_not():
         ValueError("memory"),
     ):
         assert exhausted(error) is None
+
+
+def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_files, tmp_path, monkeypatch):
+    monkeypatch.setattr(places, "in_use", lambda device: 500_000_000)
+    monkeypatch.setattr(places, "at_hand", lambda device: 1_000_000_000)
+    words = ["trainer.memory=1MB", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
+    words += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    refused = cli("train.py", *words, f"store={tmp_path}/store").error
+    assert "stitches of 4 layer pairs need at least 0 MB of memory beside 500 MB in use" in refused

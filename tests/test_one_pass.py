@@ -255,15 +255,6 @@ def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     assert jobs[0].data.name == "c4-code", "what suits the source"
 
 
-def test_models_that_do_not_fit_together_are_one_line(cli, words, chosen, minis, monkeypatch, tmp_path):
-    from thinkalike import memory as devices
-
-    monkeypatch.setattr(devices, "in_use", lambda device: 0)
-    monkeypatch.setattr(devices, "at_hand", lambda device: 100_000)
-    refused = cli("analyze.py", *words, "measure=cka", list_of(minis, chosen), f"store={tmp_path}/results").error
-    assert "give fewer models at once" in refused
-
-
 @pytest.mark.slow
 def test_two_processes_share_all_pairs_and_give_the_bits_of_one(cli):
     words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=9"]

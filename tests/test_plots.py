@@ -90,7 +90,7 @@ def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
         plot(result, "penalti")
 
     assert repr(result).startswith("Result(stitching of gelu-3l-mini")
-    assert f": mean penalty {result.headlines[0].text}; {result.folder})" in repr(result)
+    assert f": {result.headlines[0]}; {result.folder})" in repr(result)
     record = (result.folder / "result.json").read_text()
     (result.folder / "result.json").write_text(record.replace('"stitching"', '"brown2023-figure1"', 1))
     other = type(result)(result.folder)

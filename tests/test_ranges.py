@@ -8,9 +8,6 @@ import pytest
 from thinkalike.config import (
     MEASURES,
     AnalyzeConfig,
-    DataConfig,
-    ModelConfig,
-    StimuliConfig,
     TrainConfig,
     compose_job,
     measure_schema,
@@ -101,29 +98,6 @@ def test_layers_that_are_no_pairs_are_refused(layers):
     with pytest.raises(ConfigError, match="layers"):
         TrainConfig(layers=layers)
     assert TrainConfig(layers=[(0, 0), [0, 1], [1, 0]]).layers == [[0, 0], [0, 1], [1, 0]]
-
-
-@pytest.mark.parametrize(
-    ("kind", "values"),
-    [
-        (StimuliConfig, {"kinds": {"a": {"b": 3}}}),
-        (StimuliConfig, {"kind": "table", "path": "x", "columns": {"word": [3]}}),
-        (PopulationConfig, {"generalizing": [True, 1]}),
-        (PopulationConfig, {"heuristic": [-1]}),
-        (PopulationConfig, {"heuristic": [0.5]}),
-        (PopulationConfig, {"published": {"challenge": [2.0] * 12}}),
-        (ModelConfig, {"name": "m", "device_map": "everywhere"}),
-        (DataConfig, {"name": "d", "files": "a.txt"}),
-    ],
-)
-def test_lists_and_dictionaries_hold_what_they_should(kind, values):
-    with pytest.raises(ConfigError, match=f"{kind.part}.{list(values)[-1]}"):
-        kind(**values)
-
-
-def test_a_published_ranking_has_enough_accuracies():
-    with pytest.raises(ConfigError, match=r"population\.per_group"):
-        PopulationConfig(published={"challenge": [0.5] * 11})
 
 
 REFUSED = {  # by the key that the message names

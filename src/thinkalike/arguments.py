@@ -14,7 +14,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jaxtyping
@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from jaxtyping import AbstractArray, Float, Int, Shaped
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +59,8 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     def taking(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs)
         check_rows(given.arguments.items())
-        device = _device_of(given.arguments.values())
+        tensors = (each for each in tree_leaves([*given.arguments.values()]) if isinstance(each, Tensor))
+        device = next((each.device for each in tensors), None)
         with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
             for name, each in wanted().items():
                 if name in given.arguments:
@@ -69,7 +71,7 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
 
 
 class _Wanted(NamedTuple):
-    """What an annotation wants: a tensor, tensors in a sequence or mapping, a list of plain values, or other types."""
+    """What an annotation wants: a tensor, tensors in a sequence, a list of plain values, or other types."""
 
     array: Any = None
     items: _Wanted | None = None
@@ -82,24 +84,19 @@ class _Wanted(NamedTuple):
         options = typing.get_args(annotation) if is_union else (annotation,)
         arrays = [each for each in options if inspect.isclass(each) and issubclass(each, Tensor | AbstractArray)]
         others = tuple(each for each in options if inspect.isclass(each) and each not in arrays)
-        several = [each for each in options if typing.get_origin(each) in (Sequence, Mapping)]
-        inside = [cls.of(typing.get_args(each)[-1]) for each in several]
+        inside = [cls.of(typing.get_args(each)[0]) for each in options if typing.get_origin(each) is Sequence]
         layers = next((each for each in inside if each.array), None)
-        if any(typing.get_origin(each) is Mapping for each in several):
-            others += (Mapping,)
         return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others)
 
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
         if self.is_list:
             return value.tolist() if hasattr(value, "tolist") else value
-        if self.items and isinstance(value, Mapping) and Mapping in self.others:
-            return {key: self.items.read(layer, f"{name}[{key}]", device) for key, layer in value.items()}
         if not (self.array or self.items) or (isinstance(value, self.others) and not isinstance(value, Tensor)):
             return value
         if self.items and isinstance(value, list | tuple):
             return self._layers(value, name, device)
-        tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name, name in NAMES)
+        tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
@@ -115,17 +112,7 @@ class _Wanted(NamedTuple):
         return layers if all(new is old for new, old in zip(found, layers, strict=True)) else found
 
 
-def _device_of(arguments: Iterable[Any]) -> torch.device | None:
-    """Return the device of the first tensor among arguments, or inside a list of them."""
-    for value in arguments:
-        if isinstance(value, Tensor):
-            return value.device
-        if isinstance(value, list | tuple) and (device := _device_of(value[:1])):
-            return device
-    return None
-
-
-def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
+def tensor_of(value: Any, kind: Any, name: str) -> Tensor:
     """Return a value as a tensor; one that is a tensor of this kind is returned itself.
 
     Whole numbers where real ones are wanted become float64, halves of an array float32, and short whole numbers int64.
@@ -133,8 +120,7 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     Args:
         value: A tensor, or whatever NumPy makes an array of.
         kind: Float, Int, Bool of jaxtyping, or Shaped, which is any of them.
-        name: The name of the value in errors.
-        named: Whether whole numbers stand for names, which may be given themselves; they are numbered as they appear.
+        name: The name of the value in errors. Of `NAMES` names may be given, which are numbered as they appear.
 
     Raises:
         ValueError: It is no array, holds text, complex numbers or dates, lacks a value, or has a fraction where whole
@@ -146,16 +132,16 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
         if np.ma.is_masked(value):
             _refuse_missing(np.ma.getmaskarray(value), name)
         array = np.asarray(value)
-        if named and array.dtype.kind not in "biu":
-            return _numbered(array, name)
+        if name in NAMES and array.dtype.kind not in "biu":
+            import pandas as pd
+
+            numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
+            _refuse_missing(numbers < 0, name)
+            return torch.from_numpy(numbers)
         value = torch.from_numpy(_numeric(array, name))
-    if value.is_complex() or value.layout is not torch.strided:
-        raise ValueError(f"{name} is complex or sparse: {NUMBERS}")
     if kind is Float and not value.is_floating_point():
         return value.double()
     if kind is Int and value.is_floating_point():
-        if named:
-            return _numbered(value.detach().double().cpu().numpy(), name)
         if (value != value.round()).any():
             raise ValueError(f"{name} holds fractions: give whole numbers")
         return value.long()
@@ -182,15 +168,6 @@ def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     real = np.float64 if array.dtype.itemsize > 4 else np.float32
     dtype = {"f": real, "u": np.int64}.get(array.dtype.kind, array.dtype.newbyteorder("="))
     return np.require(array, dtype, ["C", "W"])
-
-
-def _numbered(array: np.ndarray, name: str) -> Tensor:
-    """Return the numbers from 0 of names, in the order in which they appear."""
-    import pandas as pd
-
-    numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
-    _refuse_missing(numbers < 0, name)
-    return torch.from_numpy(numbers)
 
 
 def _refuse_missing(missing: np.ndarray, name: str) -> None:

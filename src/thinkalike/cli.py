@@ -262,12 +262,19 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     Raises:
         ConfigError: there are not two models before the settings.
     """
-    models = list(itertools.takewhile(lambda word: "=" not in word and word[:1] not in "+~-", words))
+    if {"-h", "--help"} & {*words}:
+        return ["measure=diff", "--help"]
+    models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
     base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
+    base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
+
+
+def _is_model(word: str) -> bool:
+    return "=" not in word or Path(word).exists()  # such as epoch=0-step=500.ckpt
 
 
 def diff() -> None:

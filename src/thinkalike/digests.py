@@ -60,19 +60,25 @@ def remembered_digest(path: Path) -> str:
     A file that was changed in the last seconds is read anew each time. An entry of the cache that cannot be read or
     written is ignored.
     """
-    before = _state_of(path)
-    if before in _known:
-        return _known[before]
-    stat = path.stat()
+    state, stat, digest = _state_of(path), path.stat(), ""
+    if state in _known:
+        return _known[state]
     settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED
     is_cached = settled and stat.st_size >= LARGE
-    entry = cache_home() / "digests" / f"{hashlib.sha256(before.encode()).hexdigest()[:32]}.json"
-    kept = _read(entry, before) if is_cached else None
-    digest = kept or digest_of(path)
-    if settled and before == _state_of(path):
-        _known[before] = digest
-        if is_cached and not kept:
-            _write(entry, before, digest)
+    entry = cache_home() / "digests" / f"{hashlib.sha256(state.encode()).hexdigest()[:32]}.json"
+    if is_cached:
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            kept = json.loads(entry.read_text())
+            digest = str(kept["sha256"]) if kept["file"] == state else ""
+    is_new, digest = not digest, digest or digest_of(path)
+    if settled and state == _state_of(path):
+        _known[state] = digest
+        if is_cached and is_new:
+            with contextlib.suppress(OSError):
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                aside = entry.with_suffix(f".{os.getpid()}")
+                aside.write_text(json.dumps({"file": state, "sha256": digest}))
+                os.replace(aside, entry)
     return digest
 
 
@@ -81,49 +87,29 @@ def _state_of(path: Path) -> str:
     return json.dumps([str(path.resolve()), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns])
 
 
-def _read(entry: Path, state: str) -> str | None:
-    try:
-        kept = json.loads(entry.read_text())
-        return str(kept["sha256"]) if kept["file"] == state else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-
-
-def _write(entry: Path, state: str, digest: str) -> None:
-    with contextlib.suppress(OSError):
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        aside = entry.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({"file": state, "sha256": digest}))
-        os.replace(aside, entry)
-
-
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return the SHA-256 of what decides which ids a text becomes, as 16 hexadecimal digits.
-
-    Args:
-        tokenizer: a tokenizer of transformers, fast or slow.
-    """
+    """Return 16 hexadecimal digits of the SHA-256 of all that decides which ids a text becomes."""
     return _digest(tokenizer_parts(tokenizer))
 
 
 def tokenizer_parts(tokenizer: Any) -> dict[str, str]:
     """Return the SHA-256 of each part of a tokenizer by its name, such as "vocabulary", "merges" or "normaliser"."""
-    shared = {
+    parts: dict[str, Any] = {
         "vocabulary": tokenizer.get_vocab(),
         "special tokens": {mark: getattr(tokenizer, f"{mark}_token_id", None) for mark in MARKS},
         "treatment of special tokens": bool(getattr(tokenizer, "split_special_tokens", False)),
     }
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    own = _of_python(tokenizer) if backend is None else _of_backend(json.loads(backend.to_str()))
-    return {name: _digest(part) for name, part in {**shared, **own}.items()}
-
-
-def _of_backend(whole: dict[str, Any]) -> dict[str, Any]:
-    model = {name: value for name, value in whole["model"].items() if name not in ("vocab", "merges")}
-    stages = {word: whole.get(stage) for stage, word in STAGES.items()}
-    scores = whole["model"].get("vocab") if isinstance(whole["model"].get("vocab"), list) else None  # of Unigram
-    parts = {"merges": whole["model"].get("merges"), "scores": scores, "model": model}
-    return {**parts, **stages, "added tokens": whole.get("added_tokens")}
+    if backend := getattr(tokenizer, "backend_tokenizer", None):
+        whole = json.loads(backend.to_str())
+        model = whole["model"]
+        parts["merges"] = model.get("merges")
+        parts["scores"] = model.get("vocab") if isinstance(model.get("vocab"), list) else None  # of Unigram
+        parts["model"] = {name: value for name, value in model.items() if name not in ("vocab", "merges")}
+        parts |= {word: whole.get(stage) for stage, word in STAGES.items()}
+        parts["added tokens"] = whole.get("added_tokens")
+    else:
+        parts |= _of_python(tokenizer)
+    return {name: _digest(part) for name, part in parts.items()}
 
 
 def _of_python(tokenizer: Any) -> dict[str, Any]:

@@ -32,10 +32,6 @@ class DataError(ThinkalikeError):
     """Text is missing, unreadable or too little."""
 
 
-class HubError(ThinkalikeError):
-    """The Hugging Face hub does not deliver a file."""
-
-
 class StoreError(ThinkalikeError):
     """The results store cannot be written, or a file in it is damaged."""
 
@@ -68,12 +64,7 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
 
 
 def check_extra(extra: str, packages: Sequence[str], what: str) -> None:
-    """Raise a ModelError with the remedy unless the packages of an extra are installed.
-
-    Args:
-        extra: its name in pyproject.toml.
-        what: what needs it, as the message says it.
-    """
+    """Raise a ModelError with the remedy unless the packages of an extra are installed; `what` says what needs it."""
     if missing := [package for package in packages if importlib.util.find_spec(package) is None]:
         raise ModelError(f"{what}, which needs {' and '.join(missing)}: pip install 'thinkalike[{extra}]'")
 

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
-from thinkalike.errors import HubError, ModelError
+from thinkalike.errors import ModelError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import is_stored
+from thinkalike.job import Instrument, is_stored
 from thinkalike.memory import GAPS, readable
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import pick_device
@@ -159,8 +159,8 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     if pick_device(config.model.device) == "cpu":
         holds += PROCESS + ENTRY * sum(shape.vocabulary for shape in {*shapes.values()})
     is_done = False
-    if looks_up and not kind.makes_inputs:
-        with contextlib.suppress(HubError, ModelError):  # if the hub is out of reach, it counts as not stored
+    if looks_up and type(kind).prepare is Instrument.prepare:  # else it would do other jobs
+        with contextlib.suppress(ModelError):  # if the hub is out of reach, it counts as not stored
             is_done = is_stored(kind, config)
     named = dict(zip(told_apart(list(models.values())), found.values(), strict=True))
     return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds)

@@ -304,7 +304,7 @@ def _show(
     title: str, jobs: Sequence[str], column: str, said: Sequence[Sequence[str]], entries: Sequence[Entry]
 ) -> None:
     """Print a table of jobs, of what is said of each, and of its headline numbers."""
-    numbers = ["\n".join(f"{each.label} {each.text}" for each in entry.headlines) for entry in entries]
+    numbers = ["\n".join(map(str, entry.headlines)) for entry in entries]
     settings = text_column(column, ["\n".join(lines) for lines in said])
     show_table(Table(title, [Column("job", jobs), settings, text_column("result", numbers)], ruled=True))
 

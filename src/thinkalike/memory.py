@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from thinkalike.errors import ResourceError, chain
 
-PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")  # of the machine, and of the control group (version 2)
+OWN, CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # of control groups (version 2)
 CPU = torch.device("cpu")
 AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of training and whatever is free
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
@@ -66,15 +66,11 @@ class Budget:
 
 
 def check_memory(what: str, memory: float, budget: Budget, remedy: str) -> None:
-    """Check that there is memory for something of known size before it is made.
+    """Raise a ResourceError unless there is memory for something that is to be made.
 
     Args:
         what: the setting that decides it and a verb, for the message.
         memory: the bytes that it takes, beside those in use.
-        remedy: what to do otherwise.
-
-    Raises:
-        ResourceError: there is too little.
     """
     if budget.used + memory > budget.total:
         needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
@@ -87,9 +83,7 @@ def in_use(device: torch.device) -> int:
         return torch.cuda.memory_allocated(device)
     if device.type == "mps":
         return torch.mps.current_allocated_memory()
-    with contextlib.suppress(OSError):
-        return int((PROC / "self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return 0  # the system does not say
+    return int(psutil.Process().memory_info().rss)
 
 
 def at_hand(device: torch.device) -> int:
@@ -102,7 +96,7 @@ def at_hand(device: torch.device) -> int:
         return torch.cuda.mem_get_info(device)[0] + cached
     if device.type == "mps":
         return max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0)
-    return max(min([_of_machine(), *_of_groups()]), 0)
+    return max(min([psutil.virtual_memory().available, *_of_groups()]), 0)
 
 
 def hand_back(device: torch.device) -> None:
@@ -121,17 +115,10 @@ def readable(size: float) -> str:
     return f"{value:.0f} {unit}" if unit == "MB" or value >= 100 else f"{value:.1f} {unit}"
 
 
-def _of_machine() -> int:
-    with contextlib.suppress(OSError, StopIteration):
-        lines = (PROC / "meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") - in_use(CPU)
-
-
 def _of_groups() -> Iterator[int]:
     """Yield what each control group around this process leaves; inside a container it is the mounted one."""
     with contextlib.suppress(OSError):
-        own = CGROUP / (PROC / "self/cgroup").read_text().rpartition("0::/")[2].strip()
+        own = CGROUP / OWN.read_text().rpartition("0::/")[2].strip()
         for folder in (each for each in (own, *own.parents) if each.is_relative_to(CGROUP)):
             with contextlib.suppress(OSError, ValueError):  # the root has no such file, and no limit is a word
                 most, now = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
@@ -150,22 +137,12 @@ class LiveBytes(TorchDispatchMode):
     of a kernel. Forward and backward passes are both seen. Numbers stay the same, but for functions that torch composes
     differently under a mode (`svdvals`).
 
-        with LiveBytes(device) as live:
-            loss = step()
-            kept = live.now
-            live.restart()
-            loss.backward()
-        live.peak
-
     Attributes:
         now: the bytes that exist.
         peak: the most bytes that existed since this began, or since `restart`.
 
     Args:
-        limit: the bytes beyond which the code is stopped.
-
-    Raises:
-        OverLimit: there were more; raised by the operator that made them.
+        limit: the bytes beyond which the operator that makes more raises an `OverLimit`.
     """
 
     def __init__(self, device: torch.device, limit: float = float("inf")):
@@ -201,38 +178,6 @@ class LiveBytes(TorchDispatchMode):
         tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
         kind, place = self.device.type, self.device.index or 0
         return [t.untyped_storage() for t in tensors if (t.device.type, t.device.index or 0) == (kind, place)]
-
-
-class FirstBatch:
-    """Is open while a batch is made and used, and stops the first one if its tensors outgrow the memory of a CPU.
-
-    Other devices say so themselves; a process that outgrows the memory of a machine is killed without a word.
-
-    Args:
-        remedy: what makes a batch smaller; it cannot be done here, because it changes numbers.
-
-    Attributes:
-        is_over: to be set once the first batch is done.
-
-    Raises:
-        ResourceError: the first batch does not fit.
-    """
-
-    def __init__(self, remedy: str):
-        self._remedy, self.is_over, self._is_open = remedy, False, False
-        self._live = LiveBytes(CPU, Budget.of(CPU).room)
-
-    def __enter__(self) -> None:
-        self._is_open = not self.is_over
-        if self._is_open:
-            self._live.__enter__()
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._is_open:
-            self._live.__exit__(kind, error, trace)
-        if isinstance(error, OverLimit):
-            room = readable(self._live.limit)
-            raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
 
 
 def exhausted(error: BaseException) -> BaseException | None:

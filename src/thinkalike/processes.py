@@ -31,11 +31,7 @@ _ours: list[signal.Signals] = []  # the signals that `heeded` has taken
 
 
 class Interrupted(BaseException):
-    """A signal ended the job.
-
-    Args:
-        number: of the signal.
-        where: how far the job came, if it left a state there.
+    """A signal of this number ended the job, `where` it left a state, if it did.
 
     Attributes:
         status: the exit status that a shell gives to a process that this signal ended.
@@ -139,14 +135,7 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def together(trainer: Any, device: str) -> Iterator[ProcessGroup]:
-    """Join the processes that a `TrainerConfig` asks for, starting them unless torchrun or srun did.
-
-    Args:
-        device: where models are to be; on GPUs each process has one of its own.
-
-    Raises:
-        ConfigError: see `check_processes`.
-    """
+    """Join the processes that a `TrainerConfig` asks for, starting them unless torchrun or srun did."""
     if trainer.strategy != "ddp":
         yield ProcessGroup()
         return
@@ -175,11 +164,7 @@ def rank(config: Any) -> int:
 
 
 def check_processes(trainer: Any, device: str) -> None:
-    """Check that the number of processes is known; Lightning compares it with the tasks of SLURM.
-
-    Raises:
-        ConfigError: there is no GPU, and `trainer.devices` is not given.
-    """
+    """Raise a ConfigError unless the number of processes is known; Lightning compares it with the tasks of SLURM."""
     if trainer.strategy == "ddp" and not trainer.devices and not own_device(device, trainer).startswith("cuda"):
         raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 

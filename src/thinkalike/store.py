@@ -65,18 +65,13 @@ class Headline(NamedTuple):
         first, last = ends if all(map(math.isfinite, ends)) else (None, None)
         return cls(name, float(value), first, last, at=at)
 
-    @property
-    def label(self) -> str:
-        """The name in plain words."""
-        return self.name.replace("_", " ")
-
-    @property
-    def text(self) -> str:
-        """The number as screens write it: "0.2048 [0.1838, 0.2329] at layer 2", or "3 of 5"."""
+    def __str__(self) -> str:
+        """Return what screens write: "mean cka 0.2048 [0.1838, 0.2329] at layer 2", or "claims that hold 3 of 5"."""
+        label = self.name.replace("_", " ")
         if self.of is not None:
-            return f"{self.value:.0f} of {self.of}"
+            return f"{label} {self.value:.0f} of {self.of}"
         interval = "" if self.low is None or self.high is None else f" [{self.low:.4g}, {self.high:.4g}]"
-        return f"{self.value:.4g}{interval}{f' at {self.at}' if self.at else ''}"
+        return f"{label} {self.value:.4g}{interval}{f' at {self.at}' if self.at else ''}"
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -100,7 +95,7 @@ class Result:
     def __repr__(self) -> str:
         try:
             names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
-            first = "".join(f": {each.label} {each.text}" for each in self.headlines[:1])
+            first = "".join(f": {each}" for each in self.headlines[:1])
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             told = f"cannot be read, {type(error).__name__}"
@@ -278,7 +273,7 @@ class Job:
         return is_sealed(self.folder)
 
     def result(self) -> Result | None:
-        """Return the result if it is there and undamaged, and clear away what a process that died left beside it.
+        """Return the result if it is there, and clear away what a process that died left beside it.
 
         Raises:
             StoreError: a file of it is missing or damaged.
@@ -414,17 +409,15 @@ def _states(folder: Path, name: str) -> dict[int, Path]:
 
 @contextlib.contextmanager
 def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
-    """Hold a lock between processes.
+    """Hold a lock between processes, in a folder that is made if it is not there, and may vanish meanwhile.
 
     Args:
-        path: of the lock; its folder is made if it is not there, and may vanish meanwhile.
         what: the work of the process that has the lock, for the messages.
-        wait: wait for another process; otherwise that is an error.
+        wait: wait for another process; otherwise that is a StoreError.
 
     Raises:
         OSError: the folder cannot be written, or its file system has no locks.
         RuntimeError: this thread holds the lock, and would wait for itself.
-        StoreError: another process has the lock, and `wait` is false.
     """
     from filelock import FileLock, Timeout
 

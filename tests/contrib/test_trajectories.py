@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import pytorch_lightning as pl
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
@@ -23,7 +24,7 @@ from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.trajectory import answers
-from thinkalike.contrib.trajectory.instrument import steps_of, training
+from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
 from thinkalike.contrib.trajectory.measures import (
     balanced,
     curve_of,
@@ -103,6 +104,45 @@ def test_trainer_checkpoints_sort_as_numbers(tmp_path):
     assert checkpoint_fingerprint(replace(config, revision="checkpoint-64")) == before
 
 
+@pytest.mark.parametrize(
+    ("names", "only", "steps"),
+    [
+        (["step500", "step1k", "step10k", "main"], "*", [500, 1000, 10_000]),
+        (["s-1M_step2M", "s-1M_step10M"], "*", [2 * 10**6, 10**7]),
+        (["epoch=0-step=5", "epoch=1-step=10"], "*", [5, 10]),
+        (["stage1-step1000-tokens4B", "stage1-step3000-tokens12B", "stage2-step1000"], "stage1-*", [1000, 3000]),
+        (
+            ["stage1-step1000-tokens4B", "stage2-step1000"],
+            "*",
+            "stage1-step1000-tokens4B and stage2-step1000 are named",
+        ),
+        (["checkpoint-500", "tmp-checkpoint-500"], "*", "checkpoint-500 and tmp-checkpoint-500 are named differently"),
+        (["step1000-a", "step1k"], "*", "have the same step 1000"),
+        (["checkpoint-64", "global_step128"], "*", "order is not known"),
+    ],
+)
+def test_names_of_checkpoints_are_ordered_or_refused(names, only, steps, tmp_path):
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    config = ModelConfig(name="local", path=str(tmp_path))
+    if isinstance(steps, str):
+        with pytest.raises(ConfigError, match=steps):
+            steps_of(config, only)
+    else:
+        assert list(steps_of(config, only)) == steps
+
+
+def test_a_run_of_one_model_twice_is_said(tmp_path, caplog):
+    for step in (1, 2):
+        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=1)
+    measure = TrajectoryConfig()
+    found = checkpoints_of(ModelConfig(name="local", path=str(tmp_path)), measure)
+    assert list(found) == [1, 2], "the folder around a run stands for it"
+    found.fingerprint()
+    assert "steps 1 and 2 are equal" in caplog.text
+
+
 class Trained(pl.LightningModule):
     """A model inside a module of Lightning, as users write them."""
 
@@ -118,7 +158,9 @@ def test_checkpoints_of_lightning_are_the_models_that_they_hold(tmp_path):
         model = load_model(whole).module
         trainer = pl.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
         trainer.strategy.connect(Trained(model))
-        trainer.save_checkpoint(tmp_path / "run" / f"epoch=0-step={step}.ckpt")
+        file = tmp_path / "run" / f"epoch=0-step={step}.ckpt"
+        trainer.save_checkpoint(file)
+        torch.save({**torch.load(file), "hyper_parameters": OmegaConf.create({"lr": {"peak": 0.1}})}, file)
     config = ModelConfig(name="local", path=str(tmp_path / "run"))
     assert steps_of(config) == {500: "epoch=0-step=500.ckpt", 1000: "epoch=0-step=1000.ckpt"}
     first, last = (replace(config, revision=name) for name in steps_of(config).values())

@@ -21,7 +21,6 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.memory import FirstBatch
 from thinkalike.models.families import names_of
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
@@ -147,7 +146,7 @@ def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[Sti
     return sides
 
 
-def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work, watched: FirstBatch) -> Comparison:
+def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work) -> Comparison:
     """Return the comparison of recordings, or of one with a model, on the same stimuli, by an instrument of a kind."""
     measure: Any = replace(config.measure, **kind.for_stimuli)
     stimuli = work.inputs["stimuli"]
@@ -162,4 +161,4 @@ def comparison_of_stimuli(kind: Any, config: AnalyzeConfig, work: Work, watched:
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(left.stimuli)})
     sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in left.sides]
     measure = replace(measure, batches=batches.batches)
-    return kind.comparison(measure, [sides[0], sides[-1]], batches, work, watched)  # type: ignore[no-any-return]
+    return kind.comparison(measure, [sides[0], sides[-1]], batches, work)  # type: ignore[no-any-return]

@@ -70,7 +70,7 @@ class Outcome:
     blank: Sequence[str] = ()
 
     def guarded(self) -> Outcome:
-        """Return this outcome, in which every number is finite; an interval without ends becomes two blank cells.
+        """Return this outcome with two blank cells for each interval without ends.
 
         Raises:
             ResultError: a number is not finite; the message names where it stands.
@@ -224,7 +224,6 @@ class Instrument(ABC):
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     run_all: ClassVar[Callable[..., list[Outcome | ThinkalikeError]] | None] = None  # does several jobs with less work:
     # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
-    makes_inputs: ClassVar[bool] = False  # whether `prepare` does other jobs
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
 
     def __init_subclass__(
@@ -277,12 +276,9 @@ class Instrument(ABC):
         return {part: shape_of(model, name) for (part, model), name in zip(models.items(), names, strict=True)}
 
     def passes(self, config: Any, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of the models of a job, from their shapes alone; what it computes besides is left out.
+        """Return the passes of the models of a job, from the shapes of `models_of`; other work is left out.
 
         Unless a kind says otherwise, each model reads the text of the report once.
-
-        Args:
-            shapes: of the models of `models_of`, by their names there.
         """
         if "data" not in self.reads or not config.data.report_tokens:
             return []

@@ -35,15 +35,10 @@ from thinkalike.store import Job, Result
 ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
-LONGEST = 128  # characters of the name of a run, the most that W&B takes
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
-REMEDIES = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some of your quota",
-    errno.EROFS: "choose another place with store=DIR and data.cache=DIR",
-    errno.EACCES: "choose another place with store=DIR and data.cache=DIR",
-}
+NO_PLACE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+PLACES = "free some space, or choose other places with store=DIR and data.cache=DIR"
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
 
 log = logging.getLogger(__name__)
@@ -70,9 +65,6 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
 
     Each is an instrument with a configuration; several have the same `run_all`. Each has a key, a lock, a state and a
     folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
-
-    Raises:
-        ThinkalikeError: see `perform`.
     """
     with Warnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
@@ -101,11 +93,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
 
 
 def is_stored(instrument: Instrument, config: Any) -> bool:
-    """Return whether the store has the result of a job; nothing is computed, printed or written.
-
-    Raises:
-        ThinkalikeError: the configuration is wrong, or what the job reads cannot be had.
-    """
+    """Return whether the store has the result of a job; nothing is computed, printed or written."""
     return not config.force and plan(instrument, config).job.done
 
 
@@ -157,8 +145,7 @@ class Planned:
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
-        name = run_name(self.job.kind, self.job.key, self.inputs)
-        return tracked(self.config.logger, self.job, name, folder, settings)
+        return tracked(self.config.logger, self.job, self.inputs, folder, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
         """Write, draw and publish the result, with the provenance of the run and what it `took`."""
@@ -191,11 +178,7 @@ class Planned:
 
 
 def plan(instrument: Instrument, config: Any) -> Planned:
-    """Return a job with its key, after the jobs whose results it reads are done.
-
-    Raises:
-        ConfigError: several processes are asked for, and cannot share the job.
-    """
+    """Return a job with its key, after the jobs whose results it reads are done."""
     if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
     config = instrument.completed(config)
@@ -220,13 +203,6 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     """Return the key of a job: a hash of the version of its kind, its settings, and the content of its inputs."""
     text = json.dumps([instrument.kind, instrument.version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def run_name(kind: str, key: str, inputs: Mapping[str, Any]) -> str:
-    """Return the name of a run: kind, models and key, as "cka gpt2, bert 9d95e636c1fb"."""
-    labels = inputs.get("labels") or inputs.get("names") or ""
-    models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
-    return f"{f'{kind} {models}'.strip()[: LONGEST - len(key) - 1]} {key}"
 
 
 def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
@@ -353,8 +329,8 @@ def _reason(error: BaseException) -> str | None:
     for each in chain(error, suppressed=True):
         numbered = NUMBERED.search(str(each))
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
-        if number in REMEDIES:
-            return f"{first_line(each)[:200]}: {REMEDIES[number]}"
+        if number in NO_PLACE:
+            return f"{first_line(each)[:200]}: {PLACES}"
     return None
 
 

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
@@ -71,7 +70,6 @@ class Moments:
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
 
-    @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n tokens in both models: `sources[l]` is (n, d_l), and `targets[m]` (n, e_m).
@@ -138,7 +136,6 @@ class AffineMap:
     weight: Float[Tensor, "e d"]
     bias: Float[Tensor, " e"]
 
-    @takes_arrays
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return W x + b in the dtype of the states, computed in the wider of both, as b may cancel large means."""
         wide = torch.promote_types(states.dtype, self.weight.dtype)

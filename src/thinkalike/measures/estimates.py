@@ -10,8 +10,6 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import seeded
-
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
@@ -138,7 +136,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
     if not 2 <= folds <= len(units):
         name = "stimuli" if groups is None else "groups"
         raise ValueError(f"{folds} folds of {len(units)} {name}: choose 2 folds or more, and at least as many {name}")
-    order = torch.randperm(len(units), generator=seeded(seed))
+    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(int(seed)))
     if groups is None:
         return torch.empty(n, dtype=torch.long).index_copy_(0, order, torch.arange(n) % folds)
     sizes = torch.bincount(inverse)
@@ -233,7 +231,7 @@ def bootstrap_interval(
     mean = sums.sum(-1, keepdim=True) / counts.sum()
     residuals = sums - mean * counts  # s - R n
     error = _standard_error(mean[..., 0], residuals, counts)
-    generator = seeded(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     draws = (drawn_counts(n, len(part), generator) for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)))
     parts = [_beyond(residuals, counts, weights) for weights in draws]
     beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))

@@ -15,8 +15,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from thinkalike.arguments import seeded
-
 CHUNK, LOGITS = 1024, 2**26  # tokens, at most, and logits, at most, of a chunk
 
 # Takes log-probabilities (m, v) to losses (m); if asked to, overwrites the former by the gradients of the logits
@@ -197,7 +195,7 @@ def token_codes(vocabulary: int, numbers: int = 64, seed: int = 0) -> Float[Tens
     Codes of two tokens are about orthogonal, so they tell tokens apart with a fraction of the numbers of one-hot
     vectors (Johnson & Lindenstrauss 1984).
     """
-    return torch.randn(vocabulary, numbers, generator=seeded(seed))
+    return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
 
 
 @torch.no_grad()

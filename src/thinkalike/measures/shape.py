@@ -46,17 +46,7 @@ def _turned(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
 
 
 def _angle(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
-    return _singular_values(source.T @ target).sum().clamp(max=1).arccos()
-
-
-def _singular_values(matrix: Float[Tensor, "d e"]) -> Float[Tensor, " k"]:
-    """Return what `torch.linalg.svdvals` does, without its other last bits under a `TorchDispatchMode`.
-
-    There it asks for singular vectors, too, so that a first batch, whose memory is counted, would have bits of its own.
-    """
-    if matrix.requires_grad:
-        return torch.linalg.svdvals(matrix)
-    return torch.ops.aten._linalg_svd(matrix, False, False)[1]
+    return torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos()
 
 
 PROCRUSTES = LayerMeasure(_turned, each_pair(_angle), rows_in_order, fewest=2, best=0.0, higher_is_closer=False)
@@ -102,7 +92,7 @@ def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float
 
 
 def _correlation(source: Float[Tensor, "n r"], target: Float[Tensor, "n s"]) -> Float[Tensor, ""]:
-    return _singular_values(source.T @ target).mean()
+    return torch.linalg.svdvals(source.T @ target).mean()
 
 
 # ---- Soft matching: how alike are the single units, matched one to one or, between widths, in shares?

@@ -37,7 +37,7 @@ AUTO_CLASSES: dict[Predicts, str] = {
     "states": "AutoModelForSeq2SeqLM",
 }
 
-UNNAMED = ("name", "mini", "corpus", "members")  # settings by which no two models are told apart
+UNNAMED = ("name", "family", "mini", "corpus", "members")  # settings by which no two models are told apart
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import seeded
 from thinkalike.errors import ModelError
 from thinkalike.models import surgery
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
@@ -115,7 +115,6 @@ class FrozenModel:
             raise self._no_language_model()
         return self.predicts == "next"
 
-    @takes_arrays
     def residuals(
         self,
         tokens: Tokens,
@@ -145,14 +144,12 @@ class FrozenModel:
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
 
-    @takes_arrays
     def head(
         self, tokens: Tokens, layer: Layer, mask: Tokens | None = None, types: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run."""
         return self.residuals(tokens, [layer], mask, types)[0]
 
-    @takes_arrays
     def advance(
         self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
@@ -173,7 +170,6 @@ class FrozenModel:
             self._continued(residual, start, mask)
         return states[stop].to(self.device)
 
-    @takes_arrays
     def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
 
@@ -192,7 +188,6 @@ class FrozenModel:
         logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
         return logits.view(*residual.shape[:-1], -1)
 
-    @takes_arrays
     def tail(
         self, residual: Float[Tensor, "b t d"], layer: Layer, mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
@@ -206,12 +201,10 @@ class FrozenModel:
         self.check_layers([layer])
         return self.finish(self.advance(residual, after(layer), self.n_layers, mask), mask)
 
-    @takes_arrays
     def output(self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None) -> Float[Tensor, "b ... v"]:
         """Return the model's output for the last block's residual: see `predicts`."""
         return self._continued(residual, self.n_layers, mask)
 
-    @takes_arrays
     def full(self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None) -> Float[Tensor, "b ... v"]:
         """Run the model's own full pass."""
         with torch.no_grad():

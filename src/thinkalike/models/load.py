@@ -18,7 +18,7 @@ from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, told_apart
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.native import Checkpoint, read_legacy, read_mini
+from thinkalike.models.native import Checkpoint, read_mini
 from thinkalike.models.places import base_of, explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
 from thinkalike.progress import doing
@@ -159,10 +159,10 @@ def _read(
         raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
     if family.reader == "native":
         return read_mini(place, device, dtype)
+    from thinkalike.models.readers import read_legacy, read_transformers
+
     if family.reader == "legacy":
         return read_legacy(config, place, device, dtype)
-    from thinkalike.models.readers import read_transformers
-
     return read_transformers(config, family, place, device, dtype, adapter)
 
 

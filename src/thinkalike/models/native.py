@@ -1,29 +1,20 @@
-"""Models of TransformerLens: the minis that this project trained, and the layout of its first version.
+"""The minis: small models that this project trained; folders of config.json, half-precision weights and tokenizer.
 
-A mini is a folder of config.json, half-precision weights and tokenizer. One of a Hugging Face family is a checkpoint as
-`save_pretrained` writes it, and loads like any other.
+A mini of a Hugging Face family is a checkpoint as `save_pretrained` writes it, and loads like any other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
-from thinkalike.hub import resolved
 from thinkalike.models.families import FAMILIES
-from thinkalike.models.surgery import first_tensor
-from thinkalike.models.survey import TOLERANCE, check_values, relative_error, sample_tokens
 
 END = "<|endoftext|>"
 
@@ -70,49 +61,6 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
-
-
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
-    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
-    from transformer_lens.model_bridge import TransformerBridge
-
-    with _pinned(place, config.revision):
-        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    if config.processing == "compat":
-        module = folded(bridge)
-    else:
-        tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
-        with torch.no_grad():
-            hooked = bridge(tokens)
-            module = without_hooks(bridge.original_model.eval())
-            error = relative_error(first_tensor(module(tokens)), hooked)
-        if not error <= TOLERANCE[dtype]:  # NaN fails as well
-            check_values(module, config.called)
-            raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
-
-
-def folded(bridge: Any) -> Any:
-    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
-    bridge.enable_compatibility_mode()
-    return bridge.original_model
-
-
-@contextlib.contextmanager
-def _pinned(repository: str, revision: str | None) -> Iterator[None]:
-    """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
-    import huggingface_hub
-
-    download, commit = huggingface_hub.hf_hub_download, resolved("model", repository, revision)
-
-    def pinned(repo_id: str, filename: str, **options: Any) -> str:
-        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
-
-    with (
-        patch.object(huggingface_hub, "hf_hub_download", pinned),
-        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
-    ):
-        yield
 
 
 def without_hooks(module: nn.Module) -> nn.Module:

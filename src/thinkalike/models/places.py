@@ -73,6 +73,7 @@ def folder_of(config: ModelConfig) -> Path | None:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
         raise ModelError(f"model={config.called}: {inside} has no config.json; {remedy}")
+    _check_inside(folder)
     if not is_adapter(folder):
         _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
@@ -130,6 +131,14 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
 
 def _has_weights(folder: Path) -> bool:
     return any(next(folder.glob(pattern), None) for pattern in WEIGHTS)
+
+
+def _check_inside(folder: Path) -> None:
+    """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers."""
+    for index in folder.glob("*.index.json"):
+        for name in _json(index).get("weight_map", {}).values():
+            if os.path.isabs(name) or os.path.normpath(name).startswith(".."):
+                raise ModelError(f"{index} names weights outside its folder: {name}")
 
 
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
@@ -196,11 +205,23 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
     with tempfile.TemporaryDirectory(prefix="thinkalike-lightning-") as unpacked:  # as `save_pretrained` writes it
         for path in _beside(place):
             Path(unpacked, path.name).symlink_to(path)
-        weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
+        others = torch.serialization.get_unsafe_globals_in_checkpoint(place)  # type: ignore[no-untyped-call]
+        with torch.serialization.safe_globals([(_Unread, name) for name in others]):
+            weights = torch.load(place, map_location="cpu", weights_only=True, mmap=True)["state_dict"]
         if len({name.partition(".")[0] for name in weights}) == 1:  # the attribute that holds the model
             weights = {name.partition(".")[2]: weight for name, weight in weights.items()}
         torch.save(weights, Path(unpacked, "pytorch_model.bin"))
         yield unpacked, revision
+
+
+class _Unread:
+    """Stands for what a checkpoint of Lightning holds beside tensors, such as settings, whose classes never run."""
+
+    def __init__(self, *given: Any):
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
 
 
 def _around(place: Path) -> Path:
@@ -259,12 +280,12 @@ def _json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
 
-def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
+def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
     """Return the entry of a config.json, or of a part of it, that names an implementation ORG/NAME."""
     for key, value in shape.items():
         if isinstance(value, dict) and (found := _code_of_the_hub(value)):
             return found
-        if "implementation" in key and "/" in str(value):
+        if "implementation" in str(key) and "/" in str(value):
             return f"{key}={value}"
     return ""
 

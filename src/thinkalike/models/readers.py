@@ -1,17 +1,19 @@
-"""Reading checkpoints of transformers: weights, tokenizer and adapter, and the checks that they belong together.
+"""Reading models: checkpoints of transformers, their tokenizers and adapters, and the legacy layout of TransformerLens.
 
 Every weight must have been read: none missing, left over or of another shape.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import logging
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,21 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, check_extra, first_line, listed
+from thinkalike.errors import ModelError, check_extra, listed
+from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import gguf_said
-from thinkalike.models.native import Checkpoint, folded
+from thinkalike.models.native import Checkpoint, without_hooks
 from thinkalike.models.places import GIVE, is_gguf, located
-from thinkalike.models.survey import text_config
+from thinkalike.models.surgery import first_tensor
+from thinkalike.models.survey import TOLERANCE, check_values, embedding_of, relative_error, sample_tokens, text_config
+
+log = logging.getLogger(__name__)
 
 # the names that configurations give to the longest row
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -73,19 +81,68 @@ def read_transformers(
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
         module = read_weights(kind, config, place, body, dtype=dtype, **options)
-    if adapter:
-        module = _merged(module, adapter, adapter.name)
-    tokenizer, longest = read_tokenizer(config, place), longest_row(module)
+        if adapter:
+            whole, rows = _with_adapter(module, adapter)
+            module, error = _merged(whole, family)
+            if not error <= TOLERANCE[dtype]:
+                log.warning("%s is not merged: that changes logits by %.1e of the largest", adapter.name, error)
+                unmerged = read_weights(kind, config, place, body, dtype=dtype, **options)
+                module = _with_adapter(unmerged, adapter)[0].get_base_model()
+    own = str(adapter) if adapter and rows else place
+    tokenizer, longest = read_tokenizer(config, own), longest_row(module)
     if in_compat:
         from transformer_lens.model_bridge import TransformerBridge
 
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
-        module = folded(bridge)
+        module = _folded(bridge)
     elif family.predicts == "states":
         module = one_side(module, config)
     return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
+
+
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    with _pinned(place, config.revision):
+        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
+    if config.processing == "compat":
+        module = _folded(bridge)
+    else:
+        tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+        with torch.no_grad():
+            hooked = bridge(tokens)
+            module = without_hooks(bridge.original_model.eval())
+            error = relative_error(first_tensor(module(tokens)), hooked)
+        if not error <= TOLERANCE[dtype]:  # NaN fails as well
+            check_values(module, config.called)
+            raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
+    return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+
+
+def _folded(bridge: Any) -> Any:
+    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
+    bridge.enable_compatibility_mode()
+    return bridge.original_model
+
+
+@contextlib.contextmanager
+def _pinned(repository: str, revision: str | None) -> Iterator[None]:
+    """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
+    import huggingface_hub
+
+    download, commit = huggingface_hub.hf_hub_download, resolved("model", repository, revision)
+
+    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
+
+    with (
+        patch.object(huggingface_hub, "hf_hub_download", pinned),
+        patch.object(huggingface_hub.HfApi, "list_repo_files", lambda *_, **__: list(commit.files)),
+    ):
+        yield
 
 
 def read_weights(
@@ -128,28 +185,47 @@ def read_weights(
     return module
 
 
-def _merged(module: Any, folder: Path, name: str) -> Any:
-    """Return a module with an adapter merged into its weights, in place."""
+def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
+    """Return a module that runs with an adapter, and how many rows the adapter's embedding has; 0: it has none."""
     check_extra("peft", ["peft"], f"{folder} is an adapter")
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
         try:
-            whole = PeftModel.from_pretrained(module, str(folder))
             given = load_peft_weights(str(folder), device="cpu")
+            known = len(embedding_of(module))
+            rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
+            if rows > known:
+                module.resize_token_embeddings(rows, mean_resizing=False)
+            whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
-        except (RuntimeError, ValueError, LookupError, TypeError) as error:
-            said = first_line(error)[:200]
-            raise ModelError(f"{name}: the adapter does not fit its base ({said}); {GIVE}") from error
+        except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+            said = " ".join(str(error).split())[:300]
+            raise ModelError(f"{folder.name}: the adapter does not fit its base ({said}); {GIVE}") from error
         if whole.active_peft_config.is_prompt_learning:
             kind = whole.active_peft_config.peft_type.value
-            raise ModelError(f"{name}: an adapter of the kind {kind} cannot be merged")
+            raise ModelError(f"{folder.name}: an adapter of the kind {kind} cannot be merged")
         own = get_peft_model_state_dict(whole, save_embedding_layers=False)
-        if differing := {*found.unexpected_keys} | (own.keys() - given.keys()):
+        missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
+        if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
-            raise ModelError(f"{name}: the adapter is of another model than its base, by {names}; {GIVE}")
-        return whole.merge_and_unload()  # type: ignore[operator]
+            raise ModelError(f"{folder.name}: the adapter is of another model than its base, by {names}; {GIVE}")
+    return whole, rows
+
+
+def _merged(whole: Any, family: Family) -> tuple[Any, float]:
+    """Return a module with its adapter merged into the weights, and how far that moves the logits of fixed tokens."""
+
+    def outputs(module: Any) -> Tensor:
+        decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
+        with torch.no_grad():
+            return first_tensor(module.eval()(tokens, **decoder))
+
+    tokens = sample_tokens(len(embedding_of(whole)), longest_row(whole) or 16).to(whole.device)
+    before = outputs(whole)
+    merged = whole.merge_and_unload()
+    return merged, relative_error(outputs(merged), before)
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import math
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,8 @@ from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, first_line
 from thinkalike.models.families import EMBED, Layer, after
 from thinkalike.models.surgery import first_tensor
+
+log = logging.getLogger(__name__)
 
 Tokens = Int[Tensor, "b t"]
 
@@ -163,9 +166,9 @@ def prove(model: Any) -> None:
 
 
 def check_values(module: torch.nn.Module, name: str) -> None:
-    """Raise a ModelError for a weight that is NaN or infinite, or a matrix of whole numbers alone, such as zeros.
+    """Raise a ModelError for a weight that is NaN or infinite, or a matrix of whole numbers; warn of one of zeros.
 
-    Vectors may be of ones or zeros, as norms and biases begin.
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
     """
     trained = {path for path, _ in module.named_parameters()}
     for path, tensor in tensors_of(module):
@@ -177,7 +180,9 @@ def check_values(module: torch.nn.Module, name: str) -> None:
             remedy = "; load it in float32" if tensor.dtype == torch.float16 else ""
             raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
         if path in trained and tensor.dim() > 1 and all((part == part.round()).all() for part in (tensor[0], tensor)):
-            raise ModelError(f"{name}: {path} holds whole numbers alone, such as zeros, so it is damaged")
+            if tensor.any():
+                raise ModelError(f"{name}: {path} holds whole numbers alone, as rounded weights without their scale do")
+            log.warning("%s: %s is zero everywhere", name, path)
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:

@@ -141,7 +141,7 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
     return {
         **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
-        "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
+        "headline": "; ".join(map(str, entry.headlines)),
         "is_distance": any(each.name == f"greatest_{entry.result.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
-from thinkalike.arguments import takes_arrays
 from thinkalike.errors import PluginError, first_line
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 
@@ -98,7 +97,6 @@ class Stitch(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
 
-    @takes_arrays
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
         state = self.pre(residual if weight is None else residual.to(weight.dtype))

@@ -17,10 +17,10 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import seeded
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
-from thinkalike.hub import cause_of, forget_commits, resolved
+from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 
@@ -154,7 +154,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         """
         with _explained(f"cannot push the stitch to {repo_id}", repo_id):
             address: str = super().push_to_hub(repo_id, **options)
-        forget_commits()  # the branch has moved
+        resolved.cache_clear()  # the branch has moved
         return address
 
     def _save_pretrained(self, save_directory: Path) -> None:
@@ -284,7 +284,6 @@ class StitchedModel:
         states = self.phi(self.source.head(tokens, self.layer))
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
-    @takes_arrays
     @torch.no_grad()
     def generate(
         self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0

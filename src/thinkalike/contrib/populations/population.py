@@ -62,7 +62,6 @@ class Population(
     """
 
     is_shared: ClassVar[bool] = True
-    makes_inputs: ClassVar[bool] = True
     inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
 
     def inputs(self, config: PopulationJob) -> Mapping[str, Any]:

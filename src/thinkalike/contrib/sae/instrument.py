@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import isnan
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from thinkalike import screen
 from thinkalike.config import ModelConfig
@@ -34,8 +34,6 @@ class SparseAutoencoders(
     The folder of the result is what SAELens opens: the autoencoder of `sae.start` at its best rate, and in `seed-1`,
     ... those of further seeds.
     """
-
-    makes_inputs: ClassVar[bool] = True
 
     def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):

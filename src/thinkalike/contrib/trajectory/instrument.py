@@ -5,8 +5,11 @@ python analyze.py measure=trajectory model=./my-run
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -22,12 +25,18 @@ from thinkalike.errors import ConfigError, listed
 from thinkalike.hub import revisions
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.places import STEP, checkpoint_fingerprint, explained, named_folder, revisions_in
+from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.progress import counted
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
 from thinkalike.store import Headline, Result
 
+log = logging.getLogger(__name__)
+
+# step64, step1k, global_step64, checkpoint-500, step1000-tokens4B, epoch=0-step=500.ckpt
+NAME = re.compile(r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)(?![A-Za-z0-9])")
+UNITS = {"": 1, "k": 10**3, "m": 10**6}
+EPOCH = re.compile(r"epoch[-_=]?\d+")
 ROWS = 14  # checkpoints on the screen, at most
 
 
@@ -37,6 +46,7 @@ class TrajectoryConfig(MeasureConfig):
 
     kind: str = "trajectory"
     steps: Literal["all"] | Numbers = "all"  # checkpoints by their steps
+    checkpoints: str = "*"  # a pattern of their names, such as stage1-*
     train: list[str] = field(default_factory=list)  # words of task=pretrain: train this mini first; []: it is there
     tokens: int = ranged(4096, least=64, most=10**8)  # of text that each checkpoint reads
     importance: bool = True  # of features by MLEM, beside accuracies of probes
@@ -52,7 +62,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     and onsets.csv.
     """
 
-    makes_inputs: ClassVar[bool] = True
     of_models: ClassVar[str] = "each"
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
@@ -60,7 +69,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
 
     def models_of(self, config: AnalyzeConfig) -> Mapping[str, ModelConfig]:
         measure: Any = config.measure
-        known = {} if measure.train else checkpoints_of(config.model, measure.steps)
+        known = {} if measure.train else checkpoints_of(config.model, measure)
         return {"model": [config.model, *known.values()][-1]}
 
     def prepared(self, config: AnalyzeConfig) -> Sequence[Any]:
@@ -68,7 +77,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         measure: Any = config.measure
-        count = 1 if measure.train else len(checkpoints_of(config.model, measure.steps))
+        count = 1 if measure.train else len(checkpoints_of(config.model, measure))
         return [shapes["model"].passes("checkpoints", float(measure.tokens), config.data.context or 64, count)]
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -78,7 +87,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Return the checkpoints, of a model that is trained first if `measure.train` says so."""
-        return {"steps": checkpoints_of(trained(config), config.measure.steps)}  # type: ignore[attr-defined]
+        return {"steps": checkpoints_of(trained(config), config.measure)}  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         steps: Checkpoints = work.inputs["steps"]
@@ -124,7 +133,13 @@ class Checkpoints(dict[int, ModelConfig]):
     """The checkpoints of a run by their steps."""
 
     def fingerprint(self) -> str:
-        return " ".join(f"{step}:{checkpoint_fingerprint(model)}" for step, model in self.items())
+        """Return steps and fingerprints, and warn of two steps with the same files."""
+        found = {step: checkpoint_fingerprint(model) for step, model in self.items()}
+        first: dict[str, int] = {}
+        for step, files in found.items():
+            if first.setdefault(files, step) != step:
+                log.warning("the checkpoints of steps %d and %d are equal; is this one run?", first[files], step)
+        return " ".join(f"{step}:{files}" for step, files in found.items())
 
 
 def training(config: AnalyzeConfig) -> Any:
@@ -145,17 +160,43 @@ def trained(config: AnalyzeConfig) -> ModelConfig:
     return replace(config.model, path=str(folder), seed=job.model.seed)
 
 
-def steps_of(model: ModelConfig) -> dict[int, str]:
-    """Return the revisions of a model that are named by a step of its training, in the order of the steps."""
+def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
+    """Return the revisions of a model that are named by a step of its training, in the order of the steps.
+
+    Args:
+        only: a pattern of the names that count, such as stage1-*.
+
+    Raises:
+        ConfigError: two names have one step, or differ in what is before it, so that their order is not known.
+    """
     folder = named_folder(replace(model, revision=None))
     with explained(model):
         names = [path.name for path in revisions_in(folder)] if folder else revisions("model", str(model.hub_id))
-    return dict(sorted((int(step[1]), name) for name in names if (step := STEP.search(name))))
+    parsed = {name: found for name in names if fnmatch(name, only) and (found := NAME.match(name))}
+    if left := [name for name in names if name not in parsed]:
+        log.info("%s: left out are %s", model.called, listed(left))
+    steps: dict[int, str] = {}
+    for name, found in parsed.items():
+        first, step = next(iter(parsed)), int(found["count"]) * UNITS[found["unit"].lower()]
+        other, cause = steps.setdefault(step, name), f"have the same step {step}"
+        if EPOCH.sub("", found["before"]) != EPOCH.sub("", parsed[first]["before"]):
+            other, cause = first, "are named differently, so their order is not known"
+        if other != name:
+            raise ConfigError(
+                f"{model.called}: {other} and {name} {cause}; measure.checkpoints=PATTERN chooses by name"
+            )
+    return dict(sorted(steps.items()))
 
 
-def checkpoints_of(model: ModelConfig, steps: Literal["all"] | Sequence[int]) -> Checkpoints:
-    """Return the checkpoints of a run at these steps, in their order; fewer than two are a ConfigError."""
-    there = steps_of(model)
+def checkpoints_of(model: ModelConfig, measure: Any) -> Checkpoints:
+    """Return the checkpoints of a run that `measure` asks for, in their order; fewer than two are a ConfigError.
+
+    The folder of a result of task=pretrain stands for the run in it.
+    """
+    inside = [path for path in Path(model.path or "-").glob("*/") if revisions_in(path)]
+    if len(inside) == 1 and not revisions_in(Path(str(model.path))):
+        model = replace(model, path=str(inside[0]))
+    there, steps = steps_of(model, measure.checkpoints), measure.steps
     wanted = list(there) if steps == "all" else sorted(set(steps))
     if missing := [step for step in wanted if step not in there]:
         named = listed(there) or "no step"

@@ -12,7 +12,6 @@ from torchmetrics import Metric
 
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.job import Work
-from thinkalike.memory import FirstBatch
 from thinkalike.processes import asked, at_boundaries, stop
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
@@ -41,7 +40,6 @@ class Comparison:
 
     Args:
         new: makes a metric without any batch.
-        watched: stops a first batch that outgrows the memory.
 
     Attributes:
         metric, with_massive: of the batches, and of those with massive tokens that stand beside some of them.
@@ -60,11 +58,10 @@ class Comparison:
         sides: tuple[Side, Side],
         batches: StateBatches,
         work: Work,
-        watched: FirstBatch,
     ):
         if measure.stop_at_width and work.processes.size > 1:
             raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
-        self.measure, self.batches, self.work, self.watched = measure, batches, work, watched
+        self.measure, self.batches, self.work = measure, batches, work
         self.source, self.target = sides
         self.metric, self.with_massive = new(), new()
         self.error: DataError | None = None
@@ -84,14 +81,12 @@ class Comparison:
         batches = self.batches.pool(number)
         while self.error is None:
             try:
-                with self.watched:
-                    batch = next(batches, None)
+                batch = next(batches, None)
             except DataError as error:
                 self.error, batch = error, None
             if batch is None:
                 return
             yield batch
-            self.watched.is_over = True
 
     def parts(self, batch: StateBatch) -> Iterator[tuple[Metric, StateBatch]]:
         """Yield a batch, and that with massive tokens if there is one, each with the metric that it is for."""
@@ -103,8 +98,7 @@ class Comparison:
     def refusing(self, batch: StateBatch) -> Iterator[None]:
         """Remember why a batch cannot be compared."""
         try:
-            with self.watched:
-                yield
+            yield
         except ValueError as error:
             self.error = DataError(
                 f"batch {batch.number} of {self.source} (source) and {self.target} (target): {error}"

@@ -27,7 +27,6 @@ from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_p
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
 from thinkalike.measures.groups import FEW
-from thinkalike.memory import FirstBatch
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
-SMALLER = "lower measure.tokens_per_batch or model.context"  # what takes less memory
 
 
 # ruff: noqa: UP045
@@ -187,15 +185,15 @@ class LayerPairs(Instrument):
         return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        runs, watched = ModelRuns(), FirstBatch(SMALLER)
+        runs = ModelRuns()
         with work.phase("loading"):
             if config.activations:
                 from thinkalike.instruments.of_stimuli import comparison_of_stimuli
 
-                job = comparison_of_stimuli(self, config, work, watched)
+                job = comparison_of_stimuli(self, config, work)
             else:
                 (models,) = load_groups([(config.model, config.target)])
-                job = self.of_text(config, work, models, runs, watched)
+                job = self.of_text(config, work, models, runs)
         for number in rounds([job], runs):
             for batch in job.pool(number):
                 for metric, part in job.parts(batch):
@@ -211,13 +209,11 @@ class LayerPairs(Instrument):
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
         from thinkalike.instruments.layer_pairs.sharing import run_together
 
-        return run_together(jobs, f"{SMALLER}, or give fewer models at once")
+        return run_together(jobs)
 
     # ---- what is compared
 
-    def of_text(
-        self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns, watched: FirstBatch
-    ) -> Comparison:
+    def of_text(self, config: AnalyzeConfig, work: Work, models: Sequence[FrozenModel], runs: ModelRuns) -> Comparison:
         """Return the comparison of two models; the weights of one module are read once for all jobs of a pass."""
         measure: Any = config.measure
         sides: dict[int, Side] = {}
@@ -228,15 +224,13 @@ class LayerPairs(Instrument):
         if batches.level == "word" and measure.given == "token_position":
             log.info("words have no common position: compared given the token alone")
             measure = replace(measure, given="token")
-        return self.comparison(measure, [sides[id(model)] for model in models], batches, work, watched)
+        return self.comparison(measure, [sides[id(model)] for model in models], batches, work)
 
-    def comparison(
-        self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work, watched: FirstBatch
-    ) -> Comparison:
+    def comparison(self, measure: Any, sides: Sequence[Side], batches: StateBatches, work: Work) -> Comparison:
         """Return the comparison of two sides, which are one object where a model is compared with itself."""
         told = measure if measure.given == "none" else replace(measure, given="token")  # positions are out already
         new = partial(self.metric, told, *(len(side.layers) for side in sides))
-        return Comparison(new, measure, (sides[0], sides[1]), batches, work, watched)
+        return Comparison(new, measure, (sides[0], sides[1]), batches, work)
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns

@@ -13,24 +13,23 @@ from thinkalike.instruments.layer_pairs.comparison import Comparison, rounds
 from thinkalike.job import Outcome, Work, phase_of_all
 from thinkalike.measures.contract import Batch
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.memory import FirstBatch
 from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatch
 
 Read = tuple[Comparison, Metric, StateBatch]
 
 
-def run_together(jobs: Sequence[tuple[Any, AnalyzeConfig, Work]], remedy: str) -> list[Outcome | ThinkalikeError]:
+def run_together(jobs: Sequence[tuple[Any, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
     """Compute the numbers of several jobs of layer pairs; the error of one leaves the others alone.
 
     They go through their pools in step. Each reads the batches that it would read alone, and its numbers are the same
     to the bit.
     """
-    runs, watched = ModelRuns(), FirstBatch(remedy)
+    runs = ModelRuns()
     with phase_of_all([work for _, _, work in jobs], "loading"):
         pairs = load_groups([(config.model, config.target) for _, config, _ in jobs])
         each_job = zip(jobs, pairs, strict=True)
-        comparisons = [kind.of_text(config, work, models, runs, watched) for (kind, config, work), models in each_job]
+        comparisons = [kind.of_text(config, work, models, runs) for (kind, config, work), models in each_job]
     for number in rounds(comparisons, runs):
         pools = [(each, each.pool(number)) for each in comparisons if each.wants(number)]
         while read := [(each, batch) for each, pool in pools if (batch := next(pool, None))]:
@@ -72,8 +71,7 @@ def _by_one_product(group: Sequence[Read]) -> bool:
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for batch in batches]
     moved = [[layer.to(batches[0].states[0][0].device) for layer in side] for side in states.values()]
     try:
-        with comparisons[0].watched:
-            metrics[0].gather(Batch(moved, **comparisons[0].rows(batches[0])), metrics, sides)
+        metrics[0].gather(Batch(moved, **comparisons[0].rows(batches[0])), metrics, sides)
     except ValueError:
         return False
     return True

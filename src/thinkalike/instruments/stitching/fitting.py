@@ -29,8 +29,16 @@ from thinkalike.evaluation.language import (
 )
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
 from thinkalike.evaluation.maps import rows_of_moments, state_moments
-from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments, PairStatistics
+from thinkalike.measures.closed_forms import (
+    AffineMap,
+    LayerPair,
+    Moments,
+    PairStatistics,
+    bias_only,
+    least_squares,
+    procrustes,
+    reduced_rank,
+)
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models

@@ -175,7 +175,7 @@ class MLEM(BaseEstimator):
             pairs = StimulusPairs(layers, chosen=pairs.flat, targets=pairs.targets())
         owners = None
         if groups is not None:
-            owners = tensor_of(groups, Int, "groups", named=True)
+            owners = tensor_of(groups, Int, "groups")
             check_groups(owners, len(values))
             owners = owners.to(kept.device)[kept]
         return Table(values[kept], levels, columns, pairs, owners, single)
