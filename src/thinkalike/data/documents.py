@@ -200,6 +200,10 @@ def _text_of(record: Record, field: str, place: str) -> str:
     if not isinstance(text, str):
         found = f"it holds a {type(text).__name__}" if field in record else nearest(field, map(str, record))
         raise DataError(f"{place} has no text in field {field}; {found}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{place}: {text[error.start]!r} is half a character; write the file in UTF-8") from None
     return text
 
 
