@@ -6,7 +6,8 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.maps import residual_sums, state_moments
+from thinkalike.evaluation.maps import state_moments
+from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch

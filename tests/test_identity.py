@@ -63,11 +63,6 @@ def test_sources_together_give_the_same(models, batch):
     torch.testing.assert_close(together.losses, alone.losses, atol=1e-5, rtol=0)
 
 
-def test_only_the_wanted_cuts_run(models, batch):
-    every, some = identity_stitches(models, **batch), identity_stitches(models, **batch, cuts=[2, 0])
-    assert torch.equal(some.losses, every.losses[:, :, [3, 1]])
-
-
 def test_a_target_reads_its_logits_in_its_own_order(models, batch):
     first, second = models[0], copy.copy(models[1])
     second.classes = tuple(reversed(THREE))

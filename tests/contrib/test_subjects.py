@@ -138,11 +138,11 @@ def test_variances_are_corrected_within_bounds():
 def test_a_better_model_is_found_and_equal_ones_are_not():
     models, subjects = drawn(2, 8, noise=0.5)
     found = model_scores(models, subjects, resamples=100)
-    difference = found.over_both(found.of(0).minus(found.of(1)))
+    difference = two_factor(*found.of(0).minus(found.of(1)), found.draws)
     assert difference.estimate.low > 0
     assert difference.p < 0.02
     same = model_scores(torch.stack([subjects.mean(0), subjects.mean(0)]), subjects, resamples=20)
-    none = same.over_both(same.of(0).minus(same.of(1)))
+    none = two_factor(*same.of(0).minus(same.of(1)), same.draws)
     assert abs(none.estimate.value) < 1e-15
     assert none.p == 1
 
@@ -156,14 +156,13 @@ def test_scores_and_ceiling_are_those_of_copied_stimuli(device):
     expected = compare(ceiling.without, subjects, "corr", found.draws.stimuli).diagonal(dim1=1, dim2=2)
     torch.testing.assert_close(found.of_ceiling().replicates, expected)
     torch.testing.assert_close(found.of_ceiling().values, ceiling.lower)
-    torch.testing.assert_close(found.over_subjects(found.of(0)).value, found.values[0].mean())
 
 
 def test_without_resamples_there_is_no_interval_over_stimuli():
     found = model_scores(*drawn(), resamples=0)
     assert found.replicates.shape == (0, 3, S)
-    assert found.over_subjects(found.best([0, 1])[0].minus(found.of_ceiling())).low.isfinite()
-    assert found.over_both(found.of(0)).error.isnan()
+    assert random_effects(found.best([0, 1])[0].minus(found.of_ceiling()).values).low.isfinite()
+    assert two_factor(*found.of(0), found.draws).error.isnan()
 
 
 def test_the_best_is_chosen_on_other_subjects():

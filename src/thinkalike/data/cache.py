@@ -42,8 +42,7 @@ def cache_folder(config: DataConfig) -> Path:
 def kept(path: Path, compute: Callable[[], Entry], most: int | None = None) -> Entry:
     """Return an entry from the cache, or compute it and put it there; other processes wait meanwhile.
 
-    Args:
-        most: the bytes of all entries of the folder together.
+    All entries of the folder together have at most `most` bytes.
     """
     if found := _read(path):
         return found

@@ -161,7 +161,7 @@ def read_corpus(
     source: Any = None,
     whole: bool = False,
 ) -> Corpus:
-    """Tokenise and pack as many documents as both sides need, or read them from the cache.
+    """Tokenise and pack as many documents as both sides need, or read them from the cache; too few are a DataError.
 
     Args:
         data: the text; its context, bos and fit_tokens, if set, replace the ones given here.
@@ -170,9 +170,6 @@ def read_corpus(
         fit_tokens: how many tokens to fit on; None takes all that there are.
         source: a `SourceText` of a model that reads the same text with another tokenizer; rows are then `PairedRows`.
         whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
-
-    Raises:
-        DataError: there is no text, or too little for the report; see `SourceText.pack`.
     """
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS

@@ -229,11 +229,7 @@ def derivations(text: str, size: str = "small") -> list[Sentence]:
 
 
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
-    """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up.
-
-    Raises:
-        DataError: the grammar has fewer sentences, or there is no such size.
-    """
+    """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up."""
     total = sum(pattern.size for pattern in patterns(size))
     if not 0 < count <= total:
         raise DataError(f"count={count} must lie between 1 and {total}, the number of sentences of the {size} grammar")

@@ -76,11 +76,7 @@ class Stimuli:
         return torch.from_numpy(np.ascontiguousarray(self.sentence))
 
     def take(self, rows: Any) -> Stimuli:
-        """Return some of the stimuli, with the sentences that they need.
-
-        Args:
-            rows: an index of numpy: numbers, a mask or a slice.
-        """
+        """Return the stimuli of an index of numpy (numbers, a mask or a slice), with the sentences that they need."""
         rows = np.arange(len(self))[rows]
         used, sentence = np.unique(self.sentence[rows], return_inverse=True)
         return replace(
@@ -94,13 +90,9 @@ class Stimuli:
         )
 
     def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:
-        """Draw n stimuli without repetition and return them in their order.
+        """Draw n stimuli without repetition and return them in their order; too few are a DataError.
 
-        Args:
-            balance: features whose combinations come equally often, up to one.
-
-        Raises:
-            DataError: there are fewer than n, or too few of a combination.
+        Combinations of the features in `balance` come equally often, up to one.
         """
         names = chosen(self.source, [balance] if isinstance(balance, str) else balance, self.names)
         cell = joint_codes(self.features[names])
@@ -137,10 +129,7 @@ class Stimuli:
 
         Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model,
         which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are
-        counted as Σ c(c-1)/2 over the counts c of their joint levels.
-
-        Raises:
-            DataError: a feature is alike in all pairs, or different in all.
+        counted as Σ c(c-1)/2 over the counts c of their joint levels. One that is alike in all is a DataError.
         """
         counts = [[np.bincount(joint_codes(self.features[[f, g]])) for g in self.names] for f in self.names]
         alike = np.array([[float((each * (each - 1) / 2).sum()) for each in row] for row in counts])

@@ -170,13 +170,8 @@ def _values(column: pd.Series) -> pd.Series:
 def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:
     """Return a table without nominal columns in which hardly two rows are alike, such as numbers of rows, or dates.
 
-    Rows that all differ say nothing of distances.
-
-    Args:
-        named: whether the columns were asked for by name, so that one of them is an error.
-
-    Raises:
-        DataError: one that was asked for is such a column, or no other column is left.
+    Rows that all differ say nothing of distances. Where columns were asked for by name (`named`), or no other one is
+    left, that is a DataError.
     """
     labels = [
         name for name in table.columns

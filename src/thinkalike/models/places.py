@@ -280,12 +280,12 @@ def _json(path: Path) -> dict[str, Any]:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
 
-def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
+def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
     """Return the entry of a config.json, or of a part of it, that names an implementation ORG/NAME."""
     for key, value in shape.items():
         if isinstance(value, dict) and (found := _code_of_the_hub(value)):
             return found
-        if "implementation" in key and "/" in str(value):
+        if "implementation" in str(key) and "/" in str(value):
             return f"{key}={value}"
     return ""
 

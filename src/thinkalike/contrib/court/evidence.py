@@ -27,16 +27,7 @@ from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.importance import feature_importance
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
-KINDS = {  # of each feature
-    "length": "numeric",
-    "class": "nominal",
-    "begins a word": "nominal",
-    "frequency": "numeric",
-    "place": "numeric",
-    "class of the last token": "nominal",
-    "class of the one before": "nominal",
-    "seen before": "nominal",
-}
+KINDS = ["numeric", "nominal", "nominal", "numeric", "numeric", "nominal", "nominal", "nominal"]  # of `token_features`
 CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 Map = Callable[[Tensor], Tensor]
@@ -167,9 +158,10 @@ class Evidence:
 def token_features(
     rows: Int[Tensor, "b t"], words: Mapping[int, str], counts: Int[Tensor, " vocab"]
 ) -> Float[Tensor, "n f"]:
-    """Return the features `KINDS` of the tokens of rows, but of the first and the last of each.
+    """Return features of the tokens of rows, but of the first and the last of each.
 
-    `words` has the text of each token, and `counts` how often it occurs in other text.
+    They are length, class, whether it begins a word, log frequency, place, the classes of the last two tokens, and
+    whether the token was there before. `words` has the text of each token, `counts` how often other text has it.
     """
     known = rows.unique()
     place = torch.searchsorted(known, rows)
@@ -194,7 +186,7 @@ def profile_likeness(
 
     It is 0 where no feature explains anything of one of them.
     """
-    model = MLEM(kinds=list(KINDS.values()), difference="scaled", seed=seed)
+    model = MLEM(kinds=KINDS, difference="scaled", seed=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # which features are much the same is the same for every source
         try:

@@ -20,19 +20,7 @@ from torch import Tensor
 from thinkalike.arguments import refuse_nan
 from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
-from thinkalike.instruments.stitching.table import (
-    BEYOND,
-    LEAK,
-    PART,
-    RELATED,
-    SAME,
-    STATED,
-    SUPERSET,
-    TOKENS,
-    UNDECIDED,
-    Thresholds,
-    verdict,
-)
+from thinkalike.instruments.stitching import table as sentences
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.kernel_alignment import cka
@@ -171,16 +159,16 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
 
 WITHOUT_CONTEXT = ("token", "position", "bag", "untrained", "shortcut")
 RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
-    "same": (SAME,),
-    "near": (SAME, RELATED),
-    "part": (PART,),
-    "superset": (SUPERSET,),
-    "leak": (LEAK,),
-    **dict.fromkeys(("distorted", "answers"), (RELATED,)),
-    **dict.fromkeys(("layer", "mixture"), (PART, RELATED)),
-    **dict.fromkeys(("scaled", "wrong tokens"), (BEYOND,)),
-    **dict.fromkeys(("n-gram", "delay"), (TOKENS, RELATED)),
-    **dict.fromkeys(WITHOUT_CONTEXT, (TOKENS,)),
+    "same": (sentences.SAME,),
+    "near": (sentences.SAME, sentences.RELATED),
+    "part": (sentences.PART,),
+    "superset": (sentences.SUPERSET,),
+    "leak": (sentences.LEAK,),
+    **dict.fromkeys(("distorted", "answers"), (sentences.RELATED,)),
+    **dict.fromkeys(("layer", "mixture"), (sentences.PART, sentences.RELATED)),
+    **dict.fromkeys(("scaled", "wrong tokens"), (sentences.BEYOND,)),
+    **dict.fromkeys(("n-gram", "delay"), (sentences.TOKENS, sentences.RELATED)),
+    **dict.fromkeys(WITHOUT_CONTEXT, (sentences.TOKENS,)),
 }
 LEAST = [f"cca_least{way}_low" for way in ("", "_back", "_beyond", "_back_beyond")]
 
@@ -201,7 +189,7 @@ RULES = {  # by the field of `Thresholds`
 }
 
 
-def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
+def fitted_thresholds(table: pd.DataFrame) -> sentences.Thresholds:
     """Return thresholds that lie halfway between the sources that a rule is meant for and the nearest others.
 
     A threshold whose sources a table lacks is the stated one.
@@ -211,10 +199,10 @@ def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
         meant, others = (rule.number(table)[table["kind"].isin(kinds)] for kinds in (rule.meant, rule.others))
         if len(meant) and len(others):
             found[name] = float(meant.quantile(rule.quantile) + others.max()) / 2
-    return STATED._replace(**found)
+    return sentences.STATED._replace(**found)
 
 
-def sentenced(table: pd.DataFrame, thresholds: Thresholds = STATED) -> pd.DataFrame:
+def sentenced(table: pd.DataFrame, thresholds: sentences.Thresholds = sentences.STATED) -> pd.DataFrame:
     """Return a row for each source of each court, with its verdict, and whether that is right of its kind; None: open.
 
     Intervals are judged as in a stitching job; the penalty is that of least squares.
@@ -222,8 +210,9 @@ def sentenced(table: pd.DataFrame, thresholds: Thresholds = STATED) -> pd.DataFr
     rows = []
     for row in table.to_dict("records"):
         losses = dict.fromkeys(("stitching_loss", "target_loss", "source_loss"), math.nan)  # no source has them
-        found = verdict({**row, **losses, "penalty_low": row["penalty"], "penalty_high": row["penalty"]}, thresholds)
-        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT and found != UNDECIDED else None
+        losses |= dict.fromkeys(("penalty_low", "penalty_high"), row["penalty"])
+        found = sentences.verdict({**row, **losses}, thresholds)
+        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT and found != sentences.UNDECIDED else None
         rows.append({**{name: row[name] for name in (*COURT, "source", "kind")}, "verdict": found, "right": right})
     return pd.DataFrame(rows)
 
@@ -241,7 +230,7 @@ def shares(found: pd.DataFrame) -> pd.DataFrame:
     """Return for each kind how many sources were judged, decided and right, and what was said of them."""
     rows = []
     for kind, own in found[found["kind"].isin(RIGHT)].groupby("kind", sort=False):
-        decided = own[own["verdict"] != UNDECIDED]
+        decided = own[own["verdict"] != sentences.UNDECIDED]
         said = ", ".join(f"{verdict} {count}" for verdict, count in own["verdict"].value_counts().items())
         right = float(decided["right"].astype(float).mean()) if len(decided) else math.nan
         rows.append((kind, len(own), len(decided) / len(own), right, said))
@@ -252,10 +241,8 @@ def auc(upper: Float[Tensor, "c p"], lower: Float[Tensor, "c n"]) -> Float[Tenso
     """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
 
     It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
-    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval.
-
-    Raises:
-        ValueError: A value is NaN.
+    chance, averaged over c repetitions. A group that somebody listed is no sample, so there is no interval. NaN is a
+    ValueError.
     """
     refuse_nan(upper, "upper")
     refuse_nan(lower, "lower")

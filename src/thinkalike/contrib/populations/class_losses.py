@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.errors import ModelError
-from thinkalike.models.families import EMBED, Layer
+from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 
 
@@ -46,10 +46,7 @@ def class_losses(
 
     Args:
         labels: places in `wanted`, the classes of the data.
-        classes: of the model, in the order of its logits.
-
-    Raises:
-        ModelError: the model has other classes than the data, or a logit is not finite.
+        classes: of the model, in the order of its logits. Other ones than the data's are a ModelError.
     """
     owners = _owners(classes, wanted).to(logits.device)
     if not logits.isfinite().all():
@@ -82,9 +79,6 @@ def check_labels(
 
     A good model with two of three classes exchanged is about at chance. So no other order of the classes may be right
     more often by three standard errors of the difference (McNemar 1947).
-
-    Raises:
-        ModelError: the accuracy is below chance, or another order is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
@@ -109,24 +103,19 @@ def identity_stitches(
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
-    cuts: Sequence[Layer] | None = None,
     at_once: int = 1,
 ) -> IdentityStitches:
     """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
 
-    Each model runs once to the deepest cut, and from there only tails run: with cuts EMBED, 0, .., L - 1 a pair costs
+    Each model runs once to the deepest cut, and from there only tails run: with L + 1 cuts a pair costs
     L (L + 1) / 2 passes through a block, where whole stitched models cost L (L + 1). For labels see `class_losses`.
 
     Args:
-        cuts: layers; None: EMBED and all.
         at_once: sources that run through a tail together, and whose states at all cuts are in memory. One at a time,
             results are those of whole stitched models to the bit; more are faster, and may differ in the last.
-
-    Raises:
-        ModelError: models differ in depth or width; see `class_losses`.
     """
     check_alike(models)
-    cuts, found = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts, []
+    cuts, found = [EMBED, *range(models[0].n_layers)], []
     for sources in (models[start : start + at_once] for start in range(0, len(models), at_once)):
         states = [model.residuals(tokens, cuts, mask, types) for model in sources]
         masks = None if mask is None else mask.repeat(len(sources), 1)

@@ -132,9 +132,6 @@ def new_classifier(
         spread: The standard deviation of the head's weights, by default the checkpoint's initializer_range.
         redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
             their width; None: no block.
-
-    Raises:
-        ModelError: the checkpoint cannot be read, there are no classifiers of its kind, or it has no such block.
     """
     import transformers
 

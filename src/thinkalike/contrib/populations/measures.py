@@ -65,11 +65,8 @@ def grouped(
     cancel, and `directed` keeps them apart.
 
     Args:
-        groups: The group of each model.
+        groups: The group of each model: two or more, with two models or more in each.
         examples: Whether the last axis of `values` holds examples, over which means and intervals are, too.
-
-    Raises:
-        ValueError: There are fewer than two groups, or a group has fewer than two models.
     """
     members = one_hot(_numbers(groups)).bool()
     without, sizes = torch.cat([torch.ones(1, len(members)), 1 - torch.eye(len(members))]), members.sum(0)
@@ -125,10 +122,8 @@ def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r
 def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
     """Return the first index after the step of the one-step function nearest to a curve, in [1, l - 1].
 
-    By least squares it is the k of the greatest k (l - k) / l (mean after - mean before)².
-
-    Raises:
-        ValueError: A curve is constant.
+    By least squares it is the k of the greatest k (l - k) / l (mean after - mean before)². A constant curve is a
+    ValueError.
     """
     length = curve.shape[-1]
     if (curve.amax(-1) == curve.amin(-1)).any():
@@ -146,10 +141,7 @@ def onset(curve: Estimate, least: float = 0.0) -> int | None:
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 - 0.05 / l)`
     (Bonferroni); then a curve of pure noise has an onset in at most 5 % of draws. More models or examples make smaller
     differences visible, so an onset depends on their number unless the interval must exclude all values from -least to
-    least.
-
-    Raises:
-        ValueError: An end of an interval is NaN.
+    least. An end of an interval that is NaN is a ValueError.
     """
     refuse_nan(torch.stack([curve.low, curve.high]), "the interval")
     places = ((curve.low > least + ROUNDING) | (curve.high < -least - ROUNDING)).nonzero()
@@ -191,8 +183,7 @@ def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
 def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
     """Return the cluster of each model, in 0..k-1: the two of least mean distance merge until k are left.
 
-    Raises:
-        ValueError: Distances are NaN or not symmetric, or k is not in 1..m.
+    Distances that are NaN or not symmetric, or a k that is not in 1..m, are a ValueError.
     """
     if not torch.allclose(distances, distances.T):
         raise ValueError("distances must be symmetric and not NaN; `symmetric` gives the mean of two directions")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -248,25 +248,15 @@ def likeness_of_members(
     The settings are those of `population.PopulationMeasureConfig`. Too few pairs, or states without a CKA, are a
     DataError.
     """
+    from thinkalike.measures.metric import CKA
+
     if (kept := work.resume(CKA_STATE)) is not None:
         return PopulationCKA(**kept)
     count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
     rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
-    value, hsics = _compared(models, _states(models, encoded, measure, rows, count))
-    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
-    found = PopulationCKA(value, hsics, facts)
-    work.keep(CKA_STATE, found._asdict())
-    return found
-
-
-def _compared(
-    models: Sequence[FrozenModel], batches: Iterable[list[list[Tensor]]]
-) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
-    from thinkalike.measures.metric import CKA
-
     m = len(models)
     metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
-    for states in counted(batches, "batch of CKA"):
+    for states in counted(_states(models, encoded, measure, rows, count), "batch of CKA"):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*states, strict=True), strict=True)):
             try:
                 metric.update(layer, layer)
@@ -276,7 +266,11 @@ def _compared(
         raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
     results = [metric.compute() for metric in metrics]
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    return torch.stack([each.value for each in results], -1), hsics
+    value = torch.stack([each.value for each in results], -1)
+    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
+    found = PopulationCKA(value, hsics, facts)
+    work.keep(CKA_STATE, found._asdict())
+    return found
 
 
 def _states(

@@ -63,8 +63,7 @@ def load_sae(folder: str | os.PathLike[str]) -> SavedSAE:
     What SAELens computes in another order is folded into the weights: b_dec that is subtracted from the states first
     (apply_b_dec_to_input), and latents that are scaled by the norms of their directions (rescale_acts_by_decoder_norm).
 
-    Raises:
-        ModelError: A file is missing or damaged, has other tensors, or describes an autoencoder of another kind.
+    A file that is missing or damaged, has other tensors, or describes another kind of autoencoder is a ModelError.
     """
     place = Path(folder)
     try:

@@ -69,14 +69,6 @@ class ModelScores:
         subjects = torch.arange(len(chosen))
         return Scored(self.values[chosen, subjects], self.replicates[:, chosen, subjects]), chosen
 
-    def over_subjects(self, scored: Scored, level: float = 0.95) -> Estimate:
-        """Return the mean score with its interval over subjects alone; see `random_effects`."""
-        return random_effects(scored.values, level=level)
-
-    def over_both(self, scored: Scored, level: float = 0.95) -> TwoFactors:
-        """Return the mean score with its interval over subjects and stimuli, NaN without resamples: `two_factor`."""
-        return two_factor(scored.values, scored.replicates, self.draws, level=level)
-
 
 def model_scores(
     models: Float[Tensor, "m p"],
@@ -90,14 +82,11 @@ def model_scores(
     """Compare the distances of m models with those of s subjects, for all stimuli and in resamples of them.
 
     A stimulus that is drawn twice counts as two stimuli, without their own pair, whose distance is 0 in all models.
-    Resamples in which a vector is constant are left out.
+    Resamples in which a vector is constant are left out; where these are more than half of all, that is a ValueError.
 
     Args:
         models, subjects: Squared distances of all pairs of the same n stimuli.
         resamples: The number of resamples, or 0; see `draw` for groups.
-
-    Raises:
-        ValueError: A vector is constant in more than half of the resamples; see `compare`, `noise_ceiling` and `draw`.
     """
     values, ceiling = compare(models, subjects, comparator).cpu(), noise_ceiling(subjects, comparator)
     ceiling = NoiseCeiling(*(part.cpu() for part in ceiling))
@@ -132,10 +121,8 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     """Return the noise ceiling of s ≥ 2 subjects' distances, as rsatoolbox's `boot_noise_ceiling` does.
 
     The mean is over ranks (spearman and tau_a), z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov).
-    The lower end compares each subject with the mean of the others, the upper end with that of all subjects.
-
-    Raises:
-        ValueError: A mean is constant or, of no others, not finite; see `compare`.
+    The lower end compares each subject with the mean of the others, the upper end with that of all subjects. A mean
+    that is constant or, of no others, not finite is a ValueError.
     """
     s = len(subjects)
     comparable(subjects, comparator)
@@ -168,10 +155,8 @@ class Draws(NamedTuple):
 def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Draws:
     """Draw subjects and stimuli with replacement, as many as there are, with at least three different stimuli.
 
-    The stimuli of a group, such as the words of a sentence, are drawn together.
-
-    Raises:
-        ValueError: There are fewer than three stimuli or groups.
+    The stimuli of a group, such as the words of a sentence, are drawn together. Fewer than three stimuli or
+    groups are a ValueError.
     """
     owners = torch.arange(stimuli) if groups is None else groups.unique(return_inverse=True)[1].cpu()
     units = int(owners.max()) + 1

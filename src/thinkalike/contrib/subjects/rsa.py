@@ -15,14 +15,8 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib import figures
-from thinkalike.contrib.subjects.measures import (
-    ModelScores,
-    NoiseCeiling,
-    Scored,
-    model_scores,
-    noise_ceiling,
-    random_effects,
-)
+from thinkalike.contrib.subjects import measures
+from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
@@ -57,7 +51,9 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         stimuli: Stimuli = work.inputs["stimuli"]
         ((stimuli, sides), _), count = of_stimuli.states_of_sides(config, stimuli), len(config.subjects)
         try:
-            vectors = [_vectors(side, measure) for side in sides]
+            vectors = [distance_vectors(layer_distances(side, measure)) for side in sides]
+            for each, side in zip(vectors, sides, strict=True):
+                comparable(each, measure.comparator, [f"{side.name} {layer}" for layer in side.layers])
             tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}") from error
@@ -100,7 +96,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects."
         )
         for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
-            low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
+            low = float(measures.random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
             doubt = "" if low > 0 else "; subjects share too little to judge a model by"
             ceiling = f"noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}"
             show_text(f"{recorded}: {ceiling}{doubt}", indent=2)
@@ -121,13 +117,6 @@ def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
     return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
-def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
-    """Return the distances of all pairs of stimuli in each layer, which the comparator can compare."""
-    vectors = distance_vectors(layer_distances(side, measure))
-    comparable(vectors, measure.comparator, [f"{side.name} {layer}" for layer in side.layers])
-    return vectors
-
-
 def _tables(
     place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
 ) -> dict[str, pd.DataFrame]:
@@ -136,10 +125,10 @@ def _tables(
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
     if len(sides) == count:
-        return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
+        return {"ceilings": ceiling_rows(measures.noise_ceiling(subjects, measure.comparator), names, recorded)}
     models, layers = torch.cat(list(vectors[count:])), of_stimuli.rows_of_sides(sides[count:])
     settings["groups"] = of_stimuli.sentence_groups(stimuli)
-    found = model_scores(models, subjects, measure.comparator, **settings)
+    found = measures.model_scores(models, subjects, measure.comparator, **settings)
     ceilings = ceiling_rows(found.ceiling, names, recorded)
     table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
@@ -173,9 +162,9 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
     """
     rows = []
     for each in scored:
-        row = dict(zip((value, "low", "high"), found.over_subjects(each), strict=True))
+        row = dict(zip((value, "low", "high"), measures.random_effects(each.values), strict=True))
         if len(each.replicates):
-            both = found.over_both(each)
+            both = measures.two_factor(*each, found.draws)
             row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
         else:
             count = len(each.values)

@@ -15,20 +15,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.contrib.populations.measures import percentile_interval
-from thinkalike.contrib.trajectory.measures import (
-    Curve,
-    balanced,
-    band,
-    curve_of,
-    held_out_right,
-    permuted_labels,
-    simultaneous_t,
-)
+from thinkalike.contrib.trajectory import measures
 from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
@@ -49,7 +40,7 @@ from thinkalike.states.stimuli import StimulusStates, stimulus_states
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
-Curves = Sequence[tuple[Task, int, Curve]]  # of each task in each layer
+Curves = Sequence[tuple[Task, int, measures.Curve]]  # of each task in each layer
 
 
 def tasks_of_features(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
@@ -71,7 +62,7 @@ class Reading:
         self.config, self.measure, self.work, self.stimuli = config, measure, work, work.inputs["stimuli"]
         self.text = work.resume("text") or {}  # what the first checkpoint read
         self.tasks = tasks_of_features(config, self.stimuli)
-        permuted = partial(permuted_labels, permutations=measure.permutations, seed=config.seed)
+        permuted = partial(measures.permuted_labels, permutations=measure.permutations, seed=config.seed)
         self.labels = [permuted(task.labels, task.groups) for task in self.tasks]
 
     def of(self, checkpoint: ModelConfig) -> dict[str, Any]:
@@ -100,9 +91,10 @@ class Reading:
     def _accuracies(self, words: Sequence[Tensor]) -> dict[str, list[Any]]:
         right, null = [], []  # of each task: what each layer gets right, (l, n), and the accuracies of its null, (l, p)
         for task, labels in zip(self.tasks, self.labels, strict=True):
-            found = [held_out_right(layer[task.rows], labels, len(task.levels), task.fold_of) for layer in words]
+            count, folds = len(task.levels), task.fold_of
+            found = [measures.held_out_right(layer[task.rows], labels, count, folds) for layer in words]
             right.append(torch.stack([each[0] for each in found]))
-            null.append(torch.stack([balanced(each[1:], labels[1:], len(task.levels)) for each in found]))
+            null.append(torch.stack([measures.balanced(each[1:], labels[1:], count) for each in found]))
         return {"right": right, "null": null}
 
 
@@ -120,15 +112,17 @@ def _of_text(model: FrozenModel, rows: Tensor) -> tuple[list[Tensor], Tensor]:
 def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     """Return all tables and headline numbers of the checkpoints of these steps."""
     layers, likeness = [], []
-    losses, counts = _losses(steps, kept, reading)
+    documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
+    loss = mean_over_documents(torch.stack([each["losses"].flatten() for each in kept]), documents, together=True)
+    losses = pd.DataFrame({"step": steps, **ends_of("loss", loss)})
     for layer, result in enumerate(_alike(kept, reading)):
         layers.append(_by_step(steps, layer, result))
         cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
         likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
-    curves = [  # of each layer and task
-        (task, layer, curve_of(_by(kept, "right", n, layer), task.labels, task.groups, _by(kept, "null", n, layer)))
-        for layer, (n, task) in itertools.product(range(len(layers)), enumerate(reading.tasks))
-    ]
+    curves = []
+    for layer, (n, task) in itertools.product(range(len(layers)), enumerate(reading.tasks)):
+        right, null = (torch.stack([each[part][n][layer] for each in kept]) for part in ("right", "null"))
+        curves.append((task, layer, measures.curve_of(right, task.labels, task.groups, null)))
     table, joint = pd.concat(layers, ignore_index=True), pd.concat(likeness, ignore_index=True)
     tables = {
         "losses": losses,
@@ -139,7 +133,7 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     settled = settling(table, losses)
     scalars = {f"{name}_settles": settled[name] for name in ("loss", "likeness") if math.isfinite(settled[name])}
     scalars |= {"checkpoints": float(len(steps)), "tokens": float(reading.text["tokens"].numel())}
-    scalars |= document_numbers(counts)
+    scalars |= document_numbers(torch.bincount(documents).double())
     return Outcome(
         table,
         scalars,
@@ -171,14 +165,6 @@ def settles(steps: Sequence[int], values: Sequence[float]) -> float:
     return float(2 ** (place[last] + share * (place[last + 1] - place[last])) - 1)
 
 
-def _losses(steps: Sequence[int], kept: Kept, reading: Reading) -> tuple[pd.DataFrame, Float[Tensor, " documents"]]:
-    documents = reading.text["documents"][:, 1:].flatten().long().unique(return_inverse=True)[1]
-    counts = torch.bincount(documents).double()
-    losses = torch.stack([each["losses"].flatten() for each in kept])
-    loss = mean_over_documents(losses, documents, together=True)
-    return pd.DataFrame({"step": steps, **ends_of("loss", loss)}), counts
-
-
 def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
     """Return for each layer the CKA of every two checkpoints, of states less the means of their token and position."""
     documents = numbered_by_part(reading.text["documents"].flatten().long())
@@ -203,17 +189,13 @@ def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFram
     """Return likeness to the last checkpoint and to the one before, and the angle between these per doubling."""
     value, without = result.value, result.without
     place = torch.log2(1 + torch.tensor(steps, dtype=torch.float64))
-    last = band(value[:, -1], without[:, :, -1], value[:, -1])
-    before = band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))
+    last = measures.band(value[:, -1], without[:, :, -1], value[:, -1])
+    before = measures.band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))
     angle, angles = (each.diagonal(1, -2, -1).clamp(-1, 1).arccos() / place.diff() for each in (value, without))
     columns = {"step": list(steps), "layer": layer, **ends_of("to_last", last)}
-    for name, each in {"to_previous": before, "speed": band(angle, angles, angle)}.items():
+    for name, each in {"to_previous": before, "speed": measures.band(angle, angles, angle)}.items():
         columns |= {key: [math.nan, *values] for key, values in ends_of(name, each).items()}
     return pd.DataFrame(columns)
-
-
-def _by(kept: Kept, part: str, number: int, layer: int) -> Tensor:
-    return torch.stack([each[part][number][layer] for each in kept])
 
 
 def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves) -> pd.DataFrame:
@@ -226,7 +208,7 @@ def _features(steps: Sequence[int], kept: Kept, reading: Reading, curves: Curves
     if "importance" not in kept[0]:
         return table
     folds = torch.stack([each["importance"] for each in kept])  # (s, l, f, k)
-    importance = ends_of("importance", fold_interval(folds, t=simultaneous_t(folds.movedim(-1, 0))))
+    importance = ends_of("importance", fold_interval(folds, t=measures.simultaneous_t(folds.movedim(-1, 0))))
     names = reading.stimuli.names
     cells = pd.DataFrame(itertools.product(steps, range(folds.shape[1]), names), columns=["step", "layer", "feature"])
     cells = cells.assign(**{name: np.asarray(each).ravel() for name, each in importance.items()})

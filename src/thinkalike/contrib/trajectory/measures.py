@@ -15,15 +15,8 @@ from torch.nn.functional import one_hot
 
 from thinkalike.arguments import seeded
 from thinkalike.contrib.transfer.measures import balanced_accuracies
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    Estimate,
-    drawn_counts,
-    interval_around,
-    jackknife,
-    splits,
-    sum_by_document,
-)
+from thinkalike.measures import estimates
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, splits
 from thinkalike.measures.mlem.importance import regrouped
 
 SHRINKAGE = 0.1
@@ -104,7 +97,7 @@ def band(
 
     Fewer than `FEWEST_GROUPS` parts have no interval: it is (-∞, ∞).
     """
-    if len(replicates) < FEWEST_GROUPS:
+    if len(replicates) < estimates.FEWEST_GROUPS:
         return interval_around(value, torch.inf)
     return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
 
@@ -138,9 +131,10 @@ def curve_of(
     greatest = null.amax(0).sort(descending=True).values
     threshold = float(greatest[max(int(ALPHA * (len(greatest) + 1)) - 1, 0)])
     number = groups.unique(return_inverse=True)[1]
-    weights = drawn_counts(int(number.max()) + 1, resamples, seeded(0))
-    counts = weights @ sum_by_document(held, number, weights.shape[1]).T  # (r, k)
-    sums = torch.einsum("rg,skg->rsk", weights, sum_by_document(right[:, None] * held, number, weights.shape[1]))
+    weights = estimates.drawn_counts(int(number.max()) + 1, resamples, seeded(0))
+    counts = weights @ estimates.sum_by_document(held, number, weights.shape[1]).T  # (r, k)
+    by_group = estimates.sum_by_document(right[:, None] * held, number, weights.shape[1])
+    sums = torch.einsum("rg,skg->rsk", weights, by_group)
     drawn = (sums / counts.clamp(min=1)[:, None]).sum(-1) / (counts > 0).sum(-1, keepdim=True)
     accuracy = band(torch.stack([each.value for each in judged]), torch.stack([each.replicates for each in judged], 1))
     return Curve(accuracy, threshold, int(onset(accuracy.value > threshold)), onset(drawn > threshold))

@@ -24,17 +24,9 @@ from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
+from thinkalike.measures import estimates
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    interval_around,
-    jackknife,
-    numbered_by_part,
-    splits,
-    sum_by_document,
-)
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, splits
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -201,8 +193,8 @@ def best_penalty(
 
 def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) -> Float[Tensor, "*b r"]:
     """Return the sum of all values, and the sums without each of up to `PARTS` parts, which groups are drawn into."""
-    part_of = numbered_by_part(groups) % PARTS
-    sums = sum_by_document(values, part_of, int(part_of.max()) + 1)
+    part_of = estimates.numbered_by_part(groups) % estimates.PARTS
+    sums = estimates.sum_by_document(values, part_of, int(part_of.max()) + 1)
     total = sums.sum(-1, keepdim=True)
     return torch.cat([total, total - sums], -1)
 
@@ -216,7 +208,7 @@ class Jackknifed:
 
     def interval(self, level: float = 0.95) -> Estimate:
         """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups."""
-        if self.replicates.shape[-1] < FEWEST_GROUPS:
+        if self.replicates.shape[-1] < estimates.FEWEST_GROUPS:
             return interval_around(self.value, torch.nan)
         return jackknife(self.value, self.replicates.movedim(-1, 0), level=level)
 

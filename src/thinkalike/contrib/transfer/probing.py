@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import Accuracy, CrossFitted
@@ -132,7 +133,7 @@ class Probing:
             right[UNTRAINED] = fresh.right(c, task.labels)
             right[UNTRAINED_CARRIED] = mine.through(self.back[pair].psi).right(c, task.labels)
             fits.append(fresh)
-        shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
+        shuffled = task.labels[torch.randperm(len(task.labels), generator=seeded(self.seed))]
         chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
         judged = self._accuracies(task, right, task.labels)
         judged |= self._accuracies(task, {SHUFFLED: chance.right(b, shuffled)}, shuffled)
@@ -151,7 +152,7 @@ class Probing:
 
     def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
         """Return the share of random maps through which the answer to each stimulus is right."""
-        generator = self._generator()
+        generator = seeded(self.seed)
         turned = (measures.turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
         right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
         return torch.stack(right).double().mean(0)
@@ -160,9 +161,6 @@ class Probing:
         rows = torch.stack([each.double() for each in right.values()])
         found = measures.balanced_accuracies(rows, labels, task.sentences, len(task.levels))
         return dict(zip(right, found, strict=True))
-
-    def _generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self.seed)
 
 
 SHARES = ("share", "share_above_chance")

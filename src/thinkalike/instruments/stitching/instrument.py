@@ -207,7 +207,7 @@ class Stitching(
 
         from thinkalike.evaluation.language import document_numbers
         from thinkalike.instruments.stitching.fitting import load_setting
-        from thinkalike.instruments.stitching.table import add_asymmetries, add_unexplained, joined, stitched
+        from thinkalike.instruments.stitching.table import joined, stitched
         from thinkalike.stitches.stitch import write_stitches
         from thinkalike.training.run import Run, loggers_of
 
@@ -217,6 +217,8 @@ class Stitching(
         run = Run(work.job.partial, target.device, config.trainer, work.tracker)
         done = {"": stitched(setting, run, loggers_of(run, config.logger.kind), work)}
         if stitch.both:
+            from thinkalike.instruments.stitching.directions import add_asymmetries, add_unexplained
+
             done["back"] = stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
             add_asymmetries(*done.values())
             if stitch.kind == "least_squares":

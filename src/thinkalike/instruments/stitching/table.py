@@ -22,11 +22,9 @@ from torch import Tensor
 
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
-from thinkalike.evaluation.maps import residual_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
 from thinkalike.job import Work
-from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import Estimate, documents_and_seeds_interval
+from thinkalike.measures.estimates import documents_and_seeds_interval
 from thinkalike.models.frozen import randomised
 from thinkalike.training.run import Run
 
@@ -179,7 +177,7 @@ def bytes_by_document(
     return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
 
 
-def _seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
+def losses_of_seeds(sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
     """Return the losses of φ of every seed."""
     return torch.stack([each for name, each in sums.items() if name == "stitch" or name.startswith("seed_")], 1)
 
@@ -193,7 +191,7 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     Args:
         sums: of `document_sums` and, where tokenizers differ, the bytes of both models' text.
     """
-    counts, seeds = sums["tokens"], _seeds(sums)
+    counts, seeds = sums["tokens"], losses_of_seeds(sums)
     layers, depths = map(list, zip(*setting.layer_pairs, strict=True))
     columns: dict[str, Any] = {"source": setting.source.name, "target": setting.target.name}
     columns |= {"source_layer": layers, "target_layer": depths, "stitch": setting.config.kind}
@@ -218,36 +216,6 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
         columns |= with_ends("source_bits_per_byte", sums["source"] * BITS, source)
         columns |= with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target)
     return pd.DataFrame(columns)
-
-
-def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dict[str, Estimate]:
-    """Return the penalty of each φ minus that of the φ back between the same two layers, by the name of a column.
-
-    It is in nats per token, over documents and seeds. Where the tokenizers differ, it is in bits per byte of each
-    direction's own text, and its interval joins those of both by MOVER (Zou & Donner 2008, eq. 4), as if they were
-    independent:
-
-        low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²),    R = R₁ - R₂
-
-    Args:
-        onward, back: sums of both directions, whose layer pairs are in the same order; see `penalties`.
-
-    Returns:
-        One estimate of shape (pairs,); none where the directions report on different tokens of one tokenizer, as models
-        do that begin their rows differently.
-    """
-    sides = [_seeds(sums) - sums["target"] for sums in (onward, back)]
-    if "target_bytes" in onward:
-        counts = [sums["target_bytes"].clamp(min=1).double() for sums in (onward, back)]
-        (one, low, high), (other, least, most) = (
-            documents_and_seeds_interval(side * BITS, own) for side, own in zip(sides, counts, strict=True)
-        )
-        value = one - other
-        ends = value - (one - low).hypot(most - other), value + (high - one).hypot(other - least)
-        return {"asymmetry_bits_per_byte": Estimate(value, *ends)}
-    if not torch.equal(onward["tokens"], back["tokens"]):
-        return {}
-    return {"asymmetry": documents_and_seeds_interval(sides[0] - sides[1], onward["tokens"])}
 
 
 def verdicts(setting: Setting, table: pd.DataFrame, rows_used: float) -> dict[str, list[str]]:
@@ -303,34 +271,3 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
     weights = joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     return Direction(forms, table, weights, arrays, sums, alike.likeness.rows_used)
-
-
-def add_unexplained(there: Direction, back: Direction) -> None:
-    """Add to both tables what each map, and the way there and back, leave unexplained of the report's states.
-
-    `unexplained` is the share of the variance of the target's states that the map leaves, and
-    `round_trip_unexplained` that of the source's states that the map and then the map back leave, with 95 % intervals
-    over documents; variance is about the mean of the rows that were fitted on.
-    """
-    setting, rows = there.forms.setting, there.forms.setting.corpus.report
-
-    def fitted_map(weights: Mapping[str, Tensor], number: int) -> AffineMap:
-        parts = (weights[f"{number}.map.{part}"] for part in ("weight", "bias"))
-        return AffineMap(*(part.to(setting.target.device).double() for part in parts))
-
-    numbers = range(len(setting.layer_pairs))
-    maps = [(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
-    at_once = there.forms.rows_at_once(rows.tokens)
-    for name, values in residual_sums(*setting.models, maps, there.forms.moments, rows, at_once).columns().items():
-        table = back.table if "_back" in name else there.table
-        table[name.replace("_back", "")] = values
-
-
-def add_asymmetries(onward: Direction, back: Direction) -> None:
-    """Add to the tables of both directions how much more each costs than the other."""
-    found = asymmetries(onward.sums, back.sums)
-    if not found:
-        log.warning("warning: there is no asymmetry, as the two directions report on different tokens")
-    for name, (value, low, high) in found.items():
-        onward.table = onward.table.assign(**ends_of(name, Estimate(value, low, high)))
-        back.table = back.table.assign(**ends_of(name, Estimate(-value, -high, -low)))
