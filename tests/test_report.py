@@ -12,7 +12,8 @@ import pytest
 
 from stores import finish, layer_pairs, profile
 from thinkalike import cli
-from thinkalike.report.reports import ROWS, gather, grids_of, page_of, report_of
+from thinkalike.report.reports import ROWS, gather, grids_of, is_command, page_of, report_of
+from thinkalike.store import seal
 
 CLAIMS = pd.DataFrame(
     {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}
@@ -191,3 +192,33 @@ def test_a_selection_without_results_is_refused(words, store, tmp_path, monkeypa
     status, out, err = call(monkeypatch, capsys, *words)
     assert (status, out, err.count("\n")) == (1, "", 1)
     assert words[-1] in err
+
+
+@pytest.mark.parametrize("foreign", ["a table beside", "a link", "another form", "a table that is none"])
+def test_what_is_not_sealed_in_a_result_is_not_shown(foreign, store, tmp_path):
+    folder, secret = store / "cka" / "c1", tmp_path / "secret.csv"
+    secret.write_text("token\nabcdef\n")
+    if foreign == "a table beside":
+        (folder / "x.csv").write_text(secret.read_text())
+    elif foreign == "a link":
+        (folder / "x.csv").symlink_to(secret)
+    elif foreign == "another form":
+        (folder / "result.json").write_text("[]")
+    else:
+        (folder / "table.csv").write_bytes(b"\x00\xff" * 9)
+    if foreign in ("another form", "a table that is none"):
+        seal(folder)  # as another program might
+    report = report_of(gather([store]))
+    assert "abcdef" not in json.dumps(report)
+    assert len(report["results"]) == (6 if "a " in foreign and "none" not in foreign else 5)
+    assert any(str(folder) in line for line in report["left_out"]) == (len(report["results"]) == 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "whole"),
+    [("python train.py model=a 'layers=[[0, 1]]'", True), ("thinkalike analyze measure=cka", True),
+     ("python train.py a=1; curl x | sh", False), ("python train.py 'a", False), ("sh -c 'python train.py'", False),
+     ("python train.py a=$(id)", False)],
+)  # fmt: skip
+def test_a_command_is_shown_if_it_is_one_whole(text, whole):
+    assert is_command(text) == whole

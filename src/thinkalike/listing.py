@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, first_line, listed, nearest, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -86,6 +86,20 @@ class Found:
     unfinished: list[Path] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
+    def add(self, folder: Path, content: bool = False) -> None:
+        """Add a sealed folder to the entries, or to what is skipped: it is damaged, or of another form.
+
+        Args:
+            content: compare the digests of all files.
+        """
+        try:
+            if wrong := damage(folder, content):
+                self.skipped.append(wrong)
+            else:
+                self.entries.append(Entry.of(Result(folder)))
+        except Exception as error:  # a result may come from anywhere
+            self.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {first_line(error)[:100]})")
+
 
 def utc(date: datetime) -> datetime:
     """Return a date with its time zone, which is UTC unless it says another."""
@@ -101,8 +115,8 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def search(store: Path) -> Found:
-    """Return the content of a store; the sizes of its files are checked, but not their content.
+def search(store: Path, content: bool = False) -> Found:
+    """Return the content of a store; see `Found.add`.
 
     Raises:
         StoreError: there is no such folder, or it cannot be read.
@@ -116,10 +130,7 @@ def search(store: Path) -> Found:
         if folder.suffix == ".partial":
             found.unfinished.append(folder)
         elif is_sealed(folder):
-            if wrong := damage(folder, content=False):
-                found.skipped.append(wrong)
-            else:
-                found.entries.append(Entry.of(Result(folder)))
+            found.add(folder, content)
     found.entries.sort(key=lambda entry: entry.date)
     return found
 

@@ -169,7 +169,15 @@ class Result:
         """All tables by name; the one that every result has is `table`."""
         import pandas as pd
 
-        return {path.stem: pd.read_csv(path) for path in sorted(self.folder.glob("*.csv"))}
+        return {Path(name).stem: pd.read_csv(self.folder / name) for name in self._files if Path(name).suffix == ".csv"}
+
+    @cached_property
+    def _files(self) -> list[str]:
+        """The names of the files beside result.json: those that the manifest names, once it is written."""
+        if is_sealed(self.folder):
+            named = json.loads((self.folder / MANIFEST).read_text())["files"]
+            return sorted(name for name in named if "/" not in name)
+        return sorted(path.name for path in self.folder.glob("*.*"))
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -209,7 +217,7 @@ def damage(folder: Path, content: bool = True) -> str | None:
     """Return what is wrong with a sealed folder, as half a sentence, or None.
 
     Args:
-        content: compare digests too, and not sizes alone.
+        content: compare all digests, and not sizes and the digest of result.json alone.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
@@ -224,7 +232,7 @@ def damage(folder: Path, content: bool = True) -> str | None:
             return f"{path} is missing"
         if path.stat().st_size != size:
             return f"{path} is damaged: it has {path.stat().st_size:,} bytes and should have {size:,}"
-        if content and digest_of(path) != digest:
+        if (content or name == "result.json") and digest_of(path) != digest:
             return f"{path} is damaged: its checksum is not that of what was written"
     return None
 

@@ -7,11 +7,13 @@ packs that with the page's own HTML, CSS and JavaScript into one file.
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import html
 import itertools
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -22,9 +24,10 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import MEASURES
+from thinkalike.errors import first_line
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
-from thinkalike.store import damage, is_sealed, open_result
+from thinkalike.store import is_sealed, open_result
 
 PARTS = Path(__file__).parent / "page"
 SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
@@ -90,10 +93,9 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
-        wrong = [damage(entry.result.folder) for entry in inside.entries]
-        found.entries += [entry for entry, reason in zip(inside.entries, wrong, strict=True) if not reason]
-        found.skipped += [*filter(None, wrong), *inside.skipped]
+        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place, content=True)
+        found.entries += inside.entries
+        found.skipped += inside.skipped
         found.unfinished += inside.unfinished
     found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
     # a table that an experiment repeats is shown under the job that computed it
@@ -126,9 +128,14 @@ def report_of(found: Found) -> Report:
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
     for entry, record in zip(found.entries, records(found.entries), strict=True):
-        report["results"].append(shown(entry, record))
-        for name, table in entry.result.tables.items():
-            _add(report, known, name, table, repeats="claims" in entry.result.tables)
+        try:
+            row, tables = shown(entry, record), entry.result.tables
+        except Exception as error:  # a result may come from anywhere
+            report["left_out"].append(f"{entry.result.folder} cannot be shown ({first_line(error)[:100]})")
+            continue
+        report["results"].append(row)
+        for name, table in tables.items():
+            _add(report, known, name, table, repeats="claims" in tables)
     return report
 
 
@@ -143,10 +150,17 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
         "headline": "; ".join(map(str, entry.headlines)),
         "is_distance": any(each.name == f"greatest_{entry.result.kind}" for each in entry.headlines),
-        "command": command if ENTRY_POINT.match(command) else "",
+        "command": command if is_command(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
         "provenance": json.loads(provenance, parse_constant=lambda _: None),  # NaN and the infinities
     }
+
+
+def is_command(text: str) -> bool:
+    """Return whether a text is the command line of an entry point and nothing else, as a shell reads it."""
+    with contextlib.suppress(ValueError):
+        return bool(ENTRY_POINT.match(text)) and shlex.join(shlex.split(text)) == text
+    return False
 
 
 def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:
