@@ -103,7 +103,7 @@ def speed(seconds: float = 0.3) -> float:
     return 2 * n**3 * done / took
 
 
-def precision_of(dtype: str, trainer: TrainerConfig) -> str:
+def precision_of(dtype: str | None, trainer: TrainerConfig) -> str:
     """Return the precision of the products of a job with models of this dtype: bfloat16, TF32 or float32."""
     if trainer.precision == "bf16-mixed" or trainer.matmul == "medium" or dtype in ("bfloat16", "float16"):
         return "bfloat16"
