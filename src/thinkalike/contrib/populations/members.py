@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
 from thinkalike.contrib.populations.templates import read_pairs
-from thinkalike.errors import DataError, one_of
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
@@ -245,13 +246,22 @@ def likeness_of_members(
 ) -> PopulationCKA:
     """Return CKA of every two models at each layer, or what an earlier run left of it.
 
-    The settings are those of `population.PopulationMeasureConfig`. Too few pairs, or states without a CKA, are a
-    DataError.
+    The settings are those of `population.PopulationMeasureConfig`.
+
+    Raises:
+        ConfigError: `padding` is shorter than a pair, or longer than a model can take.
+        DataError: there are too few pairs, or states have no CKA.
     """
     from thinkalike.measures.metric import CKA
 
     if (kept := work.resume(CKA_STATE)) is not None:
         return PopulationCKA(**kept)
+    longest, most = max(map(len, encoded.tokens)), min(model.context for model in models)
+    if measure.padding is not None and not longest <= measure.padding <= most:
+        raise ConfigError(
+            f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
+            "that every member takes"
+        )
     count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
     rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
     m = len(models)
@@ -283,15 +293,30 @@ def _states(
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
     waiting: list[list[list[Tensor]]] = []
     for start in range(0, len(order), measure.batch):
-        batch, found = encoded.batch(order[start : start + measure.batch]), {}
-        chosen = batch.mask.clone()
+        batch, found = encoded.batch(order[start : start + measure.batch], measure.padding or 0), {}
+        chosen = torch.ones_like(batch.mask) if measure.include_padding else batch.mask.clone()
         if measure.tokens == "cls":
             chosen[:, 1:] = False
         for model in dict.fromkeys(models):  # the whole states of one at a time
-            layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
+            with last_additions(model) as added:
+                layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
+            layers = added if measure.site == "update" else layers
             found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
         waiting.append([found[model] for model in models])
         while sum(len(part[0][0]) for part in waiting) >= rows:
             whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
             yield [[layer[:rows] for layer in own] for own in whole]
             waiting = [[[layer[rows:] for layer in own] for own in whole]]
+
+
+@contextlib.contextmanager
+def last_additions(model: FrozenModel) -> Iterator[list[Tensor]]:
+    """Collect what each block of a BERT adds last to its residual stream (Brown et al. 2023, appendix C.2)."""
+    found: list[Tensor] = []
+    parts = [block.get_submodule("output.dense") for block in model.blocks]
+    hooks = [part.register_forward_hook(lambda _module, _given, output: found.append(output)) for part in parts]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Optional
 
@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
-from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
@@ -42,13 +42,23 @@ class PopulationMeasureConfig(MeasureConfig):
 
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
+    site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
     tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: the first, which the classifier reads
+    include_padding: bool = False  # in CKA, as brown2023 did
+    padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
+    # brown2023 512; null: those of the longest pair of `batch`
     cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
     # 1000; null: all
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
     # what it reads, so that there are four batches
     batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
     at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
+
+    @property
+    def unused(self) -> Collection[str]:
+        if self.tokens == "cls":
+            return {"include_padding", "padding"}
+        return () if self.include_padding else {"padding"}
 
 
 class Population(
