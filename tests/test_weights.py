@@ -167,9 +167,7 @@ def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
 
 
-@pytest.mark.parametrize(
-    ("kind", "change"), [("gpt2", torch.zeros_like), ("native", torch.Tensor.sign), ("gpt2", torch.Tensor.int)]
-)
+@pytest.mark.parametrize(("kind", "change"), [("native", torch.Tensor.sign), ("gpt2", torch.Tensor.sign)])
 def test_a_matrix_of_whole_numbers_is_refused_by_name(whole, kind, change):
     folder, name = whole(kind), MATRIX[kind]
     rewrite(folder, lambda weights: weights | {name: change(weights[name])})

@@ -14,7 +14,7 @@ import inspect
 import itertools
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import jaxtyping
@@ -96,6 +96,8 @@ class _Wanted(NamedTuple):
             return value
         if self.items and isinstance(value, list | tuple):
             return self._layers(value, name, device)
+        if self.items and isinstance(value, Mapping):
+            return {place: self.items.read(each, f"{name}[{place}]", device) for place, each in value.items()}
         tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
         if self.items and tensor.ndim < 3:
