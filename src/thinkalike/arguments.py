@@ -77,6 +77,7 @@ class _Wanted(NamedTuple):
     items: _Wanted | None = None
     is_list: bool = False
     others: tuple[type, ...] = ()
+    by_number: bool = False  # whether the tensors may be the values of a mapping
 
     @classmethod
     def of(cls, annotation: Any) -> _Wanted:
@@ -86,7 +87,8 @@ class _Wanted(NamedTuple):
         others = tuple(each for each in options if inspect.isclass(each) and each not in arrays)
         inside = [cls.of(typing.get_args(each)[0]) for each in options if typing.get_origin(each) is Sequence]
         layers = next((each for each in inside if each.array), None)
-        return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others)
+        by_number = any(typing.get_origin(each) is Mapping for each in options)
+        return cls(arrays[0] if arrays else None, layers, bool(inside) and not layers, others, by_number)
 
     def read(self, value: Any, name: str, device: torch.device | None) -> Any:
         """Return an argument as the annotation wants it."""
@@ -96,7 +98,7 @@ class _Wanted(NamedTuple):
             return value
         if self.items and isinstance(value, list | tuple):
             return self._layers(value, name, device)
-        if self.items and isinstance(value, Mapping):
+        if self.items and self.by_number and isinstance(value, Mapping):
             return {place: self.items.read(each, f"{name}[{place}]", device) for place, each in value.items()}
         tensor = tensor_of(value, getattr(self.array, "dtype", Shaped), name)
         tensor = tensor if device is None or isinstance(value, Tensor) else tensor.to(device)
