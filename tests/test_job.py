@@ -39,6 +39,7 @@ from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.job.performing import contents_of
+from thinkalike.processes import Interrupted
 from thinkalike.store import write_state
 
 
@@ -67,7 +68,7 @@ class Config:
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
     """Draws some numbers."""
 
-    def __init__(self, content: str = "text", break_off: Exception | None = None):
+    def __init__(self, content: str = "text", break_off: BaseException | None = None):
         self.content, self.break_off, self.calls = content, break_off, []
 
     def inputs(self, config):
@@ -185,6 +186,19 @@ def test_an_exhausted_machine_is_one_line_and_keeps_the_state(error, said, tmp_p
     with pytest.raises(ResourceError, match=f"{said}.*rerun the command to resume from the last state"):
         perform(Toy(break_off=error), config(tmp_path))
     assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
+
+
+class Early(Toy, kind="early", reads=("measure",), config=Config):
+    def run(self, config, work: Work) -> Outcome:
+        raise Interrupted(15)
+
+
+@pytest.mark.parametrize(
+    ("toy", "after"), [(Toy(break_off=Interrupted(15)), " to resume"), (Early(), ", which begins anew")]
+)  # fmt: skip
+def test_a_signal_says_whether_there_is_a_state(toy, after, tmp_path):
+    with pytest.raises(Interrupted, match=f"^interrupted; rerun the command{after}"):
+        perform(toy, config(tmp_path))
 
 
 def test_a_second_process_waits_for_the_firsts_result(tmp_path, caplog, monkeypatch):

@@ -35,15 +35,17 @@ class Interrupted(BaseException):
 
     Attributes:
         status: the exit status that a shell gives to a process that this signal ended.
+        kept: whether there is a state to resume from; None: that is not known.
     """
 
     def __init__(self, number: int, where: str = ""):
         super().__init__(number, where)
         self.number, self.where, self.status = number, where, 128 + number
+        self.kept: bool | None = True if where else None
 
     def __str__(self) -> str:
-        after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
-        return f"interrupted{self.where and ' '}{self.where}; {after}"
+        after = {True: " to resume", False: ", which begins anew, as no state was kept yet", None: ""}[self.kept]
+        return f"interrupted{self.where and ' '}{self.where}; rerun the command{after}"
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, first_line
 from thinkalike.job.instrument import Instrument, Outcome, Phases, Work, phase_of_all
 from thinkalike.plugins import digest, named_in
-from thinkalike.processes import ProcessGroup, rank, together
+from thinkalike.processes import Interrupted, ProcessGroup, rank, together
 from thinkalike.progress import doing
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result
@@ -80,7 +80,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
                 LOGGER.setLevel(logging.ERROR)  # the first of the processes that share it has the lock, and speaks
             else:
                 opened.enter_context(each.job.running(wait=each.config.wait))
-            opened.enter_context(_explained())
+            opened.enter_context(_explained(each.job))
         found |= _stored(missing, shown)  # by the process that had the lock before
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
@@ -310,13 +310,17 @@ class Warnings(logging.Handler):
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Turn an error that means that the machine has too little of something into one line; the last state is kept."""
+def _explained(job: Job) -> Iterator[None]:
+    """Turn an error that means that the machine has too little of something into one line, and say what was kept."""
     try:
         yield
+    except Interrupted as error:
+        error.kept = error.kept or any(job.states.glob("*.pt"))
+        raise
     except Exception as error:
         if not isinstance(error, ResourceError) and (reason := _reason(error)):
-            raise ResourceError(f"{reason}, and rerun the command to resume from the last state") from error
+            after = " to resume from the last state" if any(job.states.glob("*.pt")) else ""
+            raise ResourceError(f"{reason}, and rerun the command{after}") from error
         raise
 
 
