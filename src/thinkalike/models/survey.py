@@ -11,7 +11,7 @@ import inspect
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from typing import Any
 
@@ -249,15 +249,17 @@ def same_vocabulary(source: Any, target: Any) -> None:
         )
 
 
-def check_cuts(source: Any, target: Any, texts: Sequence[str]) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, cut these texts into the same tokens.
+def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
+    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all.
 
     Raises:
-        ModelError: one is cut differently; the message names the place.
+        ModelError: a text is cut differently, or only one model has a row of the embedding for a token.
     """
+    if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
+        raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
     if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
         return
-    for text in texts:
+    for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
         if mine != theirs:
             place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)

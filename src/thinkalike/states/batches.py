@@ -31,7 +31,7 @@ from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import same_vocabulary
+from thinkalike.models.survey import check_rows
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
 
 log = logging.getLogger(__name__)
@@ -273,8 +273,6 @@ class TokenBatches(TextBatches):
 
     def read(self, data: DataConfig) -> None:
         first, measure = self.models[0], self.measure
-        for model in self.models:
-            same_vocabulary(first, model)  # the same rows must be the same text
         tokens = measure.batches * measure.tokens_per_batch
         every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)
@@ -287,6 +285,8 @@ class TokenBatches(TextBatches):
         corpus = self.runs.text(asked, partial(how, data, first.tokenizer, context))
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
+        for model in self.models:
+            check_rows(first, model, self.rows)  # the same rows must be the same text
         self.groups = numbered_by_part(documents.flatten().long()).view(-1, context)
         special = first.tokenizer.all_special_ids if measure.skip_special_tokens else []
         self.kept = counted(self.rows, measure.skip_first, special)

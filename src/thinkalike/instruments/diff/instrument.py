@@ -19,7 +19,7 @@ from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.data.corpus import TokenRows, read_corpus
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
 from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
@@ -29,7 +29,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.survey import check_cuts
+from thinkalike.models.survey import check_rows
 from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
 
@@ -111,7 +111,7 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
             return replace(unchanged(base, measure.margin), models=models)
         with work.phase("text"):
             rows, text, facts = read_rows(config, base, FORKED if measure.null == "drift" else 1)
-            check_text(base, changed, rows)
+            check_rows(base, changed, rows.tokens)
         pairs = work.inputs.get("contrasts")
         if measure.contrast in CONTRASTS:
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
@@ -177,15 +177,3 @@ def read_rows(
     chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted]
     rows = TokenRows(corpus.report.tokens[chosen], corpus.report.documents[chosen])
     return rows, corpus.fit.tokens, {"name": config.data.name, **corpus.facts()}
-
-
-def check_text(base: FrozenModel, changed: FrozenModel, rows: TokenRows) -> None:
-    """Check that both models cut a text into these tokens, and have a row of the embedding for each of them.
-
-    Raises:
-        ModelError: they do not.
-    """
-    texts = base.tokenizer.batch_decode(rows.tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    check_cuts(base, changed, texts)
-    if (largest := int(rows.tokens.max())) >= base.vocabulary:
-        raise ModelError(f"the text holds {base.tokenizer.decode([largest])!r}, for which only one model has a row")
