@@ -11,8 +11,8 @@ from thinkalike.config import DataConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
+from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments import run_job
-from thinkalike.instruments.loss import held_out_loss
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS
 from thinkalike.models.survey import same_vocabulary

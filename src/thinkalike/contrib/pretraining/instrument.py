@@ -16,7 +16,8 @@ from thinkalike.contrib.pretraining.training import Keeping, MaskedPretraining, 
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, first_line
-from thinkalike.instruments.loss import held_out_loss, show_loss
+from thinkalike.evaluation.held_out import held_out_loss
+from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family
 from thinkalike.models.frozen import FrozenModel

@@ -17,7 +17,7 @@ from thinkalike.contrib.populations.config import NLIConfig
 from thinkalike.contrib.populations.pairs import EncodedPairs
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.errors import ModelError
-from thinkalike.instruments.loss import masked_losses
+from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import StepData, SteppedModule
 
