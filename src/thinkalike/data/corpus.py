@@ -277,17 +277,23 @@ class OneTokenizer:
     def __init__(self, tokenizer: Any, bos: bool):
         self.tokenizer = tokenizer
         self.end, self.start = separators(tokenizer, bos)
+        self._marks = marks_of(tokenizer, self.start, self.end)
 
     def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        texts = [without_marks(text, self.tokenizer, self.start, self.end) for text in texts]
+        texts = [without_marks(text, self._marks) for text in texts]
         for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
             yield [*tokens, self.end]
 
 
-def without_marks(text: str, tokenizer: Any, start: int | None, end: int) -> str:
+def marks_of(tokenizer: Any, start: int | None, end: int) -> tuple[str, str]:
+    """Return how a tokenizer writes the marks that packing puts before rows, "" for none, and after documents."""
+    first, last = ("" if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
+    return first, last
+
+
+def without_marks(text: str, marks: tuple[str, str]) -> str:
     """Return a document without a mark at its beginning and its end that packing adds by itself."""
-    before, after = (mark if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
-    return text.removeprefix(before or "").removesuffix(after or "")
+    return text.removeprefix(marks[0]).removesuffix(marks[1])
 
 
 def pack(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, pack, separators, without_marks
+from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, marks_of, pack, separators, without_marks
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.errors import DataError
 
@@ -181,9 +181,11 @@ class TwoTokenizers:
     """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`."""
 
     def __init__(self, target: Any, source: SourceText, bos: bool):
-        self.start, self._sides = BOS if bos else None, (target, source.tokenizer)
+        self.start = BOS if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
+        self._marks = marks_of(target, self.bos, self.end)
+        self._source_marks = marks_of(source.tokenizer, self.source_bos, self.source_end)
         self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
         self._known: dict[int, range] = {}  # the target tokens of each document, by its name
         self._read: list[tuple[Numbers, Numbers, Alignment]] = []
@@ -192,7 +194,11 @@ class TwoTokenizers:
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
         """Return the numbers of each document's target tokens; one that was read before is not cut again."""
         names = [int(document_fingerprint(text)[:15], 16) for text in texts]
-        new = {name: self._bare(text) for name, text in zip(names, texts, strict=True) if name not in self._known}
+        new = {
+            name: without_marks(without_marks(text, self._marks), self._source_marks)
+            for name, text in zip(names, texts, strict=True)
+            if name not in self._known
+        }
         cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
         for (name, text), target, source in zip(new.items(), *cuts, strict=True):
             self._known[name] = range(self._count, self._count + len(target.ids) + 1)
@@ -200,10 +206,6 @@ class TwoTokenizers:
             ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))
             self._read.append((*ids, align(text, target, source)))
         return (self._known[name] for name in names)
-
-    def _bare(self, text: str) -> str:
-        text = without_marks(text, self._sides[0], self.bos, self.end)
-        return without_marks(text, self._sides[1], self.source_bos, self.source_end)
 
     def everything(self) -> AllTokens:
         targets, sources, alignments = zip(*self._read, strict=True)

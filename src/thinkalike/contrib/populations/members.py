@@ -298,9 +298,10 @@ def _states(
         if measure.tokens == "cls":
             chosen[:, 1:] = False
         for model in dict.fromkeys(models):  # the whole states of one at a time
-            with last_additions(model) as added:
+            added: list[Tensor] = []
+            with last_additions(model, added) if measure.site == "update" else contextlib.nullcontext():
                 layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
-            layers = added if measure.site == "update" else layers
+            layers = added or layers
             found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
         waiting.append([found[model] for model in models])
         while sum(len(part[0][0]) for part in waiting) >= rows:
@@ -310,13 +311,12 @@ def _states(
 
 
 @contextlib.contextmanager
-def last_additions(model: FrozenModel) -> Iterator[list[Tensor]]:
+def last_additions(model: FrozenModel, found: list[Tensor]) -> Iterator[None]:
     """Collect what each block of a BERT adds last to its residual stream (Brown et al. 2023, appendix C.2)."""
-    found: list[Tensor] = []
     parts = [block.get_submodule("output.dense") for block in model.blocks]
     hooks = [part.register_forward_hook(lambda _module, _given, output: found.append(output)) for part in parts]
     try:
-        yield found
+        yield
     finally:
         for hook in hooks:
             hook.remove()

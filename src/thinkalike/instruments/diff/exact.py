@@ -13,7 +13,7 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import embedding_of, tensors_of
+from thinkalike.models.survey import embedding_of, tensors_of, text_config
 from thinkalike.progress import counted
 
 # entries of a configuration that no pass of an evaluated model reads
@@ -111,8 +111,7 @@ def _few(unit: str, names: Sequence[str], count: int | None = None) -> str:
 
 def _heads(model: FrozenModel, path: str, length: int, outward: bool, places: Sequence[int]) -> str:
     """Return whole heads of attention in words, or "" where the places are not whole heads or no heads at all."""
-    config: Any = getattr(model.module, "config", None)
-    config = config.get_text_config() if config is not None else getattr(model.module, "cfg", None)
+    config = text_config(model.module)
     sizes = [
         next((size for key in keys if isinstance(size := getattr(config, key, None), int)), 0)
         for keys in (QUERIES, KEYS, WIDTH)
