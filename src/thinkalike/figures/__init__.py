@@ -10,6 +10,7 @@ _NAMES = {
     "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
     "layers": ("changes", "layer_heatmaps", "layer_pairs", "shifts", "similarity"),
     "features": ("profiles",),
+    "ruler": ("ruler",),
     "stitching": ("penalties", "penalty_map"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -329,3 +329,23 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
             torch.manual_seed(seed)
             module = type(model.module)(copy.deepcopy(model.module.config))
     return variant(model, module.to(model.device, model.dtype), f"{model.name} (fresh)")
+
+
+def rounded(model: FrozenModel, bits: int) -> FrozenModel:
+    """Return a copy whose matrices have, in every row, 2^bits - 1 values of equal distance, from -max |w| to max |w|."""
+    module, steps = copy.deepcopy(model.module), 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1 and weight.is_floating_point():
+                size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
+                weight.copy_((weight / size).round() * size)
+    return variant(model, module, f"{model.name} ({bits} bits)")
+
+
+def untrained(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return a `fresh` model that has the token embedding of this one, tied or not."""
+    twin = fresh(model, seed)
+    with torch.no_grad():
+        embedding_of(twin.module).copy_(embedding_of(model.module))
+    twin.name = f"{model.name} (untrained)"
+    return twin

@@ -1,0 +1,344 @@
+"""measure=ruler: how alike the layers of two models are, in bits: as alike as a model and its copy rounded to b bits.
+
+What a linear map of one model's states predicts of another's, beyond the word and its place, is a number without a
+scale. Known changes of the models themselves give it one: both models are rounded to fewer and fewer bits, in memory,
+and read the same text. An untrained twin says what is shared without any training.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.arguments import seeded
+from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, pairs_of_layers, ranged
+from thinkalike.data.documents import held_out_texts
+from thinkalike.errors import DataError
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, numbered_by_part
+from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
+from thinkalike.measures.rows import massive
+from thinkalike.models.frozen import FrozenModel, rounded, untrained
+from thinkalike.models.load import load_models
+from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.progress import counted
+from thinkalike.screen import Column, Table, show_table, show_text, span
+from thinkalike.states.batches import say_massive
+from thinkalike.states.tokens import Pieces, pieces, word_states
+from thinkalike.store import Headline, Result
+
+log = logging.getLogger(__name__)
+
+BITS = (2, 3, 4, 5, 6, 8)  # of the rungs
+START = 4  # the first rung: real models that are alike read 3 to 5
+DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
+SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
+LONGEST = 4096  # characters of a document, as long as there are enough of them
+AT_ONCE = 8  # pieces of text in a pass
+REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
+UNTRAINED = "untrained"
+
+
+@dataclass
+class RulerConfig(MeasureConfig):
+    """The settings of the ruler."""
+
+    kind: str = "ruler"
+    words: int = ranged(8192, least=256, most=10**8)  # of held-out text, in pieces of up to 128
+
+
+class Words:
+    """Words of text in pieces of several documents, and what two models' states of them hold beyond word and place.
+
+    Raises:
+        DataError: There are too few documents, or no word stands twice in the same fold of them.
+    """
+
+    def __init__(self, data: DataConfig, models: Sequence[FrozenModel], words: int):
+        wanted = SPREAD * words
+        found = pieces((text[:LONGEST] for text in held_out_texts(data)), models, wanted)
+        if found.count < words:
+            found = pieces(held_out_texts(data), models, wanted)
+        order = torch.randperm(len(found.texts), generator=seeded(0))
+        counts = torch.tensor([len(found.words[place]) for place in order])
+        self.text: Pieces = found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
+        if len(set(self.text.documents)) < FOLDS:
+            raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
+        self._documents = numbered_by_part(self.text.owners)
+        self._forms = self.text.forms
+        self._places = torch.cat([torch.arange(len(spans)) for spans in self.text.words])
+        self.keep(torch.ones(len(self._forms), dtype=torch.bool))
+
+    def keep(self, kept: Tensor) -> None:
+        """Compare these words alone."""
+        self._groups: list[tuple[Tensor, RowGroups]] = []
+        folds = fold_of(self._documents)
+        for fold in range(FOLDS):
+            rows = (kept & (folds == fold)).nonzero()[:, 0]
+            try:
+                self._groups.append((rows, RowGroups.of(self._forms[rows], REPEATED)))
+            except ValueError as error:
+                raise DataError(f"no word stands twice in a fifth of the documents: raise measure.words ({error})")
+        self.documents: Int[Tensor, " kept"] = torch.cat([self._documents[rows[own.order]] for rows, own in self._groups])
+        self.share = len(self.documents) / int(kept.sum())
+
+    def states(self, model: FrozenModel, layers: Sequence[int]) -> list[Float[Tensor, "words d"]]:
+        """Return the states of a model at all words, by layer."""
+        parts = [
+            word_states(model, self.text.chosen(numbers), layers)
+            for numbers in counted(torch.arange(len(self.text.texts)).split(AT_ONCE), "batch")
+        ]
+        return [torch.cat(each).cpu() for each in zip(*parts, strict=True)]
+
+    def beyond(self, states: Float[Tensor, "words d"]) -> Float[Tensor, "kept d"]:
+        """Return states less the means of their word and of their place in the piece, within each fold."""
+        parts = ((self._places[rows], own, states[rows]) for rows, own in self._groups)
+        return torch.cat([own.without_means(inside, places) for places, own, inside in parts])
+
+    def leave_out(self, models: Mapping[str, Sequence[Tensor]]) -> None:
+        """Leave out the few words whose long states decide some layer of some model."""
+        outliers = massive([layer for own in models.values() for layer in own])
+        if outliers is not None:
+            both = zip(self.text.texts, self.text.words, strict=True)
+            names = [repr(text[start:stop]) for text, spans in both for start, stop in spans]
+            say_massive(outliers, [names[place] for place in outliers.nonzero()[:, 0]], "words")
+            self.keep(~outliers)
+
+
+class Side:
+    """One of two models: its states beyond the words at the layers that are compared, and what they predict."""
+
+    def __init__(self, model: FrozenModel, layers: Sequence[int], words: Words, states: Sequence[Tensor]):
+        self.model, self.layers, self.words = model, list(layers), words
+        self.states = [words.beyond(layer) for layer in states]
+        self.predictors = [Predictor(layer, words.documents) for layer in self.states]
+
+    def alike(self, other: Sequence[Float[Tensor, "kept d"]]) -> Float[Tensor, "l 2 replicates"]:
+        """Return for each layer the R² of other states from these, and of these from the others, with replicates."""
+        found = []
+        for mine, predicts, theirs in zip(self.states, self.predictors, other, strict=True):
+            back = Predictor(theirs, self.words.documents).of(mine)
+            found.append(torch.stack([predicts.of(theirs).shares, back.shares]))
+        return torch.stack(found)
+
+    def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
+        """Return how alike this model and a changed copy of it are at each layer."""
+        twin = untrained(self.model, 0) if name == UNTRAINED else rounded(self.model, int(name))
+        at = list(dict.fromkeys(self.layers))
+        states = dict(zip(at, self.words.states(twin, at), strict=True))
+        return self.alike([self.words.beyond(states[layer]) for layer in self.layers])
+
+
+class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "layers", "data", "measure")):
+    """Says how alike two models are at pairs of layers, in bits of each of them."""
+
+    of_models: ClassVar[str] = "pairs"
+
+    def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
+        """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
+        tokens = 1.5 * config.measure.words * (2 + len(BITS))  # type: ignore[attr-defined]
+        return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        with work.phase("loading"):
+            models = load_models(config.model, config.target)
+            words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+        pairs = _pairs(config.layers, *(model.n_layers for model in models))
+        names = [model.name for model in models]
+        with work.phase("models"):
+            layers = [[pair[side] for pair in pairs] for side in (0, 1)]
+            found = [_by_layer(words, model, own) for model, own in zip(models, layers, strict=True)]
+            words.leave_out({str(side): states for side, states in enumerate(found)})
+            sides = [Side(*each[:2], words, each[2]) for each in zip(models, layers, found, strict=True)]
+            value = sides[0].alike(sides[1].states)
+        kept = work.resume("rungs") or {}
+        rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
+        for number, side in enumerate(sides[: 1 if models[0] is models[1] else 2]):
+            with work.phase(f"rungs of {side.model.name}"):
+                while name := _next(value.mean(1), rungs[number]):
+                    log.info("%s at %s%s", side.model.name, name, "" if name == UNTRAINED else " bits")
+                    rungs[number][name] = side.rung(name)
+                    work.keep("rungs", {str(each): own for each, own in enumerate(rungs)})
+        if models[0] is models[1]:
+            rungs[1] = rungs[0]
+        documents = len(words.documents.unique())
+        if documents < FEWEST_GROUPS:
+            log.warning("warning: %d documents are too few for intervals", documents)
+        table = _table(names, pairs, value, rungs)
+        scalars = {"documents": float(documents), "words": float(len(words.documents)), "words_used": words.share}
+        facts = {"data": {"name": config.data.name, "level": "word"}}
+        tables = {"rungs": _rungs(names, layers, rungs)}
+        described = [model.describe() for model in models]
+        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=("bits",))
+
+    def draw(self, result: Result, folder: Path) -> None:
+        figures.ruler(result.table, result.tables["rungs"], folder)
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the reading of each side at the middle layer pair."""
+        row = result.table.iloc[len(result.table) // 2]
+        names = ("shared", "bits_of_source", "bits_of_target")
+        columns = ("value", "source_bits", "target_bits")
+        ends = ((row[each], row[f"{each.removeprefix('value')}low" if each == "value" else f"{each}_low"],
+                 row["high" if each == "value" else f"{each}_high"]) for each in columns)  # fmt: skip
+        return [Headline.with_ends(name, *each) for name, each in zip(names, ends, strict=True)]
+
+    def show(self, result: Result) -> None:
+        table = result.table
+        source, target = table["source"].iloc[0], table["target"].iloc[0]
+        columns = [
+            Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
+            Column("shared", [span(*ends, ".2f") for ends in table[["value", "low", "high"]].to_numpy(float)]),
+            *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
+              for side, name in _sides(source, target)),
+            Column("untrained", [f"{max(a, b):.2f}" for a, b in table[["source_untrained", "target_untrained"]].to_numpy()]),
+        ]  # fmt: skip
+        title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
+        show_table(Table(title, columns))
+        show_text(sentence(table, result.scalars))
+
+
+def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
+    """Return what a ruler's table says of the middle layer pair, in words."""
+    row = table.iloc[len(table) // 2]
+    over = f"over {scalars['documents']:.0f} documents"
+    place = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
+    if not row["beyond_low"] > 0:
+        return (
+            f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
+            f"untrained twin does ({row['value']:.2f} of what varies, {over})."
+        )
+    bits = " and ".join(f"{name} shares with its copy {_at(row, side)}" for side, name in _sides(row["source"], row["target"]))
+    return (
+        f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share "
+        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {bits}. "
+        f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
+    )
+
+
+def _sides(source: str, target: str) -> list[tuple[str, str]]:
+    return [("source", source)] if source == target else [("source", source), ("target", target)]
+
+
+def _in_bits(row: Any, side: str) -> str:
+    value, low, high = (row[f"{side}_bits{end}"] for end in ("", "_low", "_high"))
+    if value <= BITS[0]:
+        return f"below {BITS[0]}"
+    if value >= BITS[-1]:
+        return f"{BITS[-1]} or more"
+    return span(value, low, high, ".1f")
+
+
+def _at(row: Any, side: str) -> str:
+    words = _in_bits(row, side)
+    return f"of {words} bits"
+
+
+def _by_layer(words: Words, model: FrozenModel, layers: Sequence[int]) -> list[Tensor]:
+    at = list(dict.fromkeys(layers))
+    states = dict(zip(at, words.states(model, at), strict=True))
+    return [states[layer] for layer in layers]
+
+
+def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
+    """Return the pairs of `layers=`; by default some of equal relative depth."""
+    if layers != "same":
+        return pairs_of_layers(layers, source, target)
+    count = min(DEPTHS, source, target)
+    depths = [place / max(count - 1, 1) for place in range(count)]
+    return [(round(depth * (source - 1)), round(depth * (target - 1))) for depth in depths]
+
+
+def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | None:
+    """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
+    if UNTRAINED not in rungs:
+        return UNTRAINED
+    beyond = with_interval_of(value - rungs[UNTRAINED].mean(1)).low > 0
+    found: dict[str, None] = {}
+    for layer in beyond.nonzero()[:, 0].tolist():
+        known = {bits: float(rungs[str(bits)].mean(1)[layer, 0]) for bits in BITS if str(bits) in rungs}
+        here = float(value[layer, 0])
+        below = [bits for bits, each in known.items() if each <= here]
+        above = [bits for bits, each in known.items() if each > here]
+        low, high = max(below, default=0), min((bits for bits in above if bits > max(below, default=0)), default=99)
+        between = [bits for bits in BITS if low < bits < high]
+        if between:
+            nearest = START if not known else (between[-1] if not below else between[0])
+            found[str(nearest)] = None
+    return next(iter(found), None)
+
+
+def with_interval_of(shares: Float[Tensor, "l r"]) -> Estimate:
+    """Return the estimate of each layer; see `with_interval`."""
+    return Estimate(*(torch.stack(part) for part in zip(*(with_interval(each) for each in shares), strict=True)))
+
+
+def _table(
+    names: Sequence[str], pairs: Sequence[tuple[int, int]], value: Tensor, rungs: Sequence[Mapping[str, Tensor]]
+) -> pd.DataFrame:
+    """Return one row for each layer pair: what is shared, both ways, and the reading in bits of each side."""
+    both = value.mean(1)
+    columns: dict[str, Any] = {
+        "source": names[0], "target": names[1],
+        "source_layer": [pair[0] for pair in pairs], "target_layer": [pair[1] for pair in pairs],
+    }  # fmt: skip
+    columns |= dict(zip(("value", "low", "high"), with_interval_of(both), strict=True))
+    columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
+    twins = [own[UNTRAINED].mean(1) for own in rungs]
+    most = torch.where((twins[0][:, :1] >= twins[1][:, :1]), twins[0], twins[1])
+    beyond = with_interval_of(both - most)
+    columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
+    for side, own in zip(("source", "target"), rungs, strict=True):
+        marks = sorted(int(name) for name in own if name != UNTRAINED)
+        columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
+        found = []
+        for layer, is_beyond in enumerate((beyond.low > 0).tolist()):
+            if is_beyond:
+                each = torch.stack([own[str(mark)].mean(1)[layer] for mark in marks])
+                found.append(_reading(both[layer], marks, each))
+            else:
+                found.append(Estimate(*torch.full((3,), float(BITS[0]), dtype=torch.float64)))
+        for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
+            columns[f"{side}_bits{end}"] = torch.stack(part)
+    return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
+
+
+def _reading(value: Tensor, marks: Sequence[int], rungs: Tensor) -> Estimate:
+    """Return the reading of a layer pair with its interval, which ends at the first and the last mark."""
+    if marks[0] != BITS[0] and bool(value[0] < rungs[0, 0]):
+        raise AssertionError("the rungs below were not measured")
+    found = reading_of(value, marks, rungs)
+    middle, low, high = with_interval(found)
+    return Estimate(middle, low.clamp(BITS[0], BITS[-1]), high.clamp(BITS[0], BITS[-1]))
+
+
+def _rungs(
+    names: Sequence[str], layers: Sequence[Sequence[int]], rungs: Sequence[Mapping[str, Tensor]]
+) -> pd.DataFrame:
+    """Return one row for each rung and layer of each model."""
+    rows = []
+    for name, own, changed in zip(names, layers, rungs, strict=True):
+        for rung, values in changed.items():
+            for layer, each in zip(own, values, strict=True):
+                ends = with_interval(each.mean(0))
+                rows.append(
+                    {
+                        "model": name, "layer": layer, "rung": UNTRAINED if rung == UNTRAINED else f"{rung} bits",
+                        "bits": math.nan if rung == UNTRAINED else float(rung),
+                        "value": float(ends.value), "low": float(ends.low), "high": float(ends.high),
+                        "there": float(each[0, 0]), "back": float(each[1, 0]),
+                    }
+                )  # fmt: skip
+    return pd.DataFrame(rows).drop_duplicates(ignore_index=True)

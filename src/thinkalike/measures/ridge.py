@@ -1,0 +1,138 @@
+"""Cross-fitted ridge regression, its penalty chosen by cross-validation over documents, and the reading of a ruler.
+
+Least squares on few rows overfits, and R² falls far below 0. A ridge whose penalty may grow without bound ends in the
+map to 0, which has R² 0. Rows of one document depend on each other, so whole documents are held out, both to choose the
+penalty and to judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
+
+FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
+PENALTIES = torch.logspace(-6, 6, 37, dtype=torch.float64)  # in units of the mean variance of the states that predict
+SURE = 1.0  # standard errors by which a map predicts other folds better than none, or it is not used
+
+
+def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the fold, below `FOLDS`, of each row, from the number of its document by `numbered_by_part`."""
+    return documents % PARTS % FOLDS
+
+
+class _Fold(NamedTuple):
+    """What the rows outside a fold say of the states that predict, and the fold's own rows in that basis."""
+
+    rows: Tensor  # the numbers of the fold's rows
+    mean: Float[Tensor, " d"]
+    values: Float[Tensor, " d"]
+    vectors: Float[Tensor, "d d"]
+    inside: Float[Tensor, "k d"]
+    products: Float[Tensor, "d d"]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Squares of what a cross-fitted map left of states, and of the states, summed by part of the documents.
+
+    Attributes:
+        sums: (PARTS, 2).
+        documents: The number of the document of each row.
+    """
+
+    sums: Float[Tensor, "parts 2"]
+    documents: Int[Tensor, " n"]
+
+    @property
+    def shares(self) -> Float[Tensor, " replicates"]:
+        """R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² of all documents, and then without each part; 0 of constant states."""
+        sums = torch.cat([self.sums.sum(0)[None], without_parts(self.sums, self.documents)])
+        return torch.where(sums[:, 1] > 0, 1 - sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny), 0.0)
+
+
+class Predictor:
+    """States that predict others of the same rows, by ridge regression.
+
+    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows outside, and
+    predicts those inside. The λ of a fold is that of `PENALTIES`, or ∞, with which the maps of the *other* folds
+    predicted best, so that no row is judged by what was chosen for it; it is ∞ where these predict better than ȳ by
+    less than a standard error over them.
+
+    Args:
+        x: The states.
+        documents: The number of the document of each row, by `numbered_by_part`.
+    """
+
+    @takes_arrays
+    def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
+        self.documents, self._x = documents.long(), x.double()
+        self._folds = [self._fold(fold) for fold in range(FOLDS)]
+
+    def _fold(self, number: int) -> _Fold:
+        is_inside = (fold_of(self.documents) == number).to(self._x.device)
+        rows, outside = is_inside.nonzero()[:, 0], self._x[~is_inside]
+        mean = outside.mean(0)
+        values, vectors = torch.linalg.eigh((outside - mean).T @ (outside - mean))
+        inside = (self._x[rows] - mean) @ vectors
+        return _Fold(rows, mean, values.clamp(min=0), vectors, inside, inside.T @ inside)
+
+    @takes_arrays
+    def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
+        """Return how well y is predicted on held-out documents."""
+        y = y.double()
+        total, count, whole = y.sum(0), len(y), self._x.T @ y
+        found, errors = [], []
+        for fold in self._folds:
+            own = y[fold.rows]
+            mean = (total - own.sum(0)) / max(count - len(own), 1)
+            # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
+            across = whole - self._x[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
+            map_, apart = fold.vectors.T @ across, own - mean
+            linear = (map_ * (fold.inside.T @ apart)).sum(1)
+            quadratic = (map_ @ map_.T) * fold.products
+            shrunk = 1 / (fold.values + PENALTIES[:, None].to(fold.values) * fold.values.mean().clamp(min=1e-300))
+            gained = 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
+            errors.append(gained)
+            found.append((shrunk, map_, apart))
+        gains = torch.stack(errors)
+        sums = torch.zeros(PARTS, 2, dtype=torch.float64)
+        for number, (fold, (shrunk, map_, apart)) in enumerate(zip(self._folds, found, strict=True)):
+            others = torch.cat([gains[:number], gains[number + 1 :]])
+            best = int(others.sum(0).argmax())
+            is_sure = others[:, best].mean() > SURE * others[:, best].std() / len(others) ** 0.5
+            left = apart - (fold.inside * shrunk[best]) @ map_ if is_sure else apart
+            squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
+            sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
+        return HeldOut(sums, self.documents)
+
+
+def reading_of(value: Float[Tensor, " r"], marks: Sequence[float], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
+    """Return where a value stands among those of rungs, in the unit of their marks, by linear interpolation.
+
+    Rungs are made to rise with their marks: one below that of a lower mark takes its value. A value outside of them has
+    the first or the last mark.
+
+    Args:
+        value: With its replicates, as of `HeldOut.shares`.
+        marks: Of the rungs, rising.
+        rungs: The value of each rung, with the same replicates.
+    """
+    rising, found = rungs.cummax(0).values, torch.full_like(value, float(marks[0]))
+    for number in range(1, len(marks)):
+        low, high, first, last = rising[number - 1], rising[number], marks[number - 1], marks[number]
+        place = ((value - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+        found = torch.where(value > low, first + place * (last - first), found)
+    return found
+
+
+def with_interval(shares: Float[Tensor, " r"]) -> Estimate:
+    """Return a value with a 95 % jackknife interval over documents, from its replicates without a part of them."""
+    return jackknife(shares[0], shares[1:])
