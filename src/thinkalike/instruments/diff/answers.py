@@ -44,7 +44,7 @@ from thinkalike.measures.changes import (
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, bootstrap_interval, interval_around, sum_by_document
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
