@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -127,7 +127,7 @@ class Phases:
     """
 
     def __init__(self) -> None:
-        self._seconds: Counter[str | None] = Counter()
+        self._seconds: defaultdict[str | None, float] = defaultdict(float)
         self._now: str | None = None
         self._since = time.monotonic()
 
