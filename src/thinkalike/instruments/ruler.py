@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -20,20 +20,20 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.arguments import seeded
-from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
 from thinkalike.data.documents import held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, numbered_by_part
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, numbered_by_part, seeded
 from thinkalike.measures.groups import RowGroups
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
 from thinkalike.measures.rows import massive
+from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel, rounded, untrained
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
-from thinkalike.screen import Column, Table, show_table, show_text, span
+from thinkalike.processes import counted
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, pieces, word_states
 from thinkalike.store import Headline, Result
@@ -48,6 +48,7 @@ LONGEST = 4096  # characters of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
 UNTRAINED = "untrained"
+TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
 @dataclass
@@ -56,6 +57,7 @@ class RulerConfig(MeasureConfig):
 
     kind: str = "ruler"
     words: int = ranged(8192, least=256, most=10**8)  # of held-out text, in pieces of up to 128
+    massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
 
 
 class Words:
@@ -89,8 +91,10 @@ class Words:
             try:
                 self._groups.append((rows, RowGroups.of(self._forms[rows], REPEATED)))
             except ValueError as error:
-                raise DataError(f"no word stands twice in a fifth of the documents: raise measure.words ({error})")
-        self.documents: Int[Tensor, " kept"] = torch.cat([self._documents[rows[own.order]] for rows, own in self._groups])
+                raise DataError("no word stands twice in a fifth of the documents; raise measure.words") from error
+        self.documents: Int[Tensor, " kept"] = torch.cat(
+            [self._documents[rows[own.order]] for rows, own in self._groups]
+        )
         self.share = len(self.documents) / int(kept.sum())
 
     def states(self, model: FrozenModel, layers: Sequence[int]) -> list[Float[Tensor, "words d"]]:
@@ -106,9 +110,9 @@ class Words:
         parts = ((self._places[rows], own, states[rows]) for rows, own in self._groups)
         return torch.cat([own.without_means(inside, places) for places, own, inside in parts])
 
-    def leave_out(self, models: Mapping[str, Sequence[Tensor]]) -> None:
-        """Leave out the few words whose long states decide some layer of some model."""
-        outliers = massive([layer for own in models.values() for layer in own])
+    def leave_out(self, layers: Sequence[Float[Tensor, "words _"]]) -> None:
+        """Leave out the few words whose long states decide some layer."""
+        outliers = massive(layers)
         if outliers is not None:
             both = zip(self.text.texts, self.text.words, strict=True)
             names = [repr(text[start:stop]) for text, spans in both for start, stop in spans]
@@ -134,7 +138,7 @@ class Side:
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
         """Return how alike this model and a changed copy of it are at each layer."""
-        twin = untrained(self.model, 0) if name == UNTRAINED else rounded(self.model, int(name))
+        twin = untrained(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
         at = list(dict.fromkeys(self.layers))
         states = dict(zip(at, self.words.states(twin, at), strict=True))
         return self.alike([self.words.beyond(states[layer]) for layer in self.layers])
@@ -160,7 +164,8 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
         with work.phase("models"):
             layers = [[pair[side] for pair in pairs] for side in (0, 1)]
             found = [_by_layer(words, model, own) for model, own in zip(models, layers, strict=True)]
-            words.leave_out({str(side): states for side, states in enumerate(found)})
+            if measure.massive == "drop":
+                words.leave_out([layer for states in found for layer in states])
             sides = [Side(*each[:2], words, each[2]) for each in zip(models, layers, found, strict=True)]
             value = sides[0].alike(sides[1].states)
         kept = work.resume("rungs") or {}
@@ -203,7 +208,7 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
             Column("shared", [span(*ends, ".2f") for ends in table[["value", "low", "high"]].to_numpy(float)]),
             *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
               for side, name in _sides(source, target)),
-            Column("untrained", [f"{max(a, b):.2f}" for a, b in table[["source_untrained", "target_untrained"]].to_numpy()]),
+            number_column("untrained", table[["source_untrained", "target_untrained"]].max(axis=1), ".2f"),
         ]  # fmt: skip
         title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
         show_table(Table(title, columns))
@@ -220,10 +225,12 @@ def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
             f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
             f"untrained twin does ({row['value']:.2f} of what varies, {over})."
         )
-    bits = " and ".join(f"{name} shares with its copy {_at(row, side)}" for side, name in _sides(row["source"], row["target"]))
+    bits = " and ".join(
+        f"{name} with its copy of {_in_bits(row, side)} bits" for side, name in _sides(row["source"], row["target"])
+    )
     return (
         f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share "
-        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {bits}. "
+        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {bits} does. "
         f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
     )
 
@@ -236,14 +243,7 @@ def _in_bits(row: Any, side: str) -> str:
     value, low, high = (row[f"{side}_bits{end}"] for end in ("", "_low", "_high"))
     if value <= BITS[0]:
         return f"below {BITS[0]}"
-    if value >= BITS[-1]:
-        return f"{BITS[-1]} or more"
-    return span(value, low, high, ".1f")
-
-
-def _at(row: Any, side: str) -> str:
-    words = _in_bits(row, side)
-    return f"of {words} bits"
+    return f"{BITS[-1]} or more" if value >= BITS[-1] else span(value, low, high, ".1f")
 
 
 def _by_layer(words: Words, model: FrozenModel, layers: Sequence[int]) -> list[Tensor]:
@@ -265,7 +265,7 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | Non
     """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
     if UNTRAINED not in rungs:
         return UNTRAINED
-    beyond = with_interval_of(value - rungs[UNTRAINED].mean(1)).low > 0
+    beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
     found: dict[str, None] = {}
     for layer in beyond.nonzero()[:, 0].tolist():
         known = {bits: float(rungs[str(bits)].mean(1)[layer, 0]) for bits in BITS if str(bits) in rungs}
@@ -280,11 +280,6 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | Non
     return next(iter(found), None)
 
 
-def with_interval_of(shares: Float[Tensor, "l r"]) -> Estimate:
-    """Return the estimate of each layer; see `with_interval`."""
-    return Estimate(*(torch.stack(part) for part in zip(*(with_interval(each) for each in shares), strict=True)))
-
-
 def _table(
     names: Sequence[str], pairs: Sequence[tuple[int, int]], value: Tensor, rungs: Sequence[Mapping[str, Tensor]]
 ) -> pd.DataFrame:
@@ -294,11 +289,11 @@ def _table(
         "source": names[0], "target": names[1],
         "source_layer": [pair[0] for pair in pairs], "target_layer": [pair[1] for pair in pairs],
     }  # fmt: skip
-    columns |= dict(zip(("value", "low", "high"), with_interval_of(both), strict=True))
+    columns |= dict(zip(("value", "low", "high"), with_interval(both), strict=True))
     columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
     twins = [own[UNTRAINED].mean(1) for own in rungs]
     most = torch.where((twins[0][:, :1] >= twins[1][:, :1]), twins[0], twins[1])
-    beyond = with_interval_of(both - most)
+    beyond = with_interval(both - most)
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
         marks = sorted(int(name) for name in own if name != UNTRAINED)
@@ -317,10 +312,7 @@ def _table(
 
 def _reading(value: Tensor, marks: Sequence[int], rungs: Tensor) -> Estimate:
     """Return the reading of a layer pair with its interval, which ends at the first and the last mark."""
-    if marks[0] != BITS[0] and bool(value[0] < rungs[0, 0]):
-        raise AssertionError("the rungs below were not measured")
-    found = reading_of(value, marks, rungs)
-    middle, low, high = with_interval(found)
+    middle, low, high = with_interval(reading_of(value, marks, rungs))
     return Estimate(middle, low.clamp(BITS[0], BITS[-1]), high.clamp(BITS[0], BITS[-1]))
 
 

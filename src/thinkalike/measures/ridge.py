@@ -114,7 +114,7 @@ class Predictor:
         return HeldOut(sums, self.documents)
 
 
-def reading_of(value: Float[Tensor, " r"], marks: Sequence[float], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
+def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
     """Return where a value stands among those of rungs, in the unit of their marks, by linear interpolation.
 
     Rungs are made to rise with their marks: one below that of a lower mark takes its value. A value outside of them has
@@ -133,6 +133,6 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[float], rungs: Float[
     return found
 
 
-def with_interval(shares: Float[Tensor, " r"]) -> Estimate:
-    """Return a value with a 95 % jackknife interval over documents, from its replicates without a part of them."""
-    return jackknife(shares[0], shares[1:])
+def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
+    """Return values with 95 % jackknife intervals over documents, from their replicates without a part of these."""
+    return jackknife(shares[..., 0], shares[..., 1:].movedim(-1, 0))

@@ -332,7 +332,7 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
 
 
 def rounded(model: FrozenModel, bits: int) -> FrozenModel:
-    """Return a copy whose matrices have, in every row, 2^bits - 1 values of equal distance, from -max |w| to max |w|."""
+    """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
     module, steps = copy.deepcopy(model.module), 2 ** (bits - 1) - 1
     with torch.no_grad():
         for weight in module.parameters():

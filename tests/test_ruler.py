@@ -1,0 +1,175 @@
+"""measure=ruler: cross-fitted ridge beside scikit-learn, nothing where nothing is shared, and copies read as made."""
+
+import signal
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from conftest import composed
+from thinkalike.errors import DataError
+from thinkalike.instruments import run_job
+from thinkalike.instruments.ruler import Side
+from thinkalike.measures.estimates import PARTS, numbered_by_part
+from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, reading_of, with_interval
+from thinkalike.models.frozen import rounded
+from thinkalike.models.load import load_model
+from thinkalike.processes import Interrupted
+
+
+def drawn(documents=12, per=20, width=6, seed=0):
+    """States and the document of each row, by `numbered_by_part`; rows of a document depend on each other."""
+    generator = torch.Generator().manual_seed(seed)
+    owner = torch.arange(documents).repeat_interleave(per)
+    rows = torch.randn(documents * per, width, generator=generator, dtype=torch.float64)
+    shift = torch.randn(documents, width, generator=generator, dtype=torch.float64)
+    return rows + 0.7 * shift[owner], numbered_by_part(owner)
+
+
+def by_scikit_learn(x, y, documents):
+    """R² as `Predictor` has it, from scikit-learn's Ridge, fold by fold and penalty by penalty."""
+    from sklearn.linear_model import Ridge
+
+    x, y, folds = x.numpy(), y.numpy(), fold_of(documents).numpy()
+    gains, left, whole = np.zeros((FOLDS, len(PENALTIES))), np.zeros((FOLDS, len(PENALTIES) + 1)), np.zeros(FOLDS)
+    for fold in range(FOLDS):
+        out, own = folds != fold, folds == fold
+        apart = y[own] - y[out].mean(0)
+        centred = x[out] - x[out].mean(0)
+        left[fold, -1] = whole[fold] = (apart**2).sum()
+        for place, penalty in enumerate(PENALTIES.tolist()):
+            model = Ridge(penalty * (centred**2).sum() / x.shape[1], solver="svd").fit(x[out], y[out])
+            left[fold, place] = ((y[own] - model.predict(x[own])) ** 2).sum()
+            gains[fold, place] = whole[fold] - left[fold, place]
+    residual = 0.0
+    for fold in range(FOLDS):
+        others = np.delete(gains, fold, 0)
+        best = others.sum(0).argmax()
+        is_sure = others[:, best].mean() > SURE * others[:, best].std(ddof=1) / np.sqrt(FOLDS - 1)
+        residual += left[fold, best if is_sure else -1]
+    return 1 - residual / whole.sum()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.6])
+def test_r2_is_that_of_scikit_learn(share):
+    x, documents = drawn()
+    noise, _ = drawn(seed=1)
+    y = share * x @ torch.randn(6, 6, generator=torch.Generator().manual_seed(2), dtype=torch.float64) + noise
+    found = Predictor(x, documents).of(y).shares[0]
+    assert float(found) == pytest.approx(by_scikit_learn(x, y, documents), abs=1e-9)
+    assert float(found) > 0.05 if share > 0.5 else float(found) < 0.9
+
+
+def test_documents_stay_whole_in_folds_and_parts():
+    _, documents = drawn()
+    for number in documents.unique():
+        assert len(fold_of(documents)[documents == number].unique()) == 1
+    assert PARTS % FOLDS == 0
+
+
+def test_what_shares_nothing_is_never_far_below_zero():
+    found = []
+    for seed in range(20):  # 40 rows a fold and width 40: least squares would be far below 0
+        (x, documents), (y, _) = drawn(15, 14, 40, seed), drawn(15, 14, 40, seed + 100)
+        found.append(float(Predictor(x, documents).of(y).shares[0]))
+    assert min(found) > -0.02
+    assert max(found) < 0.05
+
+
+def test_constant_states_share_nothing():
+    x, documents = drawn()
+    constant = torch.ones_like(x)
+    assert Predictor(x, documents).of(constant).shares.abs().max() == 0
+    assert Predictor(constant, documents).of(x).shares.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [(0.0, 2), (0.25, 3), (0.125, 2.5), (0.5, 4), (0.625, 5), (0.75, 6), (0.9, 6)]
+)
+def test_a_reading_lies_between_the_rungs_around_it(value, wanted):
+    rungs = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)[:, None]
+    assert float(reading_of(torch.tensor([value], dtype=torch.float64), (2, 3, 4, 6), rungs)) == wanted
+
+
+def test_rungs_that_fall_are_made_to_rise():
+    rungs = torch.tensor([0.3, 0.2, 0.5], dtype=torch.float64)[:, None]
+    assert float(reading_of(torch.tensor([0.25]).double(), (2, 3, 4), rungs)) == 2
+    assert float(reading_of(torch.tensor([0.4]).double(), (2, 3, 4), rungs)) == pytest.approx(3.5)
+
+
+def test_an_interval_leaves_out_documents():
+    x, documents = drawn()
+    shares = Predictor(x, documents).of(x + drawn(seed=3)[0]).shares
+    assert len(shares) == PARTS + 1
+    value, low, high = with_interval(shares)
+    assert low < value < high
+
+
+# ---- jobs
+
+
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    """A tiny model, its copies of 4 and 3 bits, and one that shares nothing with it but its shape and its tokenizer."""
+    root = tmp_path_factory.mktemp("copies")
+    base = load_model(tiny.write_mini(root / "base"))
+    for bits in (4, 3):
+        tiny.write_mini(root / f"copy{bits}", module=rounded(base, bits).module)
+    tiny.write_mini(root / "other", seed=7)
+    return root
+
+
+@pytest.fixture
+def read(copies, text_files, tmp_path):
+    """Return the result of a job of two of these models."""
+
+    def job(source, target, *words):
+        models = [f"model.path={copies}/{source}", f"target.path={copies}/{target}"]
+        text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"store={tmp_path}/store"]
+        return run_job(composed("measure=ruler", *models, *text, "measure.words=2048", *words, entry="analyze"))
+
+    return job
+
+
+@pytest.mark.parametrize(
+    ("target", "low", "high", "says"),
+    [
+        ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] with its copy of 4.0"),
+        ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] with its copy of 3.0"),
+        ("base", 8, 8, "share 100 % of what varies"),
+        ("other", 2, 2, "share no more than an untrained twin does"),
+    ],
+)
+def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
+    table = read("base", target).table
+    assert table["source_bits"].between(low, high).all()
+    assert (table["low"] <= table["value"]).all()
+    assert (table["value"] <= table["high"]).all()
+    assert says in " ".join(capsys.readouterr().out.split())
+
+
+def test_rungs_are_kept_when_a_job_stops(read, monkeypatch):
+    rung, seen = Side.rung, []
+
+    def stops(self, name):
+        seen.append((self.model.name, name))
+        if len(seen) == 3:
+            raise Interrupted(signal.SIGTERM)
+        return rung(self, name)
+
+    monkeypatch.setattr(Side, "rung", stops)
+    with pytest.raises(Interrupted):
+        read("base", "copy3")
+    first, seen[:] = seen[:2], []
+    monkeypatch.setattr(Side, "rung", lambda self, name: seen.append((self.model.name, name)) or rung(self, name))
+    resumed = read("base", "copy3")
+    assert seen
+    assert not set(first) & set(seen)
+    monkeypatch.setattr(Side, "rung", rung)
+    assert resumed.table.equals(read("base", "copy3", "force=true").table)
+
+
+def test_few_documents_are_refused(read, text_files):
+    with pytest.raises(DataError, match="the text of 5 documents"):
+        read("base", "copy3", "data.report_share=0.05")
