@@ -18,9 +18,9 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
-from thinkalike.models.frozen import FrozenModel, randomised
-from thinkalike.models.load import load_model
-from thinkalike.models.native import build_mini
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.parts import randomised
 from thinkalike.models.places import checkpoint_fingerprint
 
 NAMES = (*tiny.FAMILIES, "native")

@@ -15,8 +15,9 @@ from thinkalike.contrib.populations.class_losses import check_labels, class_loss
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
 from thinkalike.models.families import CLASSIFIER, EMBED
-from thinkalike.models.frozen import FrozenModel, randomised
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
+from thinkalike.models.parts import randomised
 
 TWO = ["entailment", "non-entailment"]
 CUTS = [EMBED, *range(tiny.LAYERS)]

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig, pairs_of_layers
-from thinkalike.errors import ModelError, nearest, one_of
-from thinkalike.models.places import base_of, known_shape, named_folder, pick_device
+from thinkalike.errors import ConfigError, ModelError, nearest, one_of
+from thinkalike.models.places import base_of, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -149,6 +149,25 @@ def outline(config: ModelConfig) -> Outline:
     sizes = shape.get("architecture", shape)
     layers = next((sizes[name] for name in DEPTHS if isinstance(sizes.get(name), int)), None)
     return Outline(family.predicts if family else None, layers)
+
+
+def pick_device(name: str, key: str = "model.device") -> str:
+    """Return the device that `auto` stands for on this machine, or any other name unchanged.
+
+    Raises:
+        ConfigError: this machine has no such device; the message calls the setting `key`.
+    """
+    if name in ("cpu", "cpu:0"):
+        return "cpu"
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
+    if name not in there:
+        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
+    return name
 
 
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import threading
@@ -16,11 +17,10 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, told_apart
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.native import Checkpoint, read_mini
-from thinkalike.models.places import base_of, explained, named_folder, pick_device, reached, read_shape
-from thinkalike.models.survey import check_loss
+from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
+from thinkalike.models.survey import Checkpoint, check_loss, without_hooks
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
 THREE = ["entailment", "neutral", "contradiction"]  # classes of pairs of sentences
 TWO = ["entailment", "non-entailment"]
+END = "<|endoftext|>"  # the only special token of a mini
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -192,6 +193,41 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
     check_loss(frozen)
     return frozen
+
+
+def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> torch.nn.Module:
+    """Build a randomly initialised model; the same seed gives the same weights whatever the activation.
+
+    Args:
+        architecture: sizes, in the names of the family's own configuration class.
+        vocabulary: the number of rows of the embedding.
+    """
+    known = FAMILIES[family]
+    if known.reader == "transformers":
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+        torch.manual_seed(seed)
+        kind = AutoModelForMaskedLM if known.predicts == "hidden" else AutoModelForCausalLM
+        return kind.from_config(AutoConfig.for_model(known.in_config_json, vocab_size=vocabulary, **architecture))
+    from transformer_lens.model_bridge import TransformerBridge
+
+    config = {**architecture, "d_vocab": vocabulary, "seed": seed}
+    bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
+    return without_hooks(bridge.original_model).train().requires_grad_(True)
+
+
+def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """Read a folder that `save_mini` wrote for the family `native`."""
+    from safetensors.torch import load_file
+    from transformers import PreTrainedTokenizerFast
+
+    config = json.loads(Path(place, "config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=f"{place}/tokenizer.json", bos_token=END, eos_token=END, pad_token=END
+    )
+    module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
+    module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
+    return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
 
 def puts_bos(tokenizer: Any) -> bool:

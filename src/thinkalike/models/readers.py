@@ -26,11 +26,18 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, check_extra, listed
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf import gguf_said
-from thinkalike.models.native import Checkpoint, without_hooks
-from thinkalike.models.places import GIVE, is_gguf, located
-from thinkalike.models.surgery import first_tensor
-from thinkalike.models.survey import TOLERANCE, check_values, embedding_of, relative_error, sample_tokens, text_config
+from thinkalike.models.places import GIVE, gguf_said, is_gguf, located
+from thinkalike.models.survey import (
+    TOLERANCE,
+    Checkpoint,
+    check_values,
+    embedding_of,
+    first_tensor,
+    relative_error,
+    sample_tokens,
+    text_config,
+    without_hooks,
+)
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
 from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
-from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import embedding_of, text_config
 
 log = logging.getLogger(__name__)

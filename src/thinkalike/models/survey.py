@@ -13,16 +13,16 @@ import math
 import unicodedata
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, first_line
 from thinkalike.models.families import EMBED, Layer, after
-from thinkalike.models.surgery import first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -43,13 +43,22 @@ OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
+class Checkpoint(NamedTuple):
+    """What was read of a checkpoint."""
+
+    module: Any  # on its device
+    tokenizer: Any
+    longest: int | None  # row of tokens that it can take; None: nothing limits it
+    quantization: str = ""  # how its weights are or were quantised
+
+
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
     """Return short rows of tokens, the same each time."""
     return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
-    """Return the width of the residual stream and the form of what each block returns, see `surgery.passed_over`.
+    """Return the width of the residual stream and the form of what each block returns, see `passed_over`.
 
     Raises:
         ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
@@ -116,6 +125,11 @@ def embedding_of(module: Any) -> Tensor:
     with contextlib.suppress(AttributeError, NotImplementedError):
         return module.get_input_embeddings().weight  # type: ignore[no-any-return]
     return next(weight for weight in module.parameters() if weight.dim() == 2)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the output of a module that returns a tensor, or the first of several."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -296,3 +310,49 @@ def _as_read(tokenizer: Any, word: str) -> str:
     with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
         read = read if normalizer is None else bytes(BYTE_OF[character] for character in read).decode()
     return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
+
+    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
+    """
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            without_hooks(child)
+    if getattr(module, "_supports_sdpa", False):
+        module.set_attn_implementation("sdpa")  # type: ignore[operator]
+    elif isinstance(module, NativeAttention) and _is_ordinary(module):
+        module.__class__ = _fused()  # the weights stay where they are
+    return module
+
+
+def _is_ordinary(attention: Any) -> bool:
+    capped = attention.attn_scores_soft_cap > 0
+    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
+
+
+@functools.cache
+def _fused() -> type[nn.Module]:
+    """Return the class of a NativeAttention that runs through the fused kernel.
+
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
+    """
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    class FusedAttention(NativeAttention):
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+            if attention_mask is not None:
+                return super().forward(hidden_states, attention_mask=attention_mask)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
+            return self.o(mixed.transpose(1, 2).flatten(2)), None
+
+    return FusedAttention
