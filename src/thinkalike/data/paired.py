@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, marks_of, pack, separators, without_marks
+from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, pack, separators, without_marks
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.errors import DataError
 
@@ -184,8 +184,7 @@ class TwoTokenizers:
         self.start = BOS if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
-        self._marks = marks_of(target, self.bos, self.end)
-        self._source_marks = marks_of(source.tokenizer, self.source_bos, self.source_end)
+        self._marks = (target, self.bos, self.end), (source.tokenizer, self.source_bos, self.source_end)
         self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
         self._known: dict[int, range] = {}  # the target tokens of each document, by its name
         self._read: list[tuple[Numbers, Numbers, Alignment]] = []
@@ -194,13 +193,10 @@ class TwoTokenizers:
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
         """Return the numbers of each document's target tokens; one that was read before is not cut again."""
         names = [int(document_fingerprint(text)[:15], 16) for text in texts]
-        new = {
-            name: without_marks(without_marks(text, self._marks), self._source_marks)
-            for name, text in zip(names, texts, strict=True)
-            if name not in self._known
-        }
-        cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
-        for (name, text), target, source in zip(new.items(), *cuts, strict=True):
+        new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
+        bare = without_marks(without_marks(list(new.values()), *self._marks[0]), *self._marks[1])
+        cuts = (cuts_of(tokenizer, bare) for tokenizer in self._tokenizers)
+        for name, text, target, source in zip(new, bare, *cuts, strict=True):
             self._known[name] = range(self._count, self._count + len(target.ids) + 1)
             self._count += len(target.ids) + 1
             ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))

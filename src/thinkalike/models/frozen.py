@@ -27,16 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
-from thinkalike.models.survey import (
-    Tokens,
-    accepted,
-    embedding_of,
-    first_tensor,
-    prove,
-    survey,
-    tensors_of,
-    without_cache,
-)
+from thinkalike.models.survey import Tokens, accepted, embedding_of, first_tensor, prove, survey, tensors_of
 
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
@@ -97,7 +88,6 @@ class FrozenModel:
         quantization: str = "",
     ):
         self.module = module.eval().requires_grad_(False)
-        without_cache(module)
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
         self.classes, self.quantization = tuple(classes), quantization
@@ -296,7 +286,8 @@ class FrozenModel:
 
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
-        named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
+        given = {name: each for name, each in given.items() if each is not None and name in self._accepts}
+        named = {name: each.to(self.device) for name, each in given.items()}
         with alone(self.module), one_text_per_row():
             return first_tensor(self.module(tokens.to(self.device), **named))
 

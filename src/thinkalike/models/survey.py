@@ -11,7 +11,7 @@ import inspect
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -60,9 +60,14 @@ def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 1
 def survey(model: Any) -> tuple[int, list[int | None]]:
     """Return the width of the residual stream and the form of what each block returns, see `passed_over`.
 
+    From then on no pass keeps keys and values for later tokens; nothing is ever generated.
+
     Raises:
         ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
     """
+    for shape in (getattr(model.module, "config", None), text_config(model.module)):
+        if hasattr(shape, "use_cache"):
+            shape.use_cache = False  # type: ignore[union-attr]
     ran: list[tuple[int, Any]] = []
 
     def note(number: int, _: nn.Module, __: tuple, output: Any) -> None:
@@ -70,7 +75,7 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
 
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
-            hooks.callback(block.register_forward_hook(functools.partial(note, number)).remove)
+            hooks.enter_context(block.register_forward_hook(functools.partial(note, number)))
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
@@ -96,22 +101,14 @@ def passing(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 
-def without_cache(module: Any) -> None:
-    """Let no pass keep keys and values for later tokens; nothing is ever generated."""
-    for each in (getattr(module, "config", None), text_config(module)):
-        if hasattr(each, "use_cache"):
-            each.use_cache = False  # type: ignore[union-attr]
-
-
-def accepted(module: Any) -> Callable[[str], bool]:
-    """Return whether a module's forward pass takes an argument of this name.
+def accepted(module: Any) -> set[str]:
+    """Return the names of the arguments of a module's forward pass.
 
     Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
     """
     names = set(inspect.signature(module.forward).parameters)
-    if (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) <= 1:
-        names -= {"token_type_ids"}
-    return names.__contains__
+    several = (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) > 1
+    return names if several else names - {"token_type_ids"}
 
 
 def text_config(module: Any) -> Any:

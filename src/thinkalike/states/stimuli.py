@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data.cache import Entry, cache_folder, kept
+from thinkalike.data.corpus import Entry, cache_folder, kept
 from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
