@@ -50,7 +50,7 @@ def parts_of(model: FrozenModel) -> list[Part]:
     An unembedding that is tied to the embedding is of the same part as the embedding.
     """
     found: dict[tuple[int, str], list[str]] = {}
-    blocks, before = model.family.blocks, True
+    blocks, before, order = model.family.blocks, True, ["norms", "attention", "MLP"]
     for path, module in model.module.named_modules():
         own = re.match(rf"{re.escape(blocks)}\.(\d+)\.([^.]+)$", path)
         inside = path.startswith(f"{blocks}.")
@@ -67,13 +67,8 @@ def parts_of(model: FrozenModel) -> list[Part]:
             for key in (embedding, last)]  # fmt: skip
     if both[0] & both[1]:
         found[embedding] += found.pop(last)
-    return [Part(component, layer, tuple(paths)) for (layer, component), paths in sorted(found.items(), key=_place)]
-
-
-def _place(item: tuple[tuple[int, str], list[str]]) -> tuple[int, int, str]:
-    layer, component = item[0]
-    order = ["norms", "attention", "MLP"]
-    return layer, order.index(component) if component in order else len(order), component
+    places = sorted(found, key=lambda each: (each[0], (*order, each[1]).index(each[1]), each[1]))
+    return [Part(component, layer, tuple(found[layer, component])) for layer, component in places]
 
 
 def component_of(name: str) -> str:
@@ -208,17 +203,8 @@ def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",))
 
 def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
-    return FrozenModel(
-        module,
-        model.family,
-        model.tokenizer,
-        name=name,
-        context=model.context,
-        bos_each_row=model.bos_each_row,
-        device=model.device,
-        kernels=model.kernels,
-        classes=model.classes,
-    )
+    facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "kernels", "classes")}
+    return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
