@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
@@ -22,6 +22,7 @@ from thinkalike.measures.estimates import (
     effective_number,
     jackknife,
     numbered_by_part,
+    seeded,
 )
 from thinkalike.measures.groups import RowGroups
 from thinkalike.progress import counted

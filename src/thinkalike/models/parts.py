@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded
 from thinkalike.errors import ModelError
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import tensors_of
 

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import (
     AT_ONCE,
@@ -40,7 +39,14 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, bootstrap_interval, interval_around, sum_by_document
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    ROUNDING,
+    bootstrap_interval,
+    interval_around,
+    seeded,
+    sum_by_document,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.progress import counted

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
@@ -22,6 +21,7 @@ from thinkalike.measures.estimates import (
     interval_around,
     jackknife,
     numbered_by_part,
+    seeded,
     splits,
     stimulus_folds,
 )
