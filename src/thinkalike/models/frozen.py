@@ -64,7 +64,7 @@ class FrozenModel:
         context: the longest row of tokens.
         bos_each_row: whether the model expects rows to begin with BOS.
         device: where states and logits are.
-        revision, kernels: what was loaded and which code runs it, for the provenance.
+        revision: what was loaded, for the provenance.
         quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
         classes: what a classifier's logits are of, in their order.
 
@@ -83,13 +83,12 @@ class FrozenModel:
         bos_each_row: bool = False,
         device: torch.device | None = None,
         revision: str = "",
-        kernels: str = "torch",
         classes: Sequence[str] = (),
         quantization: str = "",
     ):
         self.module = module.eval().requires_grad_(False)
         self.family, self.tokenizer, self.name = family, tokenizer, name
-        self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
+        self.context, self.bos_each_row, self.revision = context, bos_each_row, revision
         self.classes, self.quantization = tuple(classes), quantization
         embedding = embedding_of(module)
         self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
@@ -275,7 +274,6 @@ class FrozenModel:
             "family": self.family.name,
             "revision": self.revision,
             "weights": self.fingerprint(),
-            "kernels": self.kernels,
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             **({"quantization": self.quantization} if self.quantization else {}),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -182,7 +181,6 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         tokenizer,
         context=min(longest or LONGEST, config.context or LONGEST),
         bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
-        kernels=_kernels_of(family),
         classes=_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
         **facts,
@@ -249,15 +247,6 @@ def _classes(config: ModelConfig, module: Any) -> list[str]:
     if sorted(own) == sorted(classes) and own != classes:
         raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
     return classes
-
-
-def _kernels_of(family: Family) -> str:
-    """Return which code runs the blocks, for the provenance."""
-    if not family.kernels:
-        return "torch"
-    package = family.kernels[0].replace("_", "-")
-    fused = all(importlib.util.find_spec(name) for name in family.kernels)
-    return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"
 
 
 def _device_of(module: Any, device: torch.device) -> torch.device:

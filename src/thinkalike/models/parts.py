@@ -203,7 +203,7 @@ def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",))
 
 def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
-    facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "kernels", "classes")}
+    facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
     return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
 
 

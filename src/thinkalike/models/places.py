@@ -69,9 +69,7 @@ def revisions_in(folder: Path) -> list[Path]:
 def folder_of(config: ModelConfig) -> Path | None:
     """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
-    Raises:
-        ConfigError: a setting contradicts what the folder holds; it would change a name and no number.
-        ModelError: the folder holds no whole checkpoint.
+    A folder without a whole checkpoint is refused, and so is a setting that would change a name and no number.
     """
     folder = named_folder(config)
     if folder is None:
@@ -175,10 +173,7 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
-
-    That of an adapter covers its base. It raises the errors of `reached`.
-    """
+    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
     folder = folder_of(config)
     if folder is None:
         if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
@@ -199,12 +194,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit.
-
-    Raises:
-        ConfigError: see `folder_of`.
-        ModelError: see `folder_of`; or the hub does not answer, and its cache has no copy.
-    """
+    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit."""
     folder = folder_of(config)
     if folder is None:
         with _hub(config) as commit:
@@ -249,11 +239,7 @@ def _beside(file: Path) -> list[Path]:
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
-    """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
-
-    Raises:
-        ModelError: it is damaged, or it names code of the hub that transformers would run.
-    """
+    """Return the config.json of a checkpoint that is `reached`, without code of the hub, or what a GGUF file says."""
     import huggingface_hub
 
     path = _stated_in(Path(place))
@@ -288,8 +274,7 @@ def _shape_in(path: Path) -> dict[str, Any]:
 def gguf_said(path: Path) -> tuple[Any, str]:
     """Return the configuration of transformers for a GGUF file, and the types of its tensors, such as "Q4_1 x 210".
 
-    Raises:
-        ModelError: see `check_extra`; or transformers cannot read the file, or would read it wrongly.
+    A file that transformers cannot read, or would read wrongly, is a ModelError.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
     shape, types = _gguf(path, path.stat().st_mtime_ns)

@@ -60,10 +60,8 @@ def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 1
 def survey(model: Any) -> tuple[int, list[int | None]]:
     """Return the width of the residual stream and the form of what each block returns, see `passed_over`.
 
-    From then on no pass keeps keys and values for later tokens; nothing is ever generated.
-
-    Raises:
-        ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
+    Blocks must run one after the other and once each, and return states of one width. From then on no pass keeps keys
+    and values for later tokens; nothing is ever generated.
     """
     for shape in (getattr(model.module, "config", None), text_config(model.module)):
         if hasattr(shape, "use_cache"):
@@ -154,10 +152,7 @@ def prove(model: Any) -> None:
 
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
     middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
-    the next token, no token may change the logits of earlier ones.
-
-    Raises:
-        ModelError: they do not, one does, or see `check_values`.
+    the next token, no token may change the logits of earlier ones. Anything else is a ModelError.
     """
     check_values(model.module, model.name)
     last, shape = model.n_layers - 1, text_config(model.module)
@@ -261,11 +256,7 @@ def same_vocabulary(source: Any, target: Any) -> None:
 
 
 def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
-    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all.
-
-    Raises:
-        ModelError: a text is cut differently, or only one model has a row of the embedding for a token.
-    """
+    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
     if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
         raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
     if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
@@ -283,11 +274,7 @@ def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
 
 
 def check_alignable(source: Any, target: Any) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
-
-    Raises:
-        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
-    """
+    """Check that two models, or anything with `name` and `tokenizer`, read the same letters, however they cut them."""
     for model in (source, target):
         if not getattr(model.tokenizer, "is_fast", False):
             raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
@@ -302,10 +289,11 @@ def check_alignable(source: Any, target: Any) -> None:
 
 def _as_read(tokenizer: Any, word: str) -> str:
     """Return a word as a tokenizer's normaliser writes it, without added spaces."""
-    normalizer = tokenizer.backend_tokenizer.normalizer
-    read = word if normalizer is None else normalizer.normalize_str(word)
-    with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
-        read = read if normalizer is None else bytes(BYTE_OF[character] for character in read).decode()
+    read = word
+    if normalizer := tokenizer.backend_tokenizer.normalizer:
+        read = normalizer.normalize_str(word)
+        with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
+            read = bytes(BYTE_OF[character] for character in read).decode()
     return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
 
 
