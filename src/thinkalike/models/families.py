@@ -95,7 +95,7 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     possible = (predicts for predicts, name in classes.items() if name and predicts != "class")
     predicts = next(own_class, None) or next(possible, None)
     if predicts is None:
-        raise ModelError(_unknown(shape, model_type, path))
+        raise ModelError(f"{path} says model_type={shape.get('model_type')}, {_unknown(shape, model_type)}")
     name = f"{model_type}_classifier" if predicts == "class" else model_type
     return Family(name, predicts=predicts, model_type=model_type)
 
@@ -112,16 +112,15 @@ def heads_of(model_type: str) -> dict[Predicts, Any]:
     }
 
 
-def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
+def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    said = f"{path} says model_type={shape.get('model_type')}"
     if model_type in CONFIG_MAPPING_NAMES:
-        return f"{said}, which predicts neither tokens nor classes of texts; choose a language model"
+        return "which predicts neither tokens nor classes of texts; choose a language model"
     if "auto_map" in shape:
-        return f"{said}, which needs code of its own repository (trust_remote_code), and that is never run"
-    return f"{said}, which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
+        return "which needs code of its own repository (trust_remote_code), and that is never run"
+    return f"which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
 
 
 class Outline(NamedTuple):

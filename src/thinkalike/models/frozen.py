@@ -295,10 +295,11 @@ class FrozenModel:
         The state comes out of the block before, since some models do something between two blocks.
         """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
+        entered, replace = self.blocks[max(start - 1, 0)], functools.partial(_replace_input, residual)
         with (
             alone(self.module),
-            passed_over(self.blocks[:start], self._forms[:start]),
-            replaced_input(self.blocks[max(start - 1, 0)], residual),
+            replaced_forward(self.blocks[:start], [functools.partial(_same, form) for form in self._forms[:start]]),
+            entered.register_forward_pre_hook(replace, with_kwargs=True),
         ):
             return self._run(placeholder, mask)
 
@@ -311,14 +312,6 @@ def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
     """Let no other thread pass through a module while the context is open: its hooks would see both passes."""
     with _CHANGING:
         return _LOCKS.setdefault(module, threading.RLock())  # type: ignore[no-any-return]
-
-
-def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> contextlib.AbstractContextManager[None]:
-    """Let blocks return their input while the context is open, in the form of their output.
-
-    A form is None for a tensor, or the length of a tuple whose first part is the state.
-    """
-    return replaced_forward(blocks, [functools.partial(_same, form) for form in forms])
 
 
 @contextlib.contextmanager
@@ -346,11 +339,6 @@ def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> co
 def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Store the first output of every pass through a module as `states[key]` while the context is open."""
     return module.register_forward_hook(lambda _, args, output: states.update({key: first_tensor(output)}))
-
-
-def replaced_input(module: nn.Module, state: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Let this state enter a module in every pass while the context is open."""
-    return module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)
 
 
 @contextlib.contextmanager

@@ -194,7 +194,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit."""
+    """Yield the folder, GGUF file or repository of a checkpoint, which can be read meanwhile, and its commit."""
     folder = folder_of(config)
     if folder is None:
         with _hub(config) as commit:

@@ -58,7 +58,7 @@ def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 1
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
-    """Return the width of the residual stream and the form of what each block returns, see `passed_over`.
+    """Return the width of the residual stream, and of each block the length of the tuple that it returns, or None.
 
     Blocks must run one after the other and once each, and return states of one width. From then on no pass keeps keys
     and values for later tokens; nothing is ever generated.
@@ -313,14 +313,11 @@ def without_hooks(module: nn.Module) -> nn.Module:
             without_hooks(child)
     if getattr(module, "_supports_sdpa", False):
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
-    elif isinstance(module, NativeAttention) and _is_ordinary(module):
+        return module
+    is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
+    if is_plain and module.kv_repeats == 1 and not module.attn_scores_soft_cap > 0:  # type: ignore[operator]
         module.__class__ = _fused()  # the weights stay where they are
     return module
-
-
-def _is_ordinary(attention: Any) -> bool:
-    capped = attention.attn_scores_soft_cap > 0
-    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
 
 
 @functools.cache
