@@ -68,11 +68,10 @@ def documents(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    if len(first) == FEW:
-        return chain(first, whole)
-    pieces = [piece for text in first for piece in in_pieces(text)]
-    # neighbours resemble each other, so that the first of many must not be one stretch
-    return iter(pieces if len(pieces) == len(first) else sorted(pieces, key=document_fingerprint))
+    pieces = first if len(first) == FEW else [piece for text in first for piece in in_pieces(text)]
+    if len(pieces) > len(first):  # neighbours resemble each other, so that the first of many must not be one stretch
+        pieces.sort(key=document_fingerprint)
+    return chain(pieces, whole)
 
 
 def in_pieces(text: str) -> Iterator[str]:
@@ -190,25 +189,23 @@ def _topics() -> list[str]:
 
 def files_of(config: DataConfig) -> list[Path]:
     """Return the files that `data.files` names: in its order, and sorted within a glob, which must match some."""
-    paths: list[Path] = []
-    for pattern in config.files or []:
-        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        if not matches:
-            raise DataError(f"data.files: nothing matches {pattern}")
-        paths += map(Path, matches)
-    return paths
+    patterns = config.files or []
+    matches = [sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) for pattern in patterns]
+    if not all(matches):
+        raise DataError(f"data.files: nothing matches {patterns[matches.index([])]}")
+    return [Path(path) for each in matches for path in each]
 
 
 def _read(path: Path, field: str) -> Iterator[str]:
     name = path.name.lower()
+    if not name.endswith((".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
+        raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
             yield path.read_text(encoding="utf-8")
-        elif name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
-            records = parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path)
-            yield from (_text_of(record, field, place) for place, record in records)
-        else:
-            raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
+            return
+        for place, record in parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path):
+            yield _text_of(record, field, place)
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
