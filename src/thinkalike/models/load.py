@@ -20,7 +20,7 @@ from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, hea
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
 from thinkalike.models.survey import Checkpoint, check_loss, without_hooks
-from thinkalike.progress import doing
+from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 

@@ -49,7 +49,7 @@ from thinkalike.measures.estimates import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
 
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
