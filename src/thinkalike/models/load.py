@@ -25,8 +25,6 @@ from thinkalike.processes import doing
 log = logging.getLogger(__name__)
 
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
-THREE = ["entailment", "neutral", "contradiction"]  # classes of pairs of sentences
-TWO = ["entailment", "non-entailment"]
 END = "<|endoftext|>"  # the only special token of a mini
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
@@ -237,14 +235,9 @@ def puts_bos(tokenizer: Any) -> bool:
 def _classes(config: ModelConfig, module: Any) -> list[str]:
     """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
-    own = [name.lower().replace("_", "-").replace("not-entailment", TWO[1]) for name in stated]
+    own = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
     classes = list(config.classes or own)
-    if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
-        raise ModelError(
-            f"{config.called}: its {len(own)} classes are {classes}; name them in the order of its logits as in "
-            f"{THREE} or {TWO}: model.classes=[{','.join(THREE)}]"
-        )
-    if sorted(own) == sorted(classes) and own != classes:
+    if len(classes) != len(own) or (sorted(own) == sorted(classes) and own != classes):
         raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
     return classes
 
