@@ -107,17 +107,6 @@ class FrozenModel:
         """The model outputs logits of the "next" token, of "hidden" tokens or of the "class" of a text, or "states"."""
         return self.family.predicts
 
-    @property
-    def predicts_next(self) -> bool:
-        """Whether the model predicts each next token, as BERT does not.
-
-        Raises:
-            ModelError: the model is a classifier, which predicts no tokens at all.
-        """
-        if self.predicts == "class":
-            raise self._no_language_model()
-        return self.predicts == "next"
-
     def residuals(
         self,
         tokens: Tokens,
@@ -184,7 +173,7 @@ class FrozenModel:
         """
         if self.predicts == "class":
             if residual.dim() != 3:
-                raise self._no_language_model()
+                raise ModelError(f"{self.name} predicts the class of a whole text and no tokens")
             return self.output(residual, mask)
         if self.predicts != "next":
             raise ModelError(f"{self.name} predicts no next token, so it has no tail")
@@ -279,13 +268,9 @@ class FrozenModel:
             **({"quantization": self.quantization} if self.quantization else {}),
         }
 
-    def _no_language_model(self) -> ModelError:
-        return ModelError(f"{self.name} predicts the class of a whole text and no tokens; choose a language model")
-
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
-        given = {name: each for name, each in given.items() if each is not None and name in self._accepts}
-        named = {name: each.to(self.device) for name, each in given.items()}
+        named = {key: each.to(self.device) for key, each in given.items() if each is not None and key in self._accepts}
         with alone(self.module), one_text_per_row():
             return first_tensor(self.module(tokens.to(self.device), **named))
 
