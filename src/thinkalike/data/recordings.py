@@ -53,11 +53,7 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
     Args:
         path: a file of one array of layers x rows x width, or of one of rows x width per layer, of `ids`, by which its
             rows are put into the order of the stimuli (ids="order": they are in it), and of `runs` if stimuli were
-            measured more than once.
-
-    Raises:
-        DataError: the file cannot be read, its ids are not those of the stimuli in every run, its arrays have another
-            shape or number of rows, or a value is not finite.
+            measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
     if ids is None or not arrays:

@@ -36,10 +36,7 @@ def load_models(*configs: ModelConfig) -> list[FrozenModel]:
 
 
 def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
-    """Load the models of several groups, each different one once, under labels that tell those of a group apart.
-
-    A model with different labels in two groups has one module. See `load_model`.
-    """
+    """Load the models of several groups, each different one once, under labels that tell those of a group apart."""
     loaded: list[tuple[ModelConfig, FrozenModel]] = []
 
     def called(config: ModelConfig, name: str) -> FrozenModel:
@@ -192,11 +189,9 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
 
 
 def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> torch.nn.Module:
-    """Build a randomly initialised model; the same seed gives the same weights whatever the activation.
+    """Build a randomly initialised model of these sizes, in the names of the family's own configuration class.
 
-    Args:
-        architecture: sizes, in the names of the family's own configuration class.
-        vocabulary: the number of rows of the embedding.
+    The same seed gives the same weights whatever the activation.
     """
     known = FAMILIES[family]
     if known.reader == "transformers":

@@ -366,12 +366,8 @@ def array_batches(
 ) -> StateBatches:
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
-    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size.
-    Each batch is a pool.
-
-    Args:
-        groups: what each stimulus belongs to, such as a sentence.
-        fewest: how many stimuli there must be in a batch; a DataError says if there are fewer.
+    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size,
+    of at least `fewest`. Each batch is a pool. `groups` is what each stimulus belongs to, such as a sentence.
     """
     n, total = len(groups), -(-len(groups) // rows_per_batch)
     if n // total < fewest:

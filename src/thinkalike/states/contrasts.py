@@ -80,10 +80,7 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 def continuations(
     contrasts: Contrasts, tokenizer: Any, vocabulary: int
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
-    """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair.
-
-    Each is one token where it follows the text and its counterpart, and both differ; otherwise it is a DataError.
-    """
+    """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair."""
     boundary = boundary_tokens(tokenizer, vocabulary)
     up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
     for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
@@ -137,8 +134,7 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
 
     Args:
         kind: number: a singular subject against a plural one; question: a statement against a do-question.
-        count: how many, at most as many as there are.
-        size: of the grammar.
+        count: how many, at most as many as there are in the grammar of this size.
     """
     words = lexicon(size)
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
