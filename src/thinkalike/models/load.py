@@ -134,15 +134,10 @@ def _configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[s
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
-    of_transformers = family.reader == "transformers"
-    for key, is_read in {
-        "device_map": of_transformers,
-        "quantization": of_transformers,
-        "side": family.predicts == "states",
-        "classes": family.predicts == "class",
-    }.items():
-        value = getattr(config, key)
-        if value is not None and not is_read:
+    read = ["device_map", "quantization"] if family.reader == "transformers" else []
+    read += {"states": ["side"], "class": ["classes"]}.get(family.predicts, [])
+    for key in ("device_map", "quantization", "side", "classes"):
+        if (value := getattr(config, key)) is not None and key not in read:
             raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
 
 

@@ -67,13 +67,9 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
         if hasattr(shape, "use_cache"):
             shape.use_cache = False  # type: ignore[union-attr]
     ran: list[tuple[int, Any]] = []
-
-    def note(number: int, _: nn.Module, __: tuple, output: Any) -> None:
-        ran.append((number, output))
-
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
-            hooks.enter_context(block.register_forward_hook(functools.partial(note, number)))
+            hooks.enter_context(block.register_forward_hook(lambda _, __, out, own=number: ran.append((own, out))))
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
