@@ -13,8 +13,8 @@ from thinkalike.instruments import run_job
 from thinkalike.instruments.ruler import Side
 from thinkalike.measures.estimates import PARTS, numbered_by_part
 from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, reading_of, with_interval
-from thinkalike.models.frozen import rounded
 from thinkalike.models.load import load_model
+from thinkalike.models.parts import rounded
 from thinkalike.processes import Interrupted
 
 

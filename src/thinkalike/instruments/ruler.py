@@ -29,8 +29,9 @@ from thinkalike.measures.groups import RowGroups
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
-from thinkalike.models.frozen import FrozenModel, rounded, untrained
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
+from thinkalike.models.parts import fresh_but_for_the_embedding, rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
@@ -138,7 +139,7 @@ class Side:
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
         """Return how alike this model and a changed copy of it are at each layer."""
-        twin = untrained(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
+        twin = fresh_but_for_the_embedding(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
         at = list(dict.fromkeys(self.layers))
         states = dict(zip(at, self.words.states(twin, at), strict=True))
         return self.alike([self.words.beyond(states[layer]) for layer in self.layers])
