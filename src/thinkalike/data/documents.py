@@ -187,7 +187,7 @@ def _read(path: Path, field: str) -> Iterator[str]:
     name = path.name.lower()
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8")
+            yield path.read_text(encoding="utf-8-sig")
         elif name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
             records = parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path)
             yield from (_text_of(record, field, place) for place, record in records)

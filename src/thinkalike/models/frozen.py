@@ -26,7 +26,7 @@ from thinkalike.errors import ModelError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models import surgery
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
-from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, tensors_of, without_cache
+from thinkalike.models.survey import Tokens, accepted, cast, embedding_of, prove, survey, tensors_of, without_cache
 
 
 @runtime_checkable
@@ -328,4 +328,4 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(copy.deepcopy(model.module.config))
-    return variant(model, module.to(model.device, model.dtype), f"{model.name} (fresh)")
+    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")

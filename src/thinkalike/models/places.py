@@ -117,7 +117,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         if config.base:
             raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
         return None
-    said = config.base or _json(folder / ADAPTER).get("base_model_name_or_path")
+    settings = _json(folder / ADAPTER)
+    said = config.base or settings.get("base_model_name_or_path")
     if not said:
         raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
     try:
@@ -126,6 +127,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         base = None
     if base is None or (base.path and not Path(base.path).exists()):
         raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
+    if not (config.base or base.path):
+        base = replace(base, revision=settings.get("revision") or base.revision)
     return replace(base, **{key: getattr(config, key) for key in (*HOW_IT_RUNS, "bos", "side")})
 
 

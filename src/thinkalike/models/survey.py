@@ -94,6 +94,19 @@ def without_cache(module: Any) -> None:
             each.use_cache = False  # type: ignore[union-attr]
 
 
+def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a module to a device and its weights to a dtype, in place, and return it.
+
+    The frequencies of rotary positions keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    """
+    kept = [(part, name, frequencies) for part in module.modules() for name, frequencies in part._buffers.items()
+            if name.endswith("inv_freq") and frequencies is not None]  # fmt: skip
+    module.to(device=device, dtype=dtype)
+    for part, name, frequencies in kept:
+        part._buffers[name] = frequencies.to(device)
+    return module
+
+
 def accepted(module: Any) -> Callable[[str], bool]:
     """Return whether a module's forward pass takes an argument of this name.
 
