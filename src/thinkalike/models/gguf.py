@@ -24,8 +24,7 @@ OWN = "take the model's own folder or repository"
 def gguf_said(path: Path) -> tuple[Any, str]:
     """Return the configuration of transformers for a GGUF file, and the types of its tensors, such as "Q4_1 x 210".
 
-    Raises:
-        ModelError: see `check_extra`; or transformers cannot read the file, or would read it wrongly.
+    A file that transformers cannot read, or would read wrongly, is a ModelError.
     """
     check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
     shape, types, _ = _read(path, path.stat().st_mtime_ns)
@@ -35,8 +34,7 @@ def gguf_said(path: Path) -> tuple[Any, str]:
 def cut_as_stated(tokenizer: Any, path: Path) -> Any:
     """Return the tokenizer that transformers made of a GGUF file, with texts cut as the file says before bytes merge.
 
-    Raises:
-        ModelError: transformers does not know how, and would cut as GPT-2 does.
+    A cut that transformers does not know, and would make as GPT-2 does, is a ModelError.
     """
     from tokenizers import pre_tokenizers
     from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS

@@ -23,6 +23,7 @@ from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.gguf import gguf_said
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,7 @@ def revisions_in(folder: Path) -> list[Path]:
 def folder_of(config: ModelConfig) -> Path | None:
     """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
-    Raises:
-        ConfigError: a setting contradicts what the folder holds; it would change a name and no number.
-        ModelError: the folder holds no whole checkpoint.
+    A folder without a whole checkpoint is refused, and so is a setting that would change a name and no number.
     """
     folder = named_folder(config)
     if folder is None:
@@ -164,10 +163,7 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
-
-    That of an adapter covers its base. It raises the errors of `reached`.
-    """
+    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
     folder = folder_of(config)
     if folder is None:
         if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
@@ -188,12 +184,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit.
-
-    Raises:
-        ConfigError: see `folder_of`.
-        ModelError: see `folder_of`; or the hub does not answer, and its cache has no copy.
-    """
+    """Yield the folder, GGUF file or repository of a checkpoint, which can be read meanwhile, and its commit."""
     folder = folder_of(config)
     if folder is None:
         with _hub(config) as commit:
@@ -238,11 +229,7 @@ def _beside(file: Path) -> list[Path]:
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
-    """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
-
-    Raises:
-        ModelError: it is damaged, or it names code of the hub that transformers would run.
-    """
+    """Return the config.json of a checkpoint that is `reached`, without code of the hub, or what a GGUF file says."""
     import huggingface_hub
 
     path = _stated_in(Path(place))
@@ -270,8 +257,6 @@ def _stated_in(place: Path) -> Path:
 
 def _shape_in(path: Path) -> dict[str, Any]:
     if path.suffix == ".gguf":
-        from thinkalike.models.gguf import gguf_said  # imports nothing of this project but errors
-
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     return _json(path)
 
@@ -372,22 +357,3 @@ def _quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-
-def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that `auto` stands for on this machine, or any other name unchanged.
-
-    Raises:
-        ConfigError: this machine has no such device; the message calls the setting `key`.
-    """
-    if name in ("cpu", "cpu:0"):
-        return "cpu"
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
-    if name not in there:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
-    return name
