@@ -78,9 +78,7 @@ PROPERTIES = {
     "distance correlation": CORRELATION,
     "jensen-shannon": OUTPUTS,
     "disagreement": replace(OUTPUTS, high=1.0, differentiable=0, invariances=OF_LOGITS | {"isotropic_scaling"}),
-    "r2": Properties(
-        -inf, 1.0, SAME_SHAPE | {"unit_scaling", "invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3
-    ),
+    "r2": Properties(-inf, 1.0, SAME_SHAPE, 0, True, identical=1.0, symmetric=False, fewest=6),
     "rsa": RSA,
     "rsa cosine": replace(RSA, invariances=SAME_SHAPE - {"translation"}),
     "rsa correlation": replace(RSA, invariances=SAME_SHAPE - {"orthogonal", "translation"}),

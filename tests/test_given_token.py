@@ -19,6 +19,7 @@ from thinkalike.measures import (
     token_codes,
 )
 from thinkalike.measures.chance import permuted_within
+from thinkalike.measures.closed_forms import RIDGE
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30
@@ -314,7 +315,7 @@ def test_the_null_of_neighbours_given_the_token_is_chance():
 
 def within(x, y, tokens, x_held, y_held, held):
     """R² given the token, both ways."""
-    prediction = LinearPrediction([(0, 0)])
+    prediction = LinearPrediction([(0, 0)], ridge=RIDGE)
     groups = RowGroups.of(tokens, 4)
     prediction.fit([groups.without_means(x)], [groups.without_means(y)])
     groups = RowGroups.of(held, 4)
@@ -347,7 +348,7 @@ def test_r2_both_ways_is_scikit_learns_also_given_the_token():
     rows = [centred(side, tokens) for side, tokens in ((x[:N], fit), (y[:N], fit), (x[N:], held), (y[N:], held))]
     assert ways[0] == pytest.approx(regressed(*rows), abs=1e-7)
     assert ways[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
-    plain = LinearPrediction([(0, 0)])
+    plain = LinearPrediction([(0, 0)], ridge=RIDGE)
     plain.fit([x[:N]], [y[:N]])
     plain.judge([x[N:]], [y[N:]])
     found = [float(way.value[0]) for way in plain.compute()]
@@ -361,7 +362,7 @@ def test_r2_both_ways_is_scikit_learns_also_given_the_token():
 def test_any_chunking_gives_the_same_r2_and_intervals():
     x, y = alike(drawn(), 0.6)
     z = torch.randn(N, 3, dtype=F64)
-    whole, parts = LinearPrediction([(0, 0), (1, 0)]), LinearPrediction([(0, 0), (1, 0)])
+    whole, parts = LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE), LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE)
     whole.fit([x[:200], z[:200]], [y[:200]])
     whole.judge([x[200:], z[200:]], [y[200:]], documents=torch.zeros(N - 200, dtype=torch.long))
     for part in torch.arange(200).split(30):
@@ -369,7 +370,7 @@ def test_any_chunking_gives_the_same_r2_and_intervals():
     values = []
     for number, part in enumerate(torch.arange(200, N).split((N - 200) // 10)):
         parts.judge([x[part], z[part]], [y[part]], number, torch.full((len(part),), number))
-        alone = LinearPrediction([(0, 0), (1, 0)])
+        alone = LinearPrediction([(0, 0), (1, 0)], ridge=RIDGE)
         alone.fit([x[:200], z[:200]], [y[:200]])
         rest = torch.tensor([row for row in range(200, N) if row not in part])
         alone.judge([x[rest], z[rest]], [y[rest]])
@@ -396,7 +397,7 @@ def test_a_turn_is_predicted_wholly_and_a_part_one_way():
 
 def test_what_does_not_vary_is_an_error():
     x, constant = torch.randn(50, 4), torch.full((50, 3), 0.1)
-    prediction = LinearPrediction([(0, 0)])
+    prediction = LinearPrediction([(0, 0)], ridge=RIDGE)
     prediction.fit([x], [constant])
     prediction.judge([x], [constant])
     with pytest.raises(ValueError, match="target layer 0 does not vary"):
@@ -427,7 +428,7 @@ def test_only_what_later_text_decides_is_predicted_of_the_future():
     surprising = surprises(states, finish, drawn, codes)
     noise = torch.randn(vocabulary, 64, dtype=F64)[drawn]  # clustered by the next token
     half = torch.cat([noise[:, :8] + torch.randn(n, 8, dtype=F64), states], 1)
-    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)])
+    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)], ridge=RIDGE)
     prediction.fit([states[:5000], noise[:5000], half[:5000]], [surprising[:5000]])
     for part in torch.arange(5000, n).split(100):
         prediction.judge([states[part], noise[part], half[part]], [surprising[part]])

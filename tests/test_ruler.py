@@ -11,6 +11,7 @@ from conftest import composed
 from thinkalike.errors import DataError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.ruler import Side
+from thinkalike.measures import LinearPrediction
 from thinkalike.measures.estimates import PARTS, numbered_by_part
 from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, reading_of, with_interval
 from thinkalike.models.load import load_model
@@ -135,8 +136,8 @@ def read(copies, text_files, tmp_path):
 @pytest.mark.parametrize(
     ("target", "low", "high", "says"),
     [
-        ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] with its copy of 4.0"),
-        ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] with its copy of 3.0"),
+        ("copy4", 3.7, 4.3, "as much as gelu-3l-mini[path=base] shares with its copy of 4.0"),
+        ("copy3", 2.7, 3.3, "as much as gelu-3l-mini[path=base] shares with its copy of 3.0"),
         ("base", 8, 8, "share 100 % of what varies"),
         ("other", 2, 2, "share no more than an untrained twin does"),
     ],
@@ -173,3 +174,50 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch):
 def test_few_documents_are_refused(read, text_files):
     with pytest.raises(DataError, match="the text of 5 documents"):
         read("base", "copy3", "data.report_share=0.05")
+
+
+# ---- R² from moments, whose penalty each half of the documents chooses for the other
+
+
+def chosen_by_scikit_learn(x, y, halves):
+    """The penalty, in units of sums, with which each half predicts the other best, by scikit-learn; inf: none does."""
+    from sklearn.linear_model import Ridge
+
+    size = float(((x - x.mean(0)) ** 2).sum() / x.shape[1])
+    gained = []
+    for penalty in (PENALTIES * size).tolist():
+        gained.append(0.0)
+        for half in (0, 1):
+            fit, other = halves == half, halves != half
+            model = Ridge(penalty, solver="svd").fit(x[fit], y[fit])
+            base, left = y[other] - y[fit].mean(0), y[other] - model.predict(x[other])
+            gained[-1] += (base**2).sum() - (left**2).sum()
+    return PENALTIES[int(np.argmax(gained))].item() * size if max(gained) > 0 else np.inf
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_r2_from_moments_is_that_of_scikit_learn(share):
+    from sklearn.linear_model import Ridge
+
+    (x, documents), (noise, _), (new, _), (other, _) = (drawn(12, 20, 6, seed) for seed in range(4))
+    mix = torch.randn(6, 6, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    y, wanted = share * x @ mix + noise, share * new @ mix + other
+    prediction = LinearPrediction([(0, 0)])
+    for part in torch.arange(len(x)).split(70):
+        prediction.fit([x[part]], [y[part]], documents[part])
+    prediction.judge([new], [wanted], documents=documents)
+    penalty = chosen_by_scikit_learn(x.numpy(), y.numpy(), (documents % PARTS % 2).numpy())
+    guess = Ridge(penalty, solver="svd").fit(x, y).predict(new) if penalty < np.inf else y.mean(0).numpy()
+    expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / ((wanted - y.mean(0)).numpy() ** 2).sum()
+    assert float(prediction.compute()[0].value[0]) == pytest.approx(expected, abs=1e-9)
+    assert prediction.state_dict()["moments"] == []
+
+
+def test_few_rows_give_a_small_r2_and_least_squares_one_far_below_zero():
+    (x, documents), (y, _), (new, _), (other, _) = (drawn(10, 5, 40, seed) for seed in range(4))
+    chosen, least = LinearPrediction([(0, 0)]), LinearPrediction([(0, 0)], ridge=1e-9)
+    for each in (chosen, least):
+        each.fit([x], [y], documents)
+        each.judge([new], [other], documents=documents)
+    assert float(least.compute()[0].value[0]) < -0.5
+    assert abs(float(chosen.compute()[0].value[0])) < 0.02

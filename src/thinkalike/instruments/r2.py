@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import torch
 
 from thinkalike.config import AnalyzeConfig, left_open, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig, layers_compared
-from thinkalike.measures.closed_forms import RIDGE
 from thinkalike.measures.prediction import READING, LayerPredictions, pairs_at_once
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
+# ruff: noqa: UP045
 @dataclass
 class R2Config(LayerPairsConfig):
     """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
 
     kind: str = "r2"
     fit_batches: int = left_open(64, least=1, most=10**9)  # of other text, before those that judge
-    ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
+    ridge: Optional[float] = ranged(None, above=0, most=1e6)  # in units of the mean variance of the states; null: it is
+    # chosen by cross-validation over documents
 
 
-class LayerR2(LayerPairs, kind="r2", version=7, reads=("model", "target", "layers", "data", "measure")):
+class LayerR2(LayerPairs, kind="r2", version=8, reads=("model", "target", "layers", "data", "measure")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"

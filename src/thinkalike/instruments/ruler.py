@@ -226,12 +226,12 @@ def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
             f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
             f"untrained twin does ({row['value']:.2f} of what varies, {over})."
         )
-    bits = " and ".join(
-        f"{name} with its copy of {_in_bits(row, side)} bits" for side, name in _sides(row["source"], row["target"])
-    )
+    bits = [
+        f"{name} {{}}with its copy of {_in_bits(row, side)} bits" for side, name in _sides(row["source"], row["target"])
+    ]
     return (
         f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share "
-        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {bits} does. "
+        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {', and '.join(bits).format('shares ', '')}. "
         f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
     )
 

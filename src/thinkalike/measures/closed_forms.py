@@ -48,6 +48,14 @@ class PairStatistics(NamedTuple):
         """The statistics of the same rows with source and target exchanged."""
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
 
+    def joined(self, other: PairStatistics) -> PairStatistics:
+        """Return the statistics of these rows and those of another part together (see `Moments`)."""
+        n, x, y = self.n + other.n, other.mean_x - self.mean_x, other.mean_y - self.mean_y
+        weight = self.n * other.n / n
+        products = ((self.xx, other.xx, x, x), (self.yy, other.yy, y, y), (self.xy, other.xy, x, y))
+        means = (self.mean_x + x * (other.n / n), self.mean_y + y * (other.n / n))
+        return PairStatistics(n, *means, *(torch.addr(a + b, *shifts, alpha=weight) for a, b, *shifts in products))
+
     @property
     def of_source(self) -> PairStatistics:
         """The statistics of the source with itself, for maps from its states to themselves."""

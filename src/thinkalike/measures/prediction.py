@@ -5,7 +5,8 @@ Given states less the mean of their token (`RowGroups.without_means`) it is R² 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,11 +15,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.closed_forms import RIDGE, LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.closed_forms import LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
 from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
+from thinkalike.measures.ridge import PENALTIES
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
@@ -39,32 +41,47 @@ class _Map(NamedTuple):
 
 
 class LinearPrediction:
-    """Held-out R² of the least-squares maps of layer pairs (l, m), from the source to the target and back.
+    """Held-out R² of ridge regressions of layer pairs (l, m), from the source to the target and back.
 
     R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to
     fit on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
-    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in
-    float64, and sums over batches come before the ratio. R² back predicts x from y. First come all batches to `fit` on,
-    then those that `judge`.
+    Σ ‖y - ŷ‖² + λ ‖W‖². Everything is in float64, and sums over batches come before the ratio. R² back predicts x from
+    y. First come all batches to `fit` on, then those that `judge`.
+
+    Unless a ridge is given, λ is chosen by cross-validation over documents: maps of each half of them, with each of
+    `PENALTIES`, predict the other half, and the λ that does so best is taken for the map of all rows, as that of a sum
+    over rows does not change with their number. Where no map does better than ȳ, W is 0.
 
     Args:
-        ridge: More than 0, in units of the mean variance of the states that predict.
+        ridge: λ in units of the mean of the diagonal of Σ (x - x̄)(x - x̄)', more than 0; None: it is chosen.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE):
-        self._moments: Moments | None = Moments(pairs)  # None: the maps are solved for
-        self.pairs, self.ridge = self._moments.pairs, ridge
+    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float | None = None):
+        pairs = list(pairs)
+        self._moments: list[Moments] = [Moments(pairs) for _ in range(1 if ridge else 2)]  # none: maps are solved for
+        self.pairs, self.ridge = self._moments[0].pairs, ridge
         self.maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
         # by part of the documents, pair and direction: the squares of residuals and of states
         self._sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
         self.documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
 
     @takes_arrays
-    def fit(self, sources: LayerStates, targets: LayerStates) -> None:
-        """Add the states of the same n rows in both models to fit on, before any judge; see `Moments.update`."""
-        if self._moments is None:
+    def fit(self, sources: LayerStates, targets: LayerStates, documents: Int[Tensor, " n"] | None = None) -> None:
+        """Add the states of the same n rows in both models to fit on, before any judge; see `Moments.update`.
+
+        Args:
+            documents: The number of the document of each row, as for `judge`; by default each row is one.
+        """
+        if not self._moments:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
-        self._moments.update(sources, targets)
+        if self.ridge:
+            self._moments[0].update(sources, targets)
+            return
+        n = len(next(iter(sources.values() if isinstance(sources, Mapping) else sources)))
+        halves = (torch.arange(n) if documents is None else documents) % PARTS % len(self._moments)
+        for half, moments in enumerate(self._moments):
+            rows = (halves == half).nonzero()[:, 0]
+            moments.update(*(_rows(side, rows) for side in (sources, targets)))
 
     @takes_arrays
     @torch.no_grad()
@@ -84,8 +101,8 @@ class LinearPrediction:
         Raises:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
-        if self._moments is not None:
-            self.maps, self._moments = self._solved(self._moments), None
+        if self._moments:
+            self.maps, self._moments = self._solved(), []
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self.documents) if number is None else number
         sums = torch.zeros_like(self._sums)
@@ -132,36 +149,70 @@ class LinearPrediction:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
-            "moments": self._moments and self._moments.state_dict(),
+            "moments": [each.state_dict() for each in self._moments],
             "maps": [[tuple(way) for way in both] for both in self.maps],
             "judged": (self._sums, self.documents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
-        self._moments = Moments(self.pairs) if state["moments"] else None
-        if self._moments is not None:
-            self._moments.load_state_dict(state["moments"])
+        self._moments = [Moments(self.pairs) for _ in state["moments"]]
+        for moments, own in zip(self._moments, state["moments"], strict=True):
+            moments.load_state_dict(own)
         self.maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
         self._sums, self.documents = state["judged"]
 
-    def _solved(self, moments: Moments) -> list[tuple[_Map, _Map]]:
+    def _solved(self) -> list[tuple[_Map, _Map]]:
         """Return the maps of all pairs; products across layers make room for them one by one."""
-        factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
+        if len(self._moments) == 2 and any(each.n < 2 for each in self._moments):
+            raise ValueError(
+                "each half of the documents to fit on needs two rows, to choose a penalty; or give a ridge"
+            )
+        bases: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by direction and layer: of all rows, of halves
 
-        def solve(key: tuple[int, int], way: PairStatistics) -> _Map:
-            if way.is_constant:
-                return _Map(way.mean_x, torch.zeros_like(way.xy), True)
-            if key not in factors:
-                ridge = self.ridge * way.xx.diagonal().mean() * torch.eye(len(way.xx)).to(way.xx)
-                factors[key] = torch.linalg.cholesky(way.xx + ridge)
-            return _Map(way.mean_x, torch.cholesky_solve(way.xy, factors[key]), False)
+        def solve(key: tuple[int, int], ways: Sequence[PairStatistics]) -> _Map:
+            whole = ways[0] if len(ways) == 1 else ways[0].joined(ways[1])
+            if whole.is_constant:
+                return _Map(whole.mean_x, torch.zeros_like(whole.xy), True)
+            if key not in bases:
+                bases[key] = [torch.linalg.eigh(way.xx) for way in (whole, *ways[: len(ways) // 2 * 2])]
+            (values, vectors), *halves = bases[key]
+            size = float(whole.xx.diagonal().mean())
+            penalty = self.ridge * size if self.ridge else _chosen(ways, halves, size)
+            shrunk = 1 / (values.clamp(min=0) + penalty)
+            return _Map(whole.mean_x, (vectors * shrunk) @ (vectors.T @ whole.xy), False)
 
         def both(pair: LayerPair) -> tuple[_Map, _Map]:
-            there = moments.take(pair)
-            return solve((0, pair[0]), there), solve((1, pair[1]), there.reversed)
+            there = [moments.take(pair) for moments in self._moments]
+            return solve((0, pair[0]), there), solve((1, pair[1]), [way.reversed for way in there])
 
         return [both(pair) for pair in self.pairs]
+
+
+def _rows(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
+    """Return these rows of the states of each layer."""
+    if isinstance(side, Mapping):
+        return {layer: states[rows.to(states.device)] for layer, states in side.items()}
+    return [states[rows.to(states.device)] for states in side]
+
+
+def _chosen(halves: Sequence[PairStatistics], bases: Sequence[tuple[Tensor, Tensor]], size: float) -> float:
+    """Return the λ with which the maps of each half predict the other best; ∞ where none does better than the mean."""
+    if len(halves) < 2:
+        raise ValueError(
+            "the rows to fit on are of one document, so that no penalty can be chosen by others: give ridge"
+        )
+    penalties = (PENALTIES * size).to(halves[0].xx)
+    gained = torch.zeros_like(penalties)
+    for (values, vectors), own, other in zip(bases, halves, reversed(halves), strict=True):
+        x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
+        xx, xy = (torch.addr(each, x, mean, alpha=other.n) for each, mean in ((other.xx, x), (other.xy, y)))
+        basis = vectors.T @ own.xy
+        linear = (basis * (vectors.T @ xy)).sum(1)
+        quadratic = (basis @ basis.T) * (vectors.T @ xx @ vectors)
+        shrunk = 1 / (values.clamp(min=0) + penalties[:, None])
+        gained += 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
+    return float(penalties[gained.argmax()]) if gained.max() > 0 else math.inf
 
 
 class PredictionEstimate(LayerPairEstimate):
@@ -195,7 +246,7 @@ class LayerPredictions(Accumulator):
         *,
         fit_batches: int,
         given: str = "none",
-        ridge: float = RIDGE,
+        ridge: float | None = None,
         **kwargs: Any,
     ):
         super().__init__(source_layers, target_layers, given=given, **kwargs)
@@ -226,12 +277,12 @@ class LayerPredictions(Accumulator):
             sides = [[within.without_means(layer) for layer in side] for side in sides]
         reading, place = divmod(batch.number, READING)
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
+        if documents is not None:
+            documents = labels_of_rows(documents, mask, source[0], "documents")
+            documents = documents[within.order] if within else documents
         if place < self.fit_batches:
-            prediction.fit(*sides)
+            prediction.fit(*sides, documents)
         else:
-            if documents is not None:
-                documents = labels_of_rows(documents, mask, source[0], "documents")
-                documents = documents[within.order] if within else documents
             used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
             self.add(batch.number, prediction.judge(*sides, place, documents), used=used)
         self.last = batch.number
