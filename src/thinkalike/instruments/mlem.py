@@ -58,7 +58,6 @@ class MLEMConfig(DistanceConfig):
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
     null: int = ranged(0, least=0, most=10**6)  # how often each feature moves between sentences, for p-values
     references: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli for split-half references; 0: none
-    change: bool = False  # of states from `model` to `model@target`, in the layers where they differ
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,8 +83,6 @@ class FeatureProfiles(
         for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
             if name not in (None, *stimuli.names):
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-        if measure.change and config.activations:  # type: ignore[attr-defined]
-            raise ConfigError("measure.change=true compares model and model@target, not recordings")
         alone = len(stimuli.groups.unique()) == len(stimuli)
         if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
@@ -94,8 +91,7 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("states"):
-            (stimuli, models), every = states_of_sides(config, work.inputs["stimuli"])
-            sides = [change_of(models)] if measure.change else models
+            (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
@@ -106,7 +102,7 @@ class FeatureProfiles(
             tables["interactions"] = repeated_rows(rows, "features", named, **columns)
         tables["levels"] = level_table(model, stimuli, rows)
         profiles = _profiles(model, importance, stimuli, rows)
-        if every and not measure.change:
+        if every:
             once = replace(config, measure=replace(measure, permutations=1, null=0, interactions=[]))
             _, found = fit_profiles(once, *every)
             profiles["with_massive"] = found.profile().value.flatten().numpy()
@@ -119,7 +115,7 @@ class FeatureProfiles(
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
             {name: values.numpy() for name, values in arrays.items()},
             {name: table for name, table in tables.items() if len(table)},
-            models=[side.origin for side in models],
+            models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
             blank=("alpha", SHARE, *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")), *P_VALUES),
         )
@@ -184,23 +180,6 @@ def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
         said += f", with a noise ceiling of {best['lower']:.3f} to {best['upper']:.3f}"
     feature = str(profile.max().idxmax())
     return f"{said}. {feature} matters most, {profile[feature].max():.3f} at layer {profile[feature].idxmax()}."
-
-
-def change_of(sides: Sequence[StimulusStates]) -> StimulusStates:
-    """Return the change of states from the first side to the second, in those layers where some state changed.
-
-    Raises:
-        DataError: the sides are not two of equal layers and widths, or no state changed.
-    """
-    if len(sides) != 2 or len({(*each.layers, *(layer.shape for layer in each.states)) for each in sides}) > 1:
-        raise DataError("measure.change=true compares model and model@target, of the same layers and widths")
-    base, changed = sides
-    changes = [after - before for before, after in zip(base.states, changed.states, strict=True)]
-    differ = [number for number, change in enumerate(changes) if change.any()]
-    if not differ:
-        raise DataError(f"{changed.name} has the states of {base.name} in all layers")
-    name, layers = f"{changed.name} - {base.name}", [base.layers[number] for number in differ]
-    return StimulusStates(name, layers, [changes[number] for number in differ], changed.origin)
 
 
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
