@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import hf_hub_download
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FORMAT = {"format": "thinkalike affine stitch", "version": 1}
 
 
-class StitchMap(nn.Module, ModelHubMixin):
+class StitchMap(nn.Module):
     """The map φ(h) = W h + b from the states of one site to those of another.
 
     The weights are float32 and frozen; `requires_grad_()` trains them further.
@@ -101,7 +101,13 @@ class StitchMap(nn.Module, ModelHubMixin):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, sites and a model card into a folder, which is made if it is not there."""
-        self.save_pretrained(Path(folder).expanduser())
+        folder = Path(folder).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: each.detach().cpu().contiguous() for name, each in self.named_parameters()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        sites = {"source": asdict(self.source), "target": asdict(self.target)}
+        (folder / CONFIG).write_text(json.dumps({**FORMAT, **sites}, indent=1) + "\n")
+        (folder / CARD).write_text(self._card())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> StitchMap:
@@ -140,40 +146,14 @@ class StitchMap(nn.Module, ModelHubMixin):
                 file = hf_hub_download(place, name, revision=commit, **options)
             return cls.load(Path(file).parent)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the stitch with its model card to a repository of the hub, ORG/NAME, which is made if it is not there.
-
-        Args:
-            options: Of `ModelHubMixin.push_to_hub`, such as private and commit_message.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            StitchError: The upload fails.
-        """
-        with _explained(f"cannot push the stitch to {repo_id}", repo_id):
-            address: str = super().push_to_hub(repo_id, **options)
-        resolved.cache_clear()  # the branch has moved
-        return address
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in ("weight", "bias")}
-        save_file(tensors, save_directory / WEIGHTS, metadata={"format": "pt"})
-        sites = {"source": asdict(self.source), "target": asdict(self.target)}
-        (save_directory / CONFIG).write_text(json.dumps({**FORMAT, **sites}, indent=1) + "\n")
-        (save_directory / CARD).write_text(self._card())
-
     def extra_repr(self) -> str:
         return f"{self.source} ({self.weight.shape[1]}) → {self.target} ({self.weight.shape[0]})"
 
     def _card(self) -> str:
-        source, target = self.source, self.target
-        width_out, width_in = self.weight.shape
+        sides = ("source", self.source, self.weight.shape[1]), ("target", self.target, self.weight.shape[0])
         rows = "\n".join(
-            f"| {side} | {site.model} | {site.revision} | {site.layer} | {width} | {site.dtype} "
-            f"| `{site.fingerprint}` |"
-            for side, site, width in (("source", source, width_in), ("target", target, width_out))
+            f"| {side} | {at.model} | {at.revision} | {at.layer} | {width} | {at.dtype} | `{at.fingerprint}` |"
+            for side, at, width in sides
         )
         return f"""---
 library_name: thinkalike
@@ -182,24 +162,19 @@ tags:
 - representation-similarity
 ---
 
-# A stitch from {source} to {target}
+# A stitch from {self.source} to {self.target}
 
-An affine map, W h + b, from the residual stream of {source.model} after block {source.layer} to that of {target.model}
-after block {target.layer}. It holds no weights of either model.
+An affine map between residual streams after two blocks. It holds no weights of either model, and fits models with these
+fingerprints alone. That the stitched model does well does not show that the two models are alike.
 
 | | model | revision | block | width | dtype | fingerprint of the weights |
 |---|---|---|---|---|---|---|
 {rows}
 
 ```python
-from thinkalike import StitchMap, load_model
-
-stitch = StitchMap.from_pretrained("ORG/NAME")  # this repository
-states = stitch(load_model("{source.model}").head(tokens, {source.layer}))  # (batch, position, {width_out})
+stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
+states = stitch(thinkalike.load_model("{self.source.model}").head(tokens, {self.source.layer}))
 ```
-
-The map fits states of these weights alone: a model with another fingerprint is refused when a stitched model is made.
-That the stitched model does well does not show that the two models are alike.
 """
 
 

@@ -46,10 +46,7 @@ class StepData(pl.LightningDataModule):
     that share a training share the rows of each step.
 
     Args:
-        rows: tokens, (rows, width).
-        tokens_per_step: tokens of all processes in one step.
-        steps: of the whole training.
-        seed: decides the order of the rows in each epoch.
+        tokens_per_step: of all processes.
         context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
         repeats: how many steps read the same rows.
 
@@ -75,11 +72,7 @@ class StepData(pl.LightningDataModule):
         self._order: tuple[int, list[int]] = (-1, [])
 
     def batch(self, step: int) -> Int[Tensor, "b width"]:
-        """Return the rows that this process reads in a step.
-
-        Raises:
-            DataError: the processes cannot share the rows.
-        """
+        """Return the rows that this process reads in a step; a DataError if processes cannot share them."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if self.size % world:
             raise DataError(f"{self.size} rows of {self.context} tokens cannot be shared by {world} processes")
@@ -103,16 +96,10 @@ class StepData(pl.LightningDataModule):
 
 
 class SteppedModule(pl.LightningModule):
-    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite.
+    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite."""
 
-    Attributes:
-        steps: of the whole training.
-        latest: the loss of the last step, on the device.
-        last_read: the loss that was last read from the device; None before the first reading.
-    """
-
-    latest: Float[Tensor, ""]
-    last_read: float | None = None
+    latest: Float[Tensor, ""]  # the loss of the last step, on the device
+    last_read: float | None = None  # the loss that was last read from the device
 
     def __init__(self, steps: int):
         super().__init__()
@@ -126,13 +113,8 @@ class SteppedModule(pl.LightningModule):
     def log_losses(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
         """Take the losses of this step; every `log_every_n_steps` steps and at the last, check and log them.
 
-        They stay on the device until then, so that no step waits for it. Loggers get each named loss, and `loss`, the
-        mean of the named losses or of all.
-
-        Args:
-            losses: of each thing that is trained; no gradient.
-            names: of the first of them, for loggers.
-            remedy: what the user can do where a loss is not finite, see `check_losses`.
+        They stay on the device until then, so that no step waits for it. Loggers get each loss that has a name, and
+        `loss`, the mean of these or of all. `remedy` says what the user can do where a loss is not finite.
         """
         self._unread.append((self.global_step, losses, remedy))
         own, following = losses[: len(names)] if names else losses, self.global_step + 1
@@ -142,11 +124,7 @@ class SteppedModule(pl.LightningModule):
             self.log_dict({**dict(zip(names, own, strict=False)), "loss": self.latest})
 
     def check_losses(self) -> None:
-        """Read the losses of all steps since the last reading, and `latest`, in one copy from the device.
-
-        Raises:
-            TrainingError: one is not finite; the message names the first such step.
-        """
+        """Read the losses of all steps since the last reading in one copy; a TrainingError names one not finite."""
         unread, self._unread = self._unread, []
         if not unread:
             return
@@ -177,8 +155,7 @@ class _States(Checkpoint):
     """Keeps a state every so many steps, and at the end of the step in which a signal came; reports the steps done.
 
     A state of gigabytes is kept at the first of these steps that comes minutes after the last state. Lightning's
-    `ModelCheckpoint` knows neither, and writes files that a kill can leave half written; what a state holds is
-    Lightning's own.
+    `ModelCheckpoint` knows neither, and a kill can leave its files half written; what a state holds is Lightning's own.
     """
 
     def __init__(self, folder: Path, name: str, every: int, activity: Activity):
@@ -229,7 +206,6 @@ def fit(
     """Train a module on rows to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
     Raises:
-        ConfigError: several processes are asked for, but not how many.
         ShareDone: this is not the first of the processes that share the job, and its share is done.
         TrainingError: the loss is not finite.
         Interrupted: a signal came; a state is kept.
