@@ -71,8 +71,8 @@ class FeatureProfiles(
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
-    Leaves the profiles in table.csv, held-out scores and split-half references in scores.csv, the likeness of layers in
-    similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
+    Beside them stand held-out scores and split-half references in scores.csv, the likeness of layers in similarity.csv,
+    pair effects in interactions.csv, and weights of pairs of levels in levels.csv.
     """
 
     of_models: ClassVar[str] = "each"
@@ -94,7 +94,9 @@ class FeatureProfiles(
             (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
+        scores = _scores(model, importance, rows).assign(**_references(config, stimuli, sides))
+        if CELLS[0] in scores:
+            scores[SHARE] = scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)
         tables = {"scores": scores, "similarity": _similarity(importance, rows)}
         if measure.interactions:
             columns = dict(zip(("effect", "low", "high"), importance.pair_effects(), strict=True))
@@ -183,11 +185,7 @@ def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
 
 
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
-    """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature.
-
-    Raises:
-        DataError: the encoding model or the permutations cannot be computed from these stimuli.
-    """
+    """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature."""
     measure: Any = config.measure
     names, groups = stimuli.names, _groups(config, stimuli)
     shared = ("weights", "distance", "difference", "missing", "scale", "folds")
@@ -249,20 +247,10 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
 
 
 def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit.
-
-    A blank α is ∞: of levels with one weight per feature.
-    """
-    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
+    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
+    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)  # ∞ of levels with one weight per feature
     columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": alpha}
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
-
-
-def _share(scores: pd.DataFrame) -> pd.DataFrame:
-    """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
-    if CELLS[0] not in scores:
-        return scores
-    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
 
 
 def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
@@ -275,11 +263,7 @@ def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels.
-
-    Args:
-        rows: The model and the layer of each layer of the fit.
-    """
+    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels."""
     tables, named = [], stimuli.codes().levels
     for feature, values, weights, _ in model.level_weights_:
         name = stimuli.names[feature]

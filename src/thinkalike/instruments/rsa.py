@@ -73,9 +73,7 @@ class RSAConfig(DistanceConfig):
 
 
 def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer.
-
-    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
+    """Return the distances of stimuli in each layer; a model, which has no noise, has no crossnobis ones.
 
     Raises:
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.

@@ -21,7 +21,6 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
 from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
@@ -260,31 +259,16 @@ class StitchedModel:
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
     @torch.no_grad()
-    def generate(
-        self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0
-    ) -> Int[Tensor, "b more"]:
-        """Return the tokens with `steps` more, each the most likely one, or drawn at a temperature.
-
-        Every step is a whole pass.
-
-        Args:
-            temperature: The divisor of the logits before a token is drawn from their softmax; 0: the most likely one.
-            seed: Of the draws.
+    def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
+        """Return the tokens with `steps` more, each the most likely one; every step is a whole pass.
 
         Raises:
-            StitchError: The temperature is negative, or the row would be longer than one of the models can read.
+            StitchError: The row would be longer than one of the models can read.
         """
-        if not 0 <= temperature < float("inf"):
-            raise StitchError(f"temperature={temperature} must be a number >= 0")
         if tokens.shape[1] + steps > self.context:
             longest = f"{self.context}, the most that both models read"
             raise StitchError(f"{tokens.shape[1]} tokens and steps={steps} more are longer than {longest}")
-        chance = seeded(seed)
         for _ in range(steps):
-            logits = self(tokens)[:, -1].float().cpu()
-            if temperature:
-                new = (logits / temperature).softmax(-1).multinomial(1, generator=chance)
-            else:
-                new = logits.argmax(-1, keepdim=True)
+            new = self(tokens)[:, -1].float().cpu().argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, new.to(tokens)], 1)
         return tokens

@@ -77,11 +77,6 @@ class WithNull(LayerPairsConfig):
             )
 
 
-def _batches(measure: Any) -> int:
-    """Return how many batches are read, those that maps are fitted on included."""
-    return int(measure.batches + getattr(measure, "fit_batches", 0))
-
-
 def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     """Return how many sites of each different model are compared."""
     both = shapes["model"], shapes.get("target", shapes["model"])
@@ -91,9 +86,13 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
+def _batches(measure: Any) -> int:
+    """Return how many batches are read, those that maps are fitted on included."""
+    return int(measure.batches + getattr(measure, "fit_batches", 0))
+
+
 def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Return what the provenance says of a model, by the name that it has in this job."""
-    return {**described(), "name": name}
+    return {**described(), "name": name}  # that it has in this job
 
 
 class LayerPairs(Instrument):
