@@ -61,11 +61,9 @@ def _range(table: pd.DataFrame, column: str) -> str:
 
 def sentence(table: pd.DataFrame) -> str:
     """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
-    first, counts = table.iloc[0], table["verdict"].value_counts(sort=False)
+    first, counts, n = table.iloc[0], table["verdict"].value_counts(sort=False), len(table)
     is_itself = first["source"] == first["target"]
-    said = [
-        f"{verdict} at {count} of {len(table)}" if len(counts) > 1 else verdict for verdict, count in counts.items()
-    ]
+    said = [f"{verdict} at {count} of {n}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()]
     target = "itself" if is_itself else str(first["target"])
     who = f"{_layers(table)} of {first['source']} {'feeds' if len(table) == 1 else 'feed'} {target}"
     beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
