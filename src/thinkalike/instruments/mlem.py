@@ -94,9 +94,7 @@ class FeatureProfiles(
             (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _scores(model, importance, rows).assign(**_references(config, stimuli, sides))
-        if CELLS[0] in scores:
-            scores[SHARE] = scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)
+        scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
         tables = {"scores": scores, "similarity": _similarity(importance, rows)}
         if measure.interactions:
             columns = dict(zip(("effect", "low", "high"), importance.pair_effects(), strict=True))
@@ -251,6 +249,12 @@ def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataF
     alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)  # ∞ of levels with one weight per feature
     columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": alpha}
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
+
+
+def _share(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
+    reference = scores.get(CELLS[0])
+    return scores if reference is None else scores.assign(**{SHARE: scores["score"] / reference.where(reference > 0)})
 
 
 def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:

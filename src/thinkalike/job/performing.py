@@ -190,7 +190,6 @@ class Planned:
         return self.job.appear()
 
     def show(self, result: Result) -> None:
-        """Print the result."""
         if not rank(self.config):
             with aside():
                 self.instrument.show(result)

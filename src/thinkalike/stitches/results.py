@@ -36,7 +36,6 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one stitch by name."""
     with safe_open(result.folder / NAME, framework="pt") as file:
         return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 

@@ -254,7 +254,6 @@ def _products(precision: str) -> Iterator[None]:
 
 
 def _processes(run: Run) -> dict[str, Any]:
-    """Return what Lightning is told of devices and processes."""
     trainer, on_gpu = run.trainer, run.device.type == "cuda"
     if trainer.strategy != "ddp":
         return {"devices": [run.device.index or 0] if on_gpu else 1}

@@ -152,7 +152,6 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
             figures.changes(result.table, result.tables["layers"], folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return KL, the share of flipped top tokens, and the change of the loss."""
         found = result.scalars
         names = ("kl", "flips", "loss_change")
         return [

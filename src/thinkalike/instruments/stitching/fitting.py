@@ -157,7 +157,6 @@ def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) 
 
 
 def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
-    """Check that stitches and closed forms fit into memory."""
     trained, fewer = bytes_trained(config, d, e, pairs), "choose fewer layers"
     check_memory(f"stitches of {len(pairs)} layer pairs need", trained, budget, f"{fewer}, or stitch=low_rank")
     if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):

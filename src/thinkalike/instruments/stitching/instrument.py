@@ -224,7 +224,6 @@ class Stitching(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw a map where every source layer was stitched to every target layer, else a line."""
         ways = result.table.groupby(["source", "target"], sort=False)
         for name, ((source, target), table) in zip(("penalty", "penalty_back"), ways, strict=False):
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
@@ -234,7 +233,6 @@ class Stitching(
                 figures.penalties(table, folder, name)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean penalty over layer pairs and the worst one, in nats per token."""
         table, scalars = result.table, result.scalars
         worst = table.iloc[int(table["penalty"].argmax())]
         both_ways = len(table) > len(result.arrays["stitch"])  # whose documents are not the same
