@@ -28,17 +28,10 @@ FORMAT = {"format": "thinkalike affine stitch", "version": 1}
 
 
 class StitchMap(nn.Module):
-    """The map φ(h) = W h + b from the states of one site to those of another.
+    """The map φ(h) = W h + b from the states of one site, the `source`, to those of another, the `target`.
 
-    The weights are float32 and frozen; `requires_grad_()` trains them further.
-
-    Attributes:
-        weight: W, (width of the target, width of the source).
-        bias: b, (width of the target).
-        source, target: The sites that it goes from and to.
-
-    Raises:
-        StitchError: Weight and bias have other shapes.
+    The weights are float32 and frozen; `requires_grad_()` trains them further. W is `weight`, of shape (width of the
+    target, width of the source), and b is `bias`, of shape (width of the target); others are a StitchError.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
@@ -192,21 +185,13 @@ def _explained(attempt: str, repository: str = "", revision: str | None = None) 
 
 @dataclass(frozen=True)
 class Site:
-    """The residual stream of a model after one of its blocks.
+    """The residual stream of a model after one of its blocks."""
 
-    Attributes:
-        model: The name of the model.
-        revision: The revision that was loaded.
-        layer: The number of the block.
-        fingerprint: Of the weights, see `FrozenModel.fingerprint`; it tells models apart.
-        dtype: Of the weights; the fingerprint depends on it.
-    """
-
-    model: str
-    revision: str
-    layer: int
-    fingerprint: str
-    dtype: str
+    model: str  # its name
+    revision: str  # that was loaded
+    layer: int  # the number of the block
+    fingerprint: str  # of the weights, see `FrozenModel.fingerprint`; it tells models apart
+    dtype: str  # of the weights; the fingerprint depends on it
 
     @classmethod
     def of(cls, described: Mapping[str, Any], layer: int) -> Site:
@@ -230,13 +215,8 @@ class Site:
 class StitchedModel:
     """Runs tokens through the source up to a layer, through φ, and through the target from a layer on.
 
-    Attributes:
-        source, target: The models.
-        phi: The map from the source's states after block `layer` to the target's after block `depth`.
-        context: The most tokens of a row that both models read.
-
-    Raises:
-        StitchError: The models have different tokenizers.
+    φ maps the source's states after block `layer` to the target's after block `depth`; both models read rows of at most
+    `context` tokens. A StitchError says that they have different tokenizers.
     """
 
     def __init__(self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel):

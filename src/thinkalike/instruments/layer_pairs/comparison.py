@@ -43,10 +43,7 @@ class Side(NamedTuple):
 class Comparison:
     """A job's comparison of two sides, which are one object where a model is compared with itself.
 
-    Resumes from the state that an earlier run left.
-
-    Args:
-        new: makes a metric without any batch.
+    Resumes from the state that an earlier run left; `new` makes a metric without any batch.
 
     Attributes:
         metric, with_massive: of the batches, and of those with massive tokens that stand beside some of them.
@@ -121,11 +118,7 @@ class Comparison:
                 self.work.keep("metrics", {"pools": done, **states})
 
     def estimates(self) -> tuple[Any, Any]:
-        """Return the estimates of all batches of all processes, and those with massive tokens, None without any.
-
-        Raises:
-            DataError: a batch could not be compared, or there are too few.
-        """
+        """Return the estimates of all batches of all processes, and those with massive tokens, None without any."""
         everyone, metrics = self.work.processes.everyone, (self.metric, self.with_massive)
         for error in filter(None, everyone(self.error)):
             raise error

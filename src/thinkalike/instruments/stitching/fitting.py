@@ -360,15 +360,6 @@ def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
     return mapped
 
 
-def sums_by_document(
-    setting: Setting, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None
-) -> dict[str, Tensor]:
-    """Return losses by document of all maps on the report's rows, as much of it at a time as memory allows."""
-    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
-    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=bool(readers))
-    return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
-
-
 def reported(
     forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: BigramMeans
 ) -> dict[str, Tensor]:
@@ -385,13 +376,13 @@ def reported(
         maps |= {kind: forms.maps(kind) for kind in kinds}
         maps["shuffled"] = [_shuffled(phi, setting.seed) for phi in fits.maps]
     target, floor = setting.target, fits.beside.get("floor")
-    as_it_is = _identity(target, setting.layer_pairs)
-    readers = {"token_mean": Reader(means.tokens, as_it_is, "target"), "bigram_mean": Reader(means, as_it_is, "target")}
+    is_itself, as_it_is = floor == fits.maps, _identity(target, setting.layer_pairs)
+    readers = {"floor": Reader(target, floor, "target")} if floor and not is_itself else {}
+    readers["token_mean"], readers["bigram_mean"] = (Reader(e, as_it_is, "target") for e in (means.tokens, means))
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
-    if floor == fits.maps:  # the target is stitched into itself anyway
-        sums = sums_by_document(setting, maps, readers)
-        return sums | {"floor": sums["stitch"]}
-    readers = {"floor": Reader(target, floor, "target"), **readers} if floor else readers
-    return sums_by_document(setting, maps, readers)
+    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
+    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
+    sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
+    return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
