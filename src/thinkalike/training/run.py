@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from pytorch_lightning.callbacks import Callback, Checkpoint, LearningRateMonito
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
-from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import DataError, ShareDone, TrainingError
-from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, stop, take_back
+from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -218,9 +217,11 @@ def fit(
     if state and loggers:
         _join_curves(run.partial / FOLDER, EARLIER, before=float(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    steps = doing("training step", module.steps)
-    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
+    steps, undone = doing("training step", module.steps), contextlib.ExitStack()
+    with warnings.catch_warnings(), at_boundaries(), undone, steps as activity:
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        undone.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision(trainer.matmul)
         states = _States(folder, name, trainer.checkpoint_every, activity)
         pl.Trainer(
             max_steps=module.steps,
@@ -236,21 +237,10 @@ def fit(
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, data, ckpt_path=state, weights_only=True)
-    if _helps(trainer):
+    if rank(run):
         raise ShareDone
     if loggers and (run.partial / FOLDER / EARLIER).exists():
         _join_curves(run.partial / FOLDER, WRITTEN)
-
-
-@contextlib.contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices in this precision while the context is open, and not in what is measured after it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _processes(run: Run) -> dict[str, Any]:
@@ -266,15 +256,10 @@ def _processes(run: Run) -> dict[str, Any]:
     }
 
 
-def _helps(trainer: TrainerConfig) -> bool:
-    """Return whether this is one of the processes that share a job, and not the first."""
-    return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
-
-
 def loggers_of(run: Run, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`; the job's tracker closes what it opened."""
     tracker = run.tracker
-    if _helps(run.trainer):
+    if rank(run):
         return []
     if kind == "wandb":
         tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs
