@@ -28,6 +28,7 @@ from thinkalike.evaluation.changes import (
     log_probabilities,
     mean_over_documents,
     moves,
+    seen,
 )
 from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
@@ -83,6 +84,15 @@ class Answers:
     changes: list[Change] = field(default_factory=list)
     unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
+
+    def read(self) -> list[Seen]:
+        """Run both models over all rows; returns the batches of the first rows."""
+        batches: list[Seen] = []
+        for own, change in seen(self.base, self.changed, self.rows, self.first):
+            self.changes.append(change)
+            if sum(len(each.tokens) for each in batches) < self.first:
+                batches.append(own)
+        return batches
 
     def beside(
         self, run: Callable[[int], AbstractContextManager[FrozenModel]], start: int, batches: Sequence[Seen], work: Work
