@@ -23,7 +23,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.documents import Sides, text_fingerprint
+from thinkalike.data.documents import Sides, group_of, text_fingerprint
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.progress import Activity, doing
@@ -39,6 +39,9 @@ REPORT_TOKENS = 262144
 DOCUMENTS = 100  # that a report should hold
 BYTES = 2  # of text, which most tokens have at least
 FEWEST_BYTES = 1000  # of a document that is cut
+FEWEST_NEIGHBOURS = 20  # documents that are looked at
+CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
+ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,8 @@ def read_corpus(
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
     source = replace(source, bos=bos) if source and data.bos is not None else source
+    if source and data.group:
+        raise DataError("data.group is for models that cut text alike, and these have different tokenizers")
     most_bytes = None if whole else beginning_bytes(report_tokens)
     request = {
         "version": CACHE_VERSION,
@@ -211,7 +216,30 @@ def read_corpus(
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
         wide = f"the report has {count} documents, and fewer than {DOCUMENTS} make wide intervals"
         log.warning("warning: data %s: %s; read more tokens, or give more text", data.name, wide)
+    if data.group is None and (alike := neighbours_alike(corpus.report)):
+        found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
+        log.warning("warning: data %s: %s: intervals are then too narrow; see data.group", data.name, found)
     return corpus
+
+
+def neighbours_alike(rows: TokenRows) -> float:
+    """Return the intraclass correlation of documents that follow each other in the source, 0 if chance explains it.
+
+    Each document is the mean random code of its tokens, less that of all, times the root of their number. The
+    correlation Σ x'y / Σ x'x, over neighbours x and y, is compared with that of the same documents in random orders.
+    """
+    used, owners = rows.documents.flatten().unique(return_inverse=True)
+    if len(used) < FEWEST_NEIGHBOURS:
+        return 0.0
+    generator, tokens = torch.Generator().manual_seed(0), rows.tokens[:, : rows.context].flatten().long()
+    codes = torch.randn(int(tokens.max()) + 1, CODES, generator=generator)[tokens]
+    counts = owners.bincount(minlength=len(used))[:, None]
+    means = torch.zeros(len(used), CODES).index_add_(0, owners, codes) / counts
+    means = (means - codes.mean(0)) * counts.sqrt()
+    orders = [torch.arange(len(used)), *(torch.randperm(len(used), generator=generator) for _ in range(ORDERS))]
+    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
+    found = torch.stack(products) / means.square().sum()
+    return float(found[0]) if found[0] > max(found[1:].max(), ALIKE) else 0.0
 
 
 def beginning_bytes(report_tokens: int) -> int:
@@ -246,14 +274,17 @@ class _Packer:
         self.most_rows = None if limit is None else max(limit // context, 1)
         self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
+        self.owners: list[int] = []  # the number of the group of each document, or its own
+        self._groups: dict[object, int] = {}
 
     @property
     def full(self) -> bool:
         return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: Sequence[int], group: str | None = None) -> None:
         kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
         self.tokens.extend(kept)
+        self.owners.append(self._groups.setdefault(group or len(self.lengths), len(self._groups)))
         self.lengths.append(len(kept))
         self.cut += len(tokens) - len(kept)
 
@@ -264,7 +295,7 @@ class _Packer:
         used = count * self.payload
         tokens = torch.from_numpy(np.array(self.tokens[:used])).view(count, self.payload)
         lengths = torch.tensor(self.lengths, dtype=torch.long)
-        owners = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
+        owners = torch.tensor(self.owners, dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
         if self.bos is not None:
             tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
             owners = torch.cat([owners[:, :1], owners], 1)
@@ -339,21 +370,26 @@ def _filled(
 ) -> _Packer:
     """Read documents until both sides are full, or there are no more, and return what the report has become."""
     reading, same = iter(sides), bool(sides.config.same_split)
-    given: list[array[int]] = []  # the documents of the report, while they may still have to give way
+    given: list[tuple[array[int], str | None]] = []  # documents of the report, while they may still have to give way
+
+    def read(texts: Sequence[tuple[str, str | None]]) -> Iterator[tuple[Sequence[int], str | None]]:
+        cut = reader([text for text, _ in texts]) if texts else ()
+        return ((tokens, group) for tokens, (_, group) in zip(cut, texts, strict=True))
+
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
         if activity.done == 0:
             activity.begin(0)  # the source has been looked through by now
         activity.reach(len(fit.tokens) + len(report.tokens))
-        reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
-        fitted = [text for text, for_report in batch if for_report == same]
-        for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():
+        reported = [(beginning(text, most_bytes), group_of(text)) for text, for_report in batch if for_report]
+        fitted = [(text, group_of(text)) for text, for_report in batch if for_report == same]
+        for tokens, group in read(reported) if not (sides.settled and report.full) else ():
             if not sides.settled:
-                given.append(array("i", tokens))
+                given.append((array("i", tokens), group))
             if not report.full:
-                report.add(tokens)
-        for tokens in reader(fitted) if fitted and not fit.full else ():
+                report.add(tokens, group)
+        for tokens, group in read(fitted) if not fit.full else ():
             if not fit.full:
-                fit.add(tokens)
+                fit.add(tokens, group)
         if fit.full and report.full:
             report = _settled(report, sides, given)
             if report.full:
@@ -361,16 +397,16 @@ def _filled(
     return _settled(report, sides, given)
 
 
-def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Packer:
+def _settled(report: _Packer, sides: Sides, given: Sequence[tuple[array[int], str | None]]) -> _Packer:
     """Return the report without the documents that nearly repeat one to fit on that was read up to now."""
     if sides.settled:
         return report
     gone = sides.repeats()
     sides.counts["near_duplicates"] = int(gone.sum())
     settled = _Packer(report.limit, report.context, report.bos, report.aligned)
-    for tokens, repeats in zip(given, gone, strict=True):
+    for document, repeats in zip(given, gone, strict=True):
         if not repeats and not settled.full:
-            settled.add(tokens)
+            settled.add(*document)
     return settled
 
 

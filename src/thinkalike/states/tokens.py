@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.data.documents import group_of
 from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
@@ -85,8 +86,9 @@ def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> P
 
     A piece has fewer words where they need too many tokens.
     """
-    found, left = Pieces([], [], []), words
-    for number, text in enumerate(texts):
+    found, left, numbers = Pieces([], [], []), words, dict[object, int]()
+    for place, text in enumerate(texts):
+        number = numbers.setdefault(group_of(text) or place, len(numbers))
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         for start in range(0, len(spans), WORDS_AT_ONCE):
             for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
