@@ -39,9 +39,7 @@ import torch
 from scipy.stats import mannwhitneyu
 
 import thinkalike
-from thinkalike.arguments import seeded
 from thinkalike.config import compose_job
-from thinkalike.data.contrasts import grammar_contrasts
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
 from thinkalike.evaluation.changes import (
@@ -58,9 +56,11 @@ from thinkalike.evaluation.changes import (
 from thinkalike.instruments.diff.answers import Answers
 from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import Part, parts_of
+from thinkalike.states.contrasts import grammar_contrasts
 
 TOKENS, NORM, DRAWS = 512, 0.7, 400
 POOL, FURTHER = [*range(NULLS), *range(100, 141)], range(100, 120)  # seeds of forks

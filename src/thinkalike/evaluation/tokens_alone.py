@@ -14,18 +14,18 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinkalike.arguments import seeded
 from thinkalike.data.corpus import Layout
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.measures.closed_forms import DirectionSums, Moments, PairStatistics, canonical_directions, whitening
-from thinkalike.measures.estimates import PARTS, Estimate, jackknife, numbered_by_part
+from thinkalike.measures.estimates import PARTS, Estimate, jackknife, numbered_by_part, seeded
 from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.losses import surprises, token_codes
 from thinkalike.models.families import EMBED
-from thinkalike.models.frozen import FrozenModel, fresh
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import fresh
 from thinkalike.models.survey import embedding_of
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 AHEAD = 8  # how many of the next tokens a source may know

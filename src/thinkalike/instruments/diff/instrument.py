@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
-from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
@@ -25,12 +23,14 @@ from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.survey import check_rows
 from thinkalike.screen import show_text
+from thinkalike.states.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
