@@ -86,11 +86,11 @@ def test_every_measure_is_that_of_other_code(models):
     found = likeness_of(source, target, PAIRS, *sides)
     before = TokensBefore(target, sides[0].tokens)
     at_place = TokenAtPlace(before, [0, 1, 2], sides[0].tokens)
-    halves = [[(slice(48), 0), (slice(48, 96), 1)], [(slice(64), 2)]]
+    halves = [(torch.arange(96) >= 48).long(), torch.full((64,), 2)]
     codes, plain, beyond, surprising, used = token_codes(target.vocabulary), [], [], [], []
-    for side, parts in zip(sides, halves, strict=True):
+    for side, half in zip(sides, halves, strict=True):
         rows = side.tokens.long()
-        explains = torch.cat([before(rows), torch.cat([at_place(rows[part], half) for part, half in parts])], -1)
+        explains = torch.cat([before(rows), at_place(rows, half)], -1)
         mine, theirs = inner(source.head(rows, layer)), inner(target.head(rows, depth))
         plain.append((mine.double().numpy(), theirs.double().numpy()))
         both = [left_by_numpy(states, rows, explains) for states in (mine, theirs)]

@@ -67,32 +67,29 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash i
 class Document(str):
     """A text, and the name of its source: documents of one group are on one side, and count as one in intervals."""
 
-    group: str
+    group: str | None = None
 
-    @classmethod
-    def of(cls, text: str, group: str) -> Document:
-        found = cls(text)
+    def __new__(cls, text: str, group: str | None = None) -> Document:
+        found = super().__new__(cls, text)
         found.group = group
         return found
 
 
 def group_of(text: str) -> str | None:
     """Return the name of the source of a document; None: it is of no group."""
-    return text.group if isinstance(text, Document) else None
+    return getattr(text, "group", None)
 
 
 def documents(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    pieces = first if len(first) == FEW else [_like(text, piece) for text in first for piece in in_pieces(text)]
+    pieces = (
+        first if len(first) == FEW else [Document(piece, group_of(text)) for text in first for piece in in_pieces(text)]
+    )
     if len(pieces) > len(first):  # neighbours resemble each other, so that the first of many must not be one stretch
         pieces.sort(key=document_fingerprint)
     return chain(pieces, whole)
-
-
-def _like(whole: str, piece: str) -> str:
-    return piece if (group := group_of(whole)) is None else Document.of(piece, group)
 
 
 def in_pieces(text: str) -> Iterator[str]:
@@ -234,10 +231,10 @@ def _grouped(text: str, group: str | None, record: Record, path: Path | None = N
         return text
     if group in ("file", "folder") and path:
         inside = path.absolute().relative_to(root)
-        return Document.of(text, str(inside.parts[0] if group == "folder" else inside))
+        return Document(text, inside.parts[0] if group == "folder" else str(inside))
     if group not in record:
         raise DataError(f"data.group={group}: the records have no such field; {nearest(group, map(str, record))}")
-    return Document.of(text, str(record[group]))
+    return Document(text, str(record[group]))
 
 
 def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Record]]:

@@ -20,25 +20,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.data.corpus import TokenRows
+from thinkalike.evaluation import tokens_alone
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.tokens_alone import (
-    AHEAD,
-    GROUPED_TOKENS,
-    TargetBatch,
-    TargetReader,
-    Untrained,
-    inner,
-    later_shares,
-    source_states,
-)
-from thinkalike.measures.closed_forms import (
-    LEFT,
-    DirectionSums,
-    LayerPair,
-    Moments,
-    canonical_directions,
-    whitening,
-)
+from thinkalike.evaluation.tokens_alone import AHEAD, GROUPED_TOKENS, TargetBatch, TargetReader, inner, source_states
+from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 from thinkalike.measures.losses import token_loss
 from thinkalike.models.frozen import FrozenModel
@@ -263,7 +248,7 @@ class LikenessSums:
         self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts, self._rest)
         self.used.append((len(parts), len(batch.parts)))
 
-    def result(self, documents: int, untrained: Untrained, later: Mapping[int, float]) -> Likeness:
+    def result(self, documents: int, untrained: tokens_alone.Untrained, later: Mapping[int, float]) -> Likeness:
         """Return all measures of a report of this many documents; for `later` see `later_shares`."""
         found: dict[str, list[Estimate]] = {}
         for suffix, judges in self._judges.items():
@@ -316,8 +301,11 @@ def likeness_of(
     report_rows, report_documents = report.tokens[spread], report.documents[spread]
     fit_tokens = fit.layout.target_tokens(fit_rows)
     reader = TargetReader(target, depths, fit_tokens)
-    roots, later = output_roots(target, depths, fit_tokens), later_shares(source, fit_rows, layers, fit.layout)
-    sums, untrained = LikenessSums(layer_pairs, roots), Untrained(target, depths, source.d_model, roots)
+    roots, later = (
+        output_roots(target, depths, fit_tokens),
+        tokens_alone.later_shares(source, fit_rows, layers, fit.layout),
+    )
+    sums, untrained = LikenessSums(layer_pairs, roots), tokens_alone.Untrained(target, depths, source.d_model, roots)
     for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)

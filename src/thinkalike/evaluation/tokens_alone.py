@@ -109,16 +109,15 @@ class TokenAtPlace:
         codes = before.codes(some)
         self.bend = torch.randn(codes.shape[-1], BENT, generator=seeded(0)) / (2 * codes.norm(dim=-1).mean())
         halves = [self._products(half) for half in rows.tensor_split(2)]
-        xx, xy = (sum(each) for each in zip(*halves, strict=True))
-        weights = [_ridge(*each) for each in (*halves, (xx, xy))]
-        spread = weights[2].T @ xx @ weights[2]
-        top = torch.linalg.eigh(spread).eigenvectors[:, -RANK:].flip(1)
-        first, second = (weight @ top for weight in weights[:2])
-        self.maps = [second.float(), first.float(), ((first + second) / 2).float()]
+        xx, xy = (left + right for left, right in zip(*halves, strict=True))
+        first, second, whole = (_ridge(*each) for each in (*halves, (xx, xy)))
+        top = torch.linalg.eigh(whole.T @ xx @ whole).eigenvectors[:, -RANK:].flip(1)
+        self.maps = torch.stack([second, first, (first + second) / 2]).matmul(top).float()
 
-    def __call__(self, rows: Int[Tensor, "b t"], half: int = 2) -> Float[Tensor, "b t k"]:
-        """Return the predictions for rows of the first (0) or the second half (1) of those to fit on, or for others."""
-        return self._factors(rows) @ self.maps[half]
+    def __call__(self, rows: Int[Tensor, "b t"], half: Int[Tensor, " b"]) -> Float[Tensor, "b t k"]:
+        """Return the predictions for rows of the first (0) or the second half (1) of those to fit on, or others (2)."""
+        factors = self._factors(rows)
+        return torch.stack([factors @ each for each in self.maps])[half, torch.arange(len(rows))]
 
     def _factors(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t p"]:
         codes = self.before.codes(rows)
@@ -132,15 +131,15 @@ class TokenAtPlace:
 
     def _products(self, rows: Int[Tensor, "b t"]) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p q"]]:
         """Return X'X and X'Y of regressors and states, of each depth in units of its own spread."""
-        found = []
+        xx, xy = torch.zeros(2, 1, 1, dtype=torch.float64)
         for part in rows.long().tensor_split(max(rows.numel() // GROUPED_TOKENS, 1)):
             positions = inner(torch.arange(rows.shape[1]).expand_as(part))
             groups = groups_of(inner(part))
             x = groups.without_means(inner(self._factors(part)), positions, torch.float32)
             left = [groups.without_means(inner(own), positions, torch.float32) for own in self._states(part)]
             products = [x.T @ (y / y.std().clamp(min=torch.finfo(y.dtype).tiny)) for y in left]
-            found.append((x.T @ x, torch.cat(products, 1)))
-        return sum(each for each, _ in found).double(), sum(each for _, each in found).double()  # type: ignore[union-attr]
+            xx, xy = xx + x.T @ x, xy + torch.cat(products, 1)
+        return xx, xy
 
 
 def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, "p q"]:
@@ -229,8 +228,7 @@ class TargetReader:
             found.append([*states, torch.cat(later, -1).flatten(0, 1)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
-        at_place = [self.at_place(tokens[halves == half], half) for half in halves.unique().tolist()]  # in order
-        before = torch.cat([self.before(tokens), torch.cat(at_place)], -1)
+        before = torch.cat([self.before(tokens), self.at_place(tokens, halves)], -1)
         beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(before))))
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
@@ -310,8 +308,8 @@ class Untrained:
         self.moments = [Moments([(depth, depth) for depth in depths]) for _ in self.networks]
 
     def _left(self, network: Any, batch: TargetBatch) -> dict[int, Tensor]:
-        own = batch._replace(rows=batch.tokens)
-        states = source_states(network, own, self.depths, Layout(batch.tokens.shape[1]))
+        layout = Layout(batch.tokens.shape[1])
+        states = source_states(network, batch._replace(rows=batch.tokens), self.depths, layout)
         return {depth: batch.beyond.of(inner(each)) for depth, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:
@@ -333,13 +331,13 @@ class Untrained:
             for depth, each in zip(self.depths, judges, strict=True):
                 each.judge(left[depth], batch.left[depth], parts)
 
-    def beside(self, own: DirectionSums, depth: int, documents: int) -> tuple[Estimate, Estimate]:
+    def beside(self, source: DirectionSums, depth: int, documents: int) -> tuple[Estimate, Estimate]:
         """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times it.
 
         The difference is paired over documents.
         """
         place = self.depths.index(depth)
-        own, *drawn = (judge.replicates(documents) for judge in (own, *(judges[place] for judges in self._judges)))
-        value, left = (each["r2_output"] for each in own)
-        most, without = max(([each["r2_output"] for each in both] for both in drawn), key=lambda both: float(both[0]))
+        every = (judge.replicates(documents) for judge in (source, *(judges[place] for judges in self._judges)))
+        (value, left), *drawn = ([each["r2_output"] for each in both] for both in every)
+        most, without = max(drawn, key=lambda both: float(both[0]))
         return jackknife(most, without), jackknife(value - MORE * most.clamp(min=0), left - MORE * without.clamp(min=0))

@@ -323,10 +323,8 @@ class DirectionSums:
         there = self._sums["rows"] > 0
         sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
         parts = int(there.sum()) if documents >= FEWEST_GROUPS else 0
-        whole = {name: each.sum(0) for name, each in sums.items()}
-        return self._measures(whole), self._measures(
-            {name: (whole[name] - each)[:parts] for name, each in sums.items()}
-        )
+        left = {name: (each.sum(0) - each)[:parts] for name, each in sums.items()}
+        return self._measures({name: each.sum(0) for name, each in sums.items()}), self._measures(left)
 
     def compute(self, documents: int) -> dict[str, Estimate]:
         """Return each measure with an interval that leaves out a part of the documents at a time, as numbers.
