@@ -108,7 +108,11 @@ class TokenAtPlace:
         self.places = torch.cat([1 / place, place.rsqrt(), place / len(place), found], 1)
         codes = before.codes(some)
         self.bend = torch.randn(codes.shape[-1], BENT, generator=seeded(0)) / (2 * codes.norm(dim=-1).mean())
-        halves = [self._products(half) for half in rows.tensor_split(2)]
+        self.maps = torch.zeros(3, self._factors(some[:1]).shape[-1], 0)
+        try:
+            halves = [self._products(half) for half in rows.tensor_split(2)]
+        except DataError:  # too few tokens to know anything of their places
+            return
         xx, xy = (left + right for left, right in zip(*halves, strict=True))
         first, second, whole = (_ridge(*each) for each in (*halves, (xx, xy)))
         top = torch.linalg.eigh(whole.T @ xx @ whole).eigenvectors[:, -RANK:].flip(1)
@@ -130,16 +134,13 @@ class TokenAtPlace:
         return [torch.cat([each.float().cpu() for each in own]) for own in found]
 
     def _products(self, rows: Int[Tensor, "b t"]) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p q"]]:
-        """Return X'X and X'Y of regressors and states, of each depth in units of its own spread."""
-        xx, xy = torch.zeros(2, 1, 1, dtype=torch.float64)
-        for part in rows.long().tensor_split(max(rows.numel() // GROUPED_TOKENS, 1)):
-            positions = inner(torch.arange(rows.shape[1]).expand_as(part))
-            groups = groups_of(inner(part))
-            x = groups.without_means(inner(self._factors(part)), positions, torch.float32)
-            left = [groups.without_means(inner(own), positions, torch.float32) for own in self._states(part)]
-            products = [x.T @ (y / y.std().clamp(min=torch.finfo(y.dtype).tiny)) for y in left]
-            xx, xy = xx + x.T @ x, xy + torch.cat(products, 1)
-        return xx, xy
+        """Return X'X and X'Y of regressors and states, of each depth in units of its spread, on one batch of rows."""
+        some = rows[:: max(rows.numel() // GROUPED_TOKENS, 1)].long()
+        groups, positions = groups_of(inner(some)), inner(torch.arange(rows.shape[1]).expand_as(some))
+        x = groups.without_means(inner(self._factors(some)), positions, torch.float32)
+        left = [groups.without_means(inner(own), positions, torch.float32) for own in self._states(some)]
+        products = [x.T @ (y / y.std().clamp(min=torch.finfo(y.dtype).tiny)) for y in left]
+        return (x.T @ x).double(), torch.cat(products, 1).double()
 
 
 def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, "p q"]:
