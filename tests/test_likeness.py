@@ -236,7 +236,7 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     }
     found = {name: at_layer_1(source, own, source_text) for name, source in planted.items()}
     values = {name: {key: float(each.value) for key, each in own.items()} for name, own in found.items()}
-    alike = [key for key in values["turned"] if key.startswith(("cca", "r2"))]
+    alike = [key for key in values["turned"] if key.startswith("cca") or key in ("r2_output", "r2_output_beyond")]
     for same in ("turned", "steep"):
         assert [values[same][key] for key in alike] == pytest.approx([1] * len(alike), abs=2e-3)
     for key in values["other seed"]:

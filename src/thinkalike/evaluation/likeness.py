@@ -305,7 +305,10 @@ def likeness_of(
         output_roots(target, depths, fit_tokens),
         tokens_alone.later_shares(source, fit_rows, layers, fit.layout),
     )
-    sums, untrained = LikenessSums(layer_pairs, roots), tokens_alone.Untrained(target, depths, source.d_model, roots)
+    sums, untrained = (
+        LikenessSums(layer_pairs, roots),
+        tokens_alone.Untrained(reader.before, depths, source.d_model, roots),
+    )
     for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)

@@ -66,19 +66,21 @@ class TokensBefore:
     def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
         self.target = target
         known, counts = rows.long().unique(return_counts=True)
-        states, weights = self._embedded(known), (counts / counts.sum()).double()
+        states, weights = self.embedded(known), (counts / counts.sum()).double()
         self.mean = weights @ states
         apart = (states - self.mean) * weights[:, None].sqrt()
+        self.size = apart.square().sum().sqrt()
         self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
 
-    def _embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+    def embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """Return the embedding of each token in the first place."""
         parts = tokens[:, None].split(BATCH_TOKENS)
         return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
 
     def codes(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t k"]:
         """Return the components of the embedding of each token."""
         known, places = rows.long().unique(return_inverse=True)
-        return ((self._embedded(known) - self.mean) @ self.components).float()[places]
+        return ((self.embedded(known) - self.mean) @ self.components).float()[places]
 
     def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
         """Return the covariates of each place; they are 0 where there is no token before."""
@@ -225,7 +227,8 @@ class TargetReader:
             *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
             following = part[:, 2:].flatten().to(place)
             surprising = surprises(inner(end), target.finish, following, self.codes).unflatten(0, (len(part), -1))
-            later = [pad(surprising[:, ahead:], (0, 0, 0, ahead)) for ahead in range(AHEAD)]
+            length = surprising.shape[1]
+            later = [pad(surprising[:, ahead:], (0, 0, 0, min(ahead, length))) for ahead in range(AHEAD)]
             found.append([*states, torch.cat(later, -1).flatten(0, 1)])
         *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
@@ -277,18 +280,17 @@ def twin(target: FrozenModel, seed: int) -> FrozenModel:
 
 
 class Recurrent:
-    """A recurrent network of random weights on a target's embedding e of tokens: h ← tanh(W h + U e)."""
+    """A recurrent network of random weights on the embedding e of tokens without their place: h ← tanh(W h + U e)."""
 
-    def __init__(self, target: FrozenModel, width: int, seed: int):
-        self.target, generator = target, seeded(seed)
-        state = self.target.residuals(torch.arange(target.vocabulary)[:, None][:GROUPED_TOKENS], [EMBED])[0][:, 0]
-        self.mean, size = state.mean(0), (state - state.mean(0)).square().sum(-1).mean().sqrt()
-        self.onward = (torch.randn(width, width, generator=generator) * RADIUS / width**0.5).to(state)
-        self.inward = torch.randn(len(self.mean), width, generator=generator).to(state) / size
+    def __init__(self, before: TokensBefore, width: int, seed: int):
+        self.before, generator = before, seeded(seed)
+        self.onward = torch.randn(width, width, generator=generator) * RADIUS / width**0.5
+        self.inward = torch.randn(len(before.mean), width, generator=generator).double() / before.size
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
         """Return the states, once for each layer."""
-        added = (self.target.residuals(rows, [EMBED])[0] - self.mean) @ self.inward
+        known, places = rows.unique(return_inverse=True)
+        added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places]
         state, found = torch.zeros_like(added[:, 0]), []
         for each in added.unbind(1):
             state = (state @ self.onward + each).tanh()
@@ -303,8 +305,8 @@ class Untrained:
     source's width: wider states hold more functions of the last tokens, and some of these are the target's.
     """
 
-    def __init__(self, target: FrozenModel, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
-        self.networks = [twin(target, 0), Recurrent(target, width, 0)]
+    def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
+        self.networks = [twin(before.target, 0), Recurrent(before, width, 0)]
         self.depths, self.roots = depths, roots
         self.moments = [Moments([(depth, depth) for depth in depths]) for _ in self.networks]
 

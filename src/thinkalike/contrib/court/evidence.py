@@ -83,7 +83,7 @@ class Bench:
     def untrained(self, width: int) -> Untrained:
         """What networks without training share with the target, of states of this width."""
         if width not in self._untrained:
-            found = Untrained(self.setting.target, [self.setting.layer], width, self.roots)
+            found = Untrained(self._reader.before, [self.setting.layer], width, self.roots)
             for parts, add in ((self.fit, found.fit), (self.report, found.judge)):
                 for part in parts:
                     add(part)

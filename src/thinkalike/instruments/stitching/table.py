@@ -107,9 +107,9 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
        penalty or the output contradicts it.
     3. alike beyond the tokens: so beyond them, but not as the states are, so the tokens' own states differ. Where they
        are missing in the source, it is part of the target.
-    4. related: beyond the tokens the source predicts more of what the target's output depends on than networks do that
-       were never trained.
-    5. tokens only.
+    4. related: beyond the tokens the source is seen to predict more of what the target's output depends on than
+       networks do that were never trained.
+    5. tokens only: it is not.
 
     Args:
         row: `foresight`, `future`, `r2_output_learnt`, `penalty`, and the measures of `DirectionSums.compute` with and
@@ -132,7 +132,7 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
         (PART, _all(back, beyond_back)),
         (PART, _all(beyond, beyond_back, lacks_tokens)),
         (BEYOND, _all(beyond, beyond_back)),
-        (RELATED, above(row, "r2_output_learnt", 0.0)),
+        (RELATED, row["r2_output_learnt_low"] > 0 or (None if row["r2_output_learnt_high"] == math.inf else False)),
     )
     for name, holds in rules:
         if holds is None:
