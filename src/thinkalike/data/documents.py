@@ -243,7 +243,7 @@ def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Reco
         raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8"), {}
+            yield path.read_text(encoding="utf-8-sig"), {}
             return
         records = parquet_rows(path, None if group else field) if name.endswith(".parquet") else json_lines(path)
         for place, record in records:
