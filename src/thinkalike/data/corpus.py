@@ -33,6 +33,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, group_of, text_fingerprint
 from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
+from thinkalike.measures.groups import neighbours_alike
 from thinkalike.processes import Activity, doing
 
 log = logging.getLogger(__name__)
@@ -43,9 +44,6 @@ BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report e
 
 DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
 REPORT_TOKENS = 262144
-FEWEST_NEIGHBOURS = 20  # documents that are looked at
-CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
-ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
 
 
 class Entry(NamedTuple):
@@ -227,30 +225,10 @@ def read_corpus(
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
         log.warning(f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make "
                     "wide intervals; read more tokens, or give more text")  # fmt: skip
-    if data.group is None and (alike := neighbours_alike(corpus.report)):
+    if data.group is None and (alike := neighbours_alike(corpus.report.tokens[:, :context], corpus.report.documents)):
         found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
         log.warning(f"warning: data {data.name}: {found}: intervals are then too narrow; see data.group")
     return corpus
-
-
-def neighbours_alike(rows: TokenRows) -> float:
-    """Return the intraclass correlation of documents that follow each other in the source, 0 if chance explains it.
-
-    Each document is the mean random code of its tokens, less that of all, times the root of their number. The
-    correlation Σ x'y / Σ x'x, over neighbours x and y, is compared with that of the same documents in random orders.
-    """
-    used, owners = rows.documents.flatten().unique(return_inverse=True)
-    if len(used) < FEWEST_NEIGHBOURS:
-        return 0.0
-    generator, tokens = torch.Generator().manual_seed(0), rows.tokens[:, : rows.context].flatten().long()
-    codes = torch.randn(int(tokens.max()) + 1, CODES, generator=generator)[tokens]
-    counts = owners.bincount(minlength=len(used))[:, None]
-    means = torch.zeros(len(used), CODES).index_add_(0, owners, codes) / counts
-    means = (means - codes.mean(0)) * counts.sqrt()
-    orders = [torch.arange(len(used)), *(torch.randperm(len(used), generator=generator) for _ in range(ORDERS))]
-    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
-    found = torch.stack(products) / means.square().sum()
-    return float(found[0]) if found[0] > max(found[1:].max(), ALIKE) else 0.0
 
 
 class _Packer:
