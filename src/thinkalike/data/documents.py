@@ -143,7 +143,14 @@ def text_fingerprint(config: DataConfig) -> str:
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
-        choice = (config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
+        choice: tuple[object, ...] = (
+            config.hub_id,
+            config.subset,
+            config.split,
+            commit,
+            config.hub_files,
+            config.field,
+        )
         choice += (config.group,) if config.group else ()
         return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice)).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
