@@ -26,6 +26,8 @@ def finish(
     headlines: Sequence[dict[str, Any]] = (),
     config: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
+    scalars: dict[str, float] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
 ) -> Result:
     """Put a finished result into a store.
 
@@ -36,11 +38,11 @@ def finish(
     asked = f"python analyze.py measure={kind}{named}"
     said = {} if command is None else {"command": command or asked}
     provenance = {"seed": 0, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
-    record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
+    record = {"scalars": scalars or {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
     record["provenance"] = provenance
     job = Job(str(store), kind, key)
     with job.running():
-        job.write(config or {"measure": {"kind": kind}}, record, tables, {})
+        job.write({"measure": {"kind": kind}} if config is None else config, record, tables, arrays or {})
         return job.appear()
 
 

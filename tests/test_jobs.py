@@ -1,6 +1,5 @@
 """The commands: what a user sees, what is left in the store, and what bad input says."""
 
-import contextlib
 import json
 import shutil
 
@@ -10,13 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-import wandb_runs
 from conftest import kill_and_resume, untrained
 from thinkalike.config import pairs_of_layers
 from thinkalike.instruments.stitching.instrument import warn_of_far_states
 from thinkalike.instruments.stitching.table import bytes_by_document
-from thinkalike.job import Work
-from thinkalike.store import Job, newest_state
 
 
 @pytest.mark.drawn
@@ -120,24 +116,6 @@ def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
     killed, whole = kill_and_resume(cli, "train.py", *small_stitching, *long, state="training")
     for name in ("table.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
-
-
-@pytest.fixture
-def work(tmp_path):
-    """What a running job is given."""
-    job = Job(str(tmp_path / "results"), "cka", "abc")
-    with job.running(), contextlib.ExitStack() as opened:
-        yield Work(job, {}, {}, opened)
-
-
-def test_a_state_that_was_kept_is_there_again(work):
-    assert work.resume("batches") is None
-    for batches in (50, 100):
-        work.keep("batches", {"metric": {"records": torch.ones(3)}, "batches": batches})
-    kept = work.resume("batches")
-    assert kept["batches"] == 100
-    assert torch.equal(kept["metric"]["records"], torch.ones(3))
-    assert [path.name for path in work.job.states.iterdir()] == [newest_state(work.job.states, "batches").name]
 
 
 BAD = {
@@ -252,24 +230,6 @@ def test_all_pairs_are_drawn_as_a_map(cli, small_stitching):
     assert "layer of the source" in picture
     assert len(result.table) == 16
     assert all(f">{value:.2f}<" in picture for value in result.table["penalty"])
-
-
-@pytest.mark.slow
-@pytest.mark.ci_slow
-def test_an_analysis_is_a_run_of_wandb(cli, minis, text_files, tmp_path):
-    """Two jobs of one sweep: a run each, of one group."""
-    text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]
-    words = ["measure=loss", f"model.path={minis}/a,{minis}/b", "model.context=32", *text, "logger=wandb"]
-    env = wandb_runs.without_key(tmp_path) | {"WANDB_SILENT": "true"}
-    done = cli.process("analyze.py", "-m", *words, env=env)
-    assert done.status == 0, done.stderr
-    runs = [wandb_runs.Offline.of(log) for log in tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")]
-    assert len({run.run.run_group for run in runs}) == 1
-    assert [run.run.job_type for run in runs] == ["loss", "loss"]
-    losses = {run.run.display_name: run.summary["loss"] for run in runs}
-    assert len(losses) == 2, "names tell runs apart"
-    assert "jobs of the sweep: 2" in done.stdout
-    assert f"model.path={minis}/b" in done.stdout.replace("\n", "")
 
 
 @pytest.mark.slow

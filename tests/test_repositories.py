@@ -57,24 +57,6 @@ def test_repositories_of_one_name_are_told_apart_by_their_owners():
     assert told_apart(configs[:1]) == ["m"]
 
 
-@pytest.mark.parametrize("name", ["a/b_c.d-e", "01/6B"])
-def test_a_repository_may_be_the_target(name):
-    assert composed(f"model@target={name}").target.hub_id == name
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model=gpt22", "model=gpt22 is not known; did you mean 'gpt2'?"),
-        ("model=a--b/c", "model=a--b/c is not known"),
-        ("model@target=a/..b", "or a folder, or ORG/NAME of the hub"),
-    ],
-)
-def test_what_is_no_repository_is_refused_with_the_remedy(word, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        composed(word)
-
-
 @pytest.mark.parametrize(
     ("word", "side", "path"),
     [

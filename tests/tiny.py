@@ -202,7 +202,7 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
 @cache
 def pair_tokenizer(vocabulary: int = 300):
     """One that writes pairs as BERT's does, and knows the words of the templates."""
-    from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+    from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
     from thinkalike.contrib.pretraining.minis import train_tokenizer
 
     pairs = nli_training(120), nli_challenge(120)

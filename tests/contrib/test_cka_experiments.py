@@ -8,11 +8,12 @@ import torch
 import hub
 import tiny
 from conftest import composed, results_in
+from stores import finish
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.papers import brown2023_cka as experiments
+from thinkalike.contrib.papers import brown2023_layers as experiments
 from thinkalike.contrib.papers.claims import VERDICTS
 from thinkalike.contrib.papers.experiment import Case, Model
-from thinkalike.store import Job, Result
+from thinkalike.store import Result
 
 
 @pytest.fixture
@@ -27,10 +28,8 @@ def planted(folder, cells, noise=0.01) -> Result:
     cells = torch.as_tensor(cells, dtype=torch.float64)
     scatter = torch.randn(10, *cells.shape, generator=torch.Generator().manual_seed(1)).double()
     without = cells + noise / 20**0.5 * scatter / 3
-    job = Job(str(folder), "cka", f"{len(results_in(folder))}")
-    with job.running():
-        job.write({}, {}, {}, {"value": cells.numpy(), "without": without.numpy()})
-        return job.appear()
+    arrays = {"value": cells.numpy(), "without": without.numpy()}
+    return finish(folder, "cka", f"{len(results_in(folder))}", {}, arrays=arrays)
 
 
 def case(folder, **cells) -> Case:

@@ -9,8 +9,7 @@ import torch
 
 from classifiers import of_the_hub
 from thinkalike.contrib.populations.config import PairsConfig
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, batches, encode, pairs_in
-from thinkalike.contrib.populations.templates import _fitted, read_pairs
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, _fitted, batches, encode, pairs_in, read_pairs
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label
@@ -211,7 +210,7 @@ def test_the_sides_of_the_hub_are_apart(monkeypatch):
     _fitted.cache_clear()
     sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
     monkeypatch.setattr(
-        "thinkalike.contrib.populations.templates.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])
+        "thinkalike.contrib.populations.pairs.hub_pairs", lambda name, split=None: pairs_of(sets[name, split])
     )
     config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
     assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]

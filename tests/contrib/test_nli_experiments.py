@@ -8,14 +8,15 @@ import torch
 import hub
 from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
 from conftest import composed, results_in
+from stores import finish
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import experiment as frame
 from thinkalike.contrib.papers.brown2023_population import Population, null_flips_less
 from thinkalike.contrib.papers.claims import VERDICTS, claims_table
 from thinkalike.contrib.papers.experiment import Case
-from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.instruments import run_job
-from thinkalike.store import Job, Result
+from thinkalike.store import Result
 
 BLOCKS, EACH, TEXTS = 6, 6, 1000
 GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
@@ -48,12 +49,9 @@ def planted(
     rows = [(names[a], names[b], GROUPS[a], GROUPS[b], cut, correct[a, b, cut + 1].mean())
             for a in range(m) for b in range(m) for cut in range(-1, blocks)]  # fmt: skip
     columns = ["source", "target", "group_of_source", "group_of_target", "cut", "accuracy"]
-    job = Job(str(folder), "population", "planted")
     predicted = (~correct).astype(np.int8)  # every label is 0
     arrays = {"correct": correct, "predicted": predicted, "losses": lost, "cka": likeness}
-    with job.running():
-        job.write({}, {}, {"table": pd.DataFrame(rows, columns=columns)}, arrays)
-        return job.appear()
+    return finish(folder, "population", "planted", {"table": pd.DataFrame(rows, columns=columns)}, arrays=arrays)
 
 
 @pytest.fixture
@@ -168,12 +166,9 @@ def of_parents(folder, null, strategy, each) -> Population:
     known = [(f"x-{number}", group) for number, group in enumerate(groups)]
     rows = [(a, b, own, other) for a, own in known for b, other in known]
     table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target"])
-    job = Job(str(folder), "population", "parents")
-    with job.running():
-        job.write({}, {}, {"table": table}, {"correct": predicted == 0, "predicted": predicted})
-        return Population(
-            job.appear(), composed("measure=population", "population=planted", entry="analyze").population
-        )
+    arrays = {"correct": predicted == 0, "predicted": predicted}
+    result = finish(folder, "population", "parents", {"table": table}, arrays=arrays)
+    return Population(result, composed("measure=population", "population=planted", entry="analyze").population)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,7 @@ from operator import and_, or_
 
 import pytest
 
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
-from thinkalike.contrib.populations.templates import OVERLAP, PARTS, nli_challenge, nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, OVERLAP, PARTS, Pairs, nli_challenge, nli_training
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun
 
 FUNCTION_WORDS = (

@@ -1,8 +1,17 @@
-"""Sparse autoencoders: what they keep, how they are carried through maps, and that stacks change nothing."""
+"""Sparse autoencoders: what they keep, how maps carry them, what a start saves, and the files of SAELens."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from thinkalike.contrib.sae.fitting import Course, break_even, break_even_table, over_seeds, savings, savings_table
 from thinkalike.contrib.sae.measures import (
     Dead,
     SparseAutoencoder,
@@ -13,6 +22,8 @@ from thinkalike.contrib.sae.measures import (
     standardised,
     with_fitted_decoder,
 )
+from thinkalike.contrib.sae.saelens import load_sae, save_sae
+from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap, PairMoments, both_directions
 
 KINDS = [5, None]  # k, and None: a ReLU
@@ -27,16 +38,6 @@ def jiggled(sae: SparseAutoencoder) -> SparseAutoencoder:
 
 def random_map(e: int, d: int) -> AffineMap:
     return AffineMap(torch.randn(e, d, dtype=torch.float64), torch.randn(e, dtype=torch.float64))
-
-
-def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 20) -> SparseAutoencoder:
-    """One after some steps of Adam, each on the next part of the states; of a stack all at once."""
-    optimizer = torch.optim.Adam(sae.parameters(), lr=4e-3, betas=(0.9, 0.99))
-    for batch in states.split(len(states) // steps)[:steps]:
-        optimizer.zero_grad()
-        sae_loss(sae, batch, sparsity=0.1).loss.sum().backward()
-        optimizer.step()
-    return sae
 
 
 def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
@@ -115,18 +116,6 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
     assert explained(fitted, states) > explained(sae, states)
 
 
-@pytest.mark.parametrize("k", KINDS)
-def test_each_of_a_stack_has_the_bits_that_it_has_alone(k):
-    alone = [SparseAutoencoder.random(16, 40, k, seed) for seed in range(4)]
-    states = torch.randn(200, 16)
-    together = trained(SparseAutoencoder.stacked(alone), states).unstacked()
-    for seed, each in enumerate(together):
-        own = trained(SparseAutoencoder.stacked([SparseAutoencoder.random(16, 40, k, seed)]), states).unstacked()[0]
-        for a, b in zip(own.parameters(), each.parameters(), strict=True):
-            assert torch.equal(a, b)
-    assert not torch.equal(together[0].W_enc, alone[0].W_enc), "control: they were trained"
-
-
 def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
     several = [jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
     stack, states = SparseAutoencoder.stacked(several), torch.randn(3, 20, 6)
@@ -196,3 +185,155 @@ def test_a_fitted_rotation_carries_an_sae_and_a_wrong_one_not():
     assert native > 0.98
     assert astray == pytest.approx(chance, abs=0.005)
     assert torch.stack(others).mean() == pytest.approx(chance, abs=0.005)
+
+
+TOKENS = [0, *(125 * 2**place for place in range(8))]
+
+
+def course(name: str, speed: float, fixed: float = 0.0, start: float = 0.0, seeds: int = 3) -> Course:
+    """One that explains start + log2(1 + speed · tokens / 1000) / 10 after so many tokens, a little more each seed."""
+    curve = start + torch.log2(1 + speed * torch.tensor(TOKENS) / 1000) / 10
+    return Course(name, TOKENS, curve[:, None] + torch.linspace(0, 0.01, seeds), fixed, 2.0)
+
+
+def test_an_equal_start_saves_nothing_less_its_cost():
+    plain = course("a", 1.0)
+    torch.testing.assert_close(savings(course("b", 1.0), plain), torch.zeros(8, 3).double())
+    dear = savings(course("b", 1.0, fixed=500.0), plain)
+    torch.testing.assert_close(dear[:, 0], -500 / (2 * torch.tensor(TOKENS[1:]).double()))
+
+
+def test_a_start_twice_as_fast_saves_half_and_breaks_even():
+    plain, fast = course("a", 1.0), course("b", 2.0, fixed=1000.0)
+    saved = savings(fast, plain)
+    budget = torch.tensor(TOKENS[1:]).double()
+    expected = 1 - (1000 + 2 * budget / 2) / (2 * budget)
+    torch.testing.assert_close(saved[2:], expected[2:, None].expand(6, 3), rtol=0, atol=0.02)
+    even = break_even(fast, plain)
+    assert ((even > 900) & (even < 1100)).all(), "1000 + n = 2 n"
+
+
+def test_between_two_looks_it_is_a_line_over_the_logarithm():
+    one = Course("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
+    goals = torch.tensor([[0.0], [0.25], [0.5], [0.6], [0.7], [0.71]])
+    assert one.reaches(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
+    falling = Course("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
+    assert falling.reaches(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), "first time"
+
+
+def test_one_that_never_gets_there_saves_less_than_is_said():
+    slow, plain = course("b", 0.1), course("a", 1.0)
+    table, _ = savings_table([plain, slow])
+    assert table["reached"].tolist() == [1.0] * 4 + [0.0] * 4
+    assert (table["saved"] <= 0).all()
+    assert table["saved"].iloc[-1] == 0, "all of its tokens cost as much as those of the other"
+    assert break_even(slow, plain).isinf().all()
+
+
+def test_tables_compare_each_start_with_those_before_it():
+    courses = [course("random", 1.0), course("least_squares", 1.5), course("transferred", 3.0)]
+    table, by_seed = savings_table(courses)
+    pairs = list(dict.fromkeys(zip(table["start"], table["against"], strict=True)))
+    assert pairs == [("least_squares", "random"), ("transferred", "random"), ("transferred", "least_squares")]
+    assert by_seed.shape == (len(table), 3)
+    torch.testing.assert_close(torch.tensor(table["saved"].tolist(), dtype=torch.float64), by_seed.mean(-1))
+    assert ((table["saved_low"] <= table["saved"]) & (table["saved"] <= table["saved_high"])).all()
+    assert list(break_even_table(courses)["start"]) == [start for start, _ in pairs]
+
+
+def test_intervals_over_seeds_are_students():
+    values = torch.tensor([[1.0, 2.0, 3.0, 6.0]], dtype=torch.float64)
+    found = over_seeds(values)
+    half = 3.182446305 * values.std() / 2
+    assert (found.value.item(), found.low.item()) == pytest.approx((3.0, 3.0 - half.item()))
+    alone = over_seeds(values[:, :1])
+    assert (alone.low.item(), alone.high.item()) == (-math.inf, math.inf)
+
+
+PYTHON = "THINKALIKE_SAELENS"  # environment variable: the interpreter of an environment that has sae_lens
+
+
+def sae_of(k: int | None) -> SparseAutoencoder:
+    """One that was carried over, so that its directions have different norms."""
+    up, down = (AffineMap(torch.randn(*shape), torch.randn(shape[0])) for shape in ((9, 6), (6, 9)))
+    return carried(SparseAutoencoder.random(6, 20, k), up, down)
+
+
+def rewrite(folder, tensors=None, **settings) -> None:
+    """Change the files of an autoencoder; None leaves a tensor or a setting out."""
+    path = folder / "cfg.json"
+    config = {key: value for key, value in (json.loads(path.read_text()) | settings).items() if value is not None}
+    path.write_text(json.dumps(config))
+    weights = load_file(folder / "sae_weights.safetensors") | (tensors or {})
+    save_file({name: each for name, each in weights.items() if each is not None}, folder / "sae_weights.safetensors")
+
+
+@pytest.mark.parametrize("k", [4, None])
+def test_what_was_written_is_read(tmp_path, k):
+    sae = sae_of(k)
+    save_sae(sae, tmp_path / "here", model_name="gpt2", hook_name="blocks.2.hook_resid_post")
+    found = load_sae(tmp_path / "here")
+    for a, b in zip(sae.parameters(), found.sae.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert found.sae.k == k
+    assert (found.metadata["model_name"], found.metadata["hook_name"]) == ("gpt2", "blocks.2.hook_resid_post")
+
+
+def test_what_saelens_computes_in_another_order_is_folded_in(tmp_path):
+    sae, states = sae_of(4), torch.randn(30, 9)
+    save_sae(sae, tmp_path)
+    rewrite(tmp_path, apply_b_dec_to_input=True, rescale_acts_by_decoder_norm=True)
+    norms = sae.W_dec.norm(dim=-1)
+    before = ((states - sae.b_dec) @ sae.W_enc + sae.b_enc) * norms
+    values, places = before.topk(4)
+    latents = torch.zeros_like(before).scatter(-1, places, values.relu())
+    found = load_sae(tmp_path).sae
+    torch.testing.assert_close(found.encode(states), latents, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(found(states), latents / norms @ sae.W_dec + sae.b_dec, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "settings", "message"),
+    [
+        ({"b_enc": None}, {}, "W_dec, W_enc, b_dec, not"),
+        ({"W_gate": torch.zeros(2)}, {}, "W_gate"),
+        ({}, {"architecture": "gated"}, "architecture=gated"),
+        ({}, {"architecture": "standard", "activation_fn_str": "topk"}, "activation_fn_str=topk"),
+        ({}, {"k": None}, "k=None"),
+    ],
+)
+def test_autoencoders_of_other_kinds_are_refused(tmp_path, tensors, settings, message):
+    save_sae(sae_of(4), tmp_path)
+    rewrite(tmp_path, tensors, **settings)
+    with pytest.raises(ModelError, match=message):
+        load_sae(tmp_path)
+
+
+SCRIPT = """
+import sys
+from safetensors.torch import load_file, save_file
+from sae_lens import SAE
+folder, states, out = sys.argv[1:]
+sae = SAE.load_from_disk(folder)
+latents = sae.encode(load_file(states)["states"])
+save_file({"latents": latents, "rebuilt": sae.decode(latents)}, out)
+"""
+
+
+@pytest.mark.parametrize("k", [4, None])
+def test_saelens_opens_a_carried_sae_with_the_same_latents(tmp_path, k):
+    python = os.environ.get(PYTHON) or (sys.executable if importlib.util.find_spec("sae_lens") else None)
+    if python is None:
+        pytest.skip(
+            "sae_lens is not here: SAELens 6 needs TransformerLens 3 and this project 4, so it has an environment of "
+            f"its own; give that one's python as {PYTHON}"
+        )
+    sae, states, out = sae_of(k), torch.randn(50, 9), tmp_path / "out.safetensors"
+    save_sae(sae, tmp_path / "sae", model_name="gpt2", hook_name="blocks.2.hook_resid_post")
+    save_file({"states": states}, tmp_path / "states.safetensors")
+    command = [python, "-c", SCRIPT, str(tmp_path / "sae"), str(tmp_path / "states.safetensors"), str(out)]
+    run = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""})
+    assert run.returncode == 0, run.stderr
+    theirs = load_file(out)
+    torch.testing.assert_close(theirs["latents"], sae.encode(states).detach(), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(theirs["rebuilt"], sae(states).detach(), rtol=1e-6, atol=1e-6)

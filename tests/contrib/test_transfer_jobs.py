@@ -8,7 +8,7 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.contrib.transfer.maps import fitted_maps, models_and_pairs
-from thinkalike.contrib.transfer.probing import tasks_of
+from thinkalike.contrib.transfer.probes import tasks_of
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_table
