@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 
 import tiny
 from conftest import kill_and_resume, untrained
-from thinkalike.config import pairs_of_layers
 from thinkalike.instruments.stitching.instrument import warn_of_far_states
 from thinkalike.instruments.stitching.table import bytes_by_document
+from thinkalike.models.families import pairs_of_layers
 
 
 @pytest.mark.drawn

@@ -21,7 +21,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
@@ -35,10 +34,10 @@ from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, seeded
 from thinkalike.models.frozen import fresh
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Headline, Result
