@@ -6,7 +6,7 @@ import torch
 from safetensors.numpy import load_file
 
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import composed, kill_and_resume, untrained
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.maps import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
@@ -112,12 +112,10 @@ PAIRS = [(0, 1), (2, 2)]
 
 
 @pytest.fixture
-def small(minis, text_files, tmp_path):
+def small(minis, small_stitching):
     """The command line of a small job between models of two widths."""
-    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
-    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache", "model.context=32", "target.context=32"]
-    kind = ["stitch=least_squares", "stitch.both=true", "stitch.steps=24", "stitch.tokens_per_step=256"]
-    return [*kind, "layers=[[0,1],[2,2]]", f"model.path={minis}/a", f"target.path={minis}/wide", *data, *store]
+    kind = ["stitch=least_squares", "stitch.both=true", "stitch.steps=24", "layers=[[0,1],[2,2]]"]
+    return [*untrained(small_stitching), *kind, f"target.path={minis}/wide"]
 
 
 def left(states, reached, mean):

@@ -13,6 +13,7 @@ import pytest
 import torch
 from filelock import FileLock
 
+from stores import finish
 from thinkalike import digests, open_result
 from thinkalike.digests import digest_of, remembered_digest
 from thinkalike.errors import StoreError
@@ -23,15 +24,15 @@ TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 
 def result_in(store: Path, key: str = "abc", penalty: float = 0.5, table: pd.DataFrame = TABLE) -> Path:
     """The folder of a finished job with a table, arrays, a figure and curves."""
-    job = Job(str(store), "stitching", key)
-    with job.running() as partial:
-        (partial / "curves").mkdir()
-        (partial / "curves" / "metrics.csv").write_text("step,loss\n0,1\n")
-        record = {"scalars": {"penalty": penalty}, "settings": {}, "provenance": {}}
-        job.write({"seed": 0}, record, {"table": table}, {"map": np.arange(4.0)})
-        (job.aside / "figures").mkdir()
-        (job.aside / "figures" / "map.svg").write_text("<svg/>")
-        return job.appear().folder
+    curves = Job(str(store), "stitching", key).partial / "curves"
+
+    def beside(folder: Path) -> None:
+        for place, text in ((curves / "metrics.csv", "step,loss\n0,1\n"), (folder / "figures" / "map.svg", "<svg/>")):
+            place.parent.mkdir()
+            place.write_text(text)
+
+    more = {"scalars": {"penalty": penalty}, "arrays": {"map": np.arange(4.0)}, "beside": beside}
+    return finish(store, "stitching", key, {"table": table}, **more).folder
 
 
 FILES = ["table.csv", "arrays.npz", "result.json", "config.yaml", "curves/metrics.csv", "figures/map.svg"]

@@ -189,18 +189,6 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("script", ["train.py", "analyze.py"])
-def test_commands_work_from_another_folder(cli, script):
-    shown = cli.process(script, "--help")
-    assert shown.status == 0
-    assert "model=NAME" in shown.stdout
-    config = cli.process(script, "model=gelu-3l-mini", "--cfg", "job", "--resolve")
-    assert config.status == 0
-    assert "name: gelu-3l-mini" in config.stdout
-
-
-@pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
     placed = [
         *small_stitching,

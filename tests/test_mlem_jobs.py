@@ -13,6 +13,7 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
+from stores import finish
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.figures.studies import Contrast
 from thinkalike.contrib.papers import salle2024
@@ -27,7 +28,6 @@ from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive
-from thinkalike.store import Job
 
 SENTENCES = 24
 QUICK = ["measure.permutations=1", "measure.references=0", "measure.alphas=[0.01]"]
@@ -394,7 +394,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
         stimulus_states(model, read_table(tmp_path / "long.csv"))
 
 
-def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> salle2024.Profiles:
+def planted(folder, name, importances, noise=0.01, score=0.8) -> salle2024.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)
     scatter = torch.randn(*importances.shape, 5, generator=torch.Generator().manual_seed(1)).double()
@@ -403,16 +403,9 @@ def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> 
     features = ["PoS", "Number", "Word position"] * len(importances)
     table = pd.DataFrame({"model": name, "layer": numbers, "feature": features})
     scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": score})
-    job = Job(str(folder), "mlem", name)
-    record = {"provenance": {"models": [{"name": name, "family": family}]}}
-    with job.running():
-        job.write(
-            {},
-            record,
-            {"table": table, "scores": scores},
-            {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()},
-        )
-        return salle2024.Profiles(Model(ModelConfig(name=name)), job.appear())
+    arrays = {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()}
+    result = finish(folder, "mlem", name, {"table": table, "scores": scores}, [{"name": name}], arrays=arrays)
+    return salle2024.Profiles(Model(ModelConfig(name=name)), result)
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6

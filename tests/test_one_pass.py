@@ -8,7 +8,6 @@ import signal
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import composed, results_in
@@ -92,18 +91,11 @@ def test_pairs_have_the_bits_of_each_alone_in_one_pass(name, cli, words, chosen,
         assert done[result.key].provenance["jobs_in_this_pass"] == 3
 
 
-def massive(folder):
-    """A mini one of whose tokens has a massive state."""
-    weights = load_file(tiny.write_mini(folder, seed=3) / "model.safetensors")
-    weights["pos.weight"][0] += 3000
-    save_file(weights, folder / "model.safetensors")
-
-
 def test_only_pairs_with_massive_tokens_have_values_with_them(cli, words, minis, tmp_path):
     (tmp_path / "all").mkdir()
     for name in "ab":
         (tmp_path / "all" / name).symlink_to(minis / name)
-    massive(tmp_path / "all" / "massive")
+    tiny.massive(tmp_path / "all" / "massive", seed=3)
     few = [*(word for word in words if "context" not in word), "measure=cka", "model.context=64"]
     together = cli("analyze.py", *few, list_of(tmp_path / "all", ["a", "b", "massive"]), f"store={tmp_path}/together")
     plain, *beside = results(together)

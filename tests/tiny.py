@@ -139,6 +139,22 @@ def flat(folder: Path) -> Path:
     return folder
 
 
+def massive(folder: Path, seed: int = 0) -> Path:
+    """The mini of `write_mini`, in which the first token of a row has a massive state."""
+    weights = load_file(write_mini(folder, seed) / "model.safetensors")
+    weights["pos.weight"][0] += 3000
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def jiggled(module: torch.nn.Module, spread: float = 0.3) -> torch.nn.Module:
+    """A module whose weights are moved away from where they start."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(spread * torch.randn_like(weight))
+    return module
+
+
 def recut(checkpoint: Path, folder: Path, cutter) -> Path:
     """A copy of a checkpoint with another tokenizer."""
     shutil.copytree(checkpoint, folder)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from thinkalike.contrib.sae.fitting import Course, break_even, break_even_table, over_seeds, savings, savings_table
 from thinkalike.contrib.sae.measures import (
     Dead,
@@ -29,13 +30,6 @@ from thinkalike.measures import AffineMap, PairMoments, both_directions
 KINDS = [5, None]  # k, and None: a ReLU
 
 
-def jiggled(sae: SparseAutoencoder) -> SparseAutoencoder:
-    with torch.no_grad():
-        for weight in sae.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
-    return sae
-
-
 def random_map(e: int, d: int) -> AffineMap:
     return AffineMap(torch.randn(e, d, dtype=torch.float64), torch.randn(e, dtype=torch.float64))
 
@@ -46,7 +40,7 @@ def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
 
 
 def test_topk_keeps_the_largest_latents_that_are_positive(float64):
-    sae = jiggled(SparseAutoencoder.random(6, 12, k=5).double())
+    sae = tiny.jiggled(SparseAutoencoder.random(6, 12, k=5).double())
     with torch.no_grad():
         sae.b_enc.sub_(1.0)  # so that not all of the five are positive
     states = torch.randn(40, 6)
@@ -73,7 +67,7 @@ def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
 
 
 def test_the_loss_is_by_dimension_and_the_penalty_scale_free(float64):
-    sae, states = jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
+    sae, states = tiny.jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
     plain, errors, active = sae_loss(sae, states)
     assert torch.equal(active, (sae.encode(states) > 0).sum(0))
     torch.testing.assert_close(plain, (sae(states) - states).square().mean())
@@ -89,7 +83,7 @@ def test_the_loss_is_by_dimension_and_the_penalty_scale_free(float64):
 
 def test_only_dead_latents_learn_to_explain_the_residual(float64):
     """The gradient is that of the latents that are dead alone, of what the others leave."""
-    sae, states = jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
+    sae, states = tiny.jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
     plain = sae_loss(sae, states)
     none = Dead(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
     assert sae_loss(sae, states, dead=none).loss == plain.loss
@@ -117,7 +111,7 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
 
 
 def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
-    several = [jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
+    several = [tiny.jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
     stack, states = SparseAutoencoder.stacked(several), torch.randn(3, 20, 6)
     torch.testing.assert_close(stack(states), torch.stack([own(h) for own, h in zip(several, states, strict=True)]))
     torch.testing.assert_close(stack(states[0]), torch.stack([own(states[0]) for own in several]))
@@ -127,7 +121,7 @@ def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
 
 @pytest.mark.parametrize("k", KINDS)
 def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
-    sae, up, down = jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
+    sae, up, down = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
     other, states = carried(sae, up, down), torch.randn(30, 9)
     torch.testing.assert_close(other.encode(states), sae.encode(down(states)))
     torch.testing.assert_close(other(states), up(sae(down(states))))
@@ -136,7 +130,7 @@ def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
 
 @pytest.mark.parametrize("k", KINDS)
 def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
-    sae = jiggled(SparseAutoencoder.random(6, 12, k).double())
+    sae = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double())
     up, down, further, back = random_map(9, 6), random_map(6, 9), random_map(7, 9), random_map(9, 7)
     twice, at_once = carried(carried(sae, up, down), further, back), carried(sae, further @ up, down @ back)
     for a, b in zip(twice.parameters(), at_once.parameters(), strict=True):
@@ -144,7 +138,7 @@ def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
 
 
 def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
-    sae, mean = jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
+    sae, mean = tiny.jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
     states, other = torch.randn(30, 6), standardised(sae, mean, 2.5)
     torch.testing.assert_close(other.encode((states - mean) / 2.5), sae.encode(states))
     torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
