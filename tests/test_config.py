@@ -159,6 +159,7 @@ def test_a_key_beats_the_scale():
 
 
 WRONG = {  # by the nearest thing that there is
+    "needs target.hub_id=": ["model@target=hub"],
     "or ORG/NAME": ["data=stdlb", "data=Pile10k", "data=a--b/c"],
     "'gelu-3l'": ["model=gelu3l", "model@target=gelu3l"],
     "'linear'": ["stitch=linaer", "stitch=Linear"],

@@ -349,7 +349,6 @@ def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, mon
 @pytest.mark.parametrize(
     ("config_json", "key"),
     [
-        (None, r"someone/empty.* config\.json"),
         ("{", r"config\.json"),
         ('{"model_type": "vit"}', "model_type=vit"),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "trust_remote_code"),
@@ -359,8 +358,7 @@ def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, m
     folder = tmp_path / "hub" / "someone" / "empty"
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("a model")
-    if config_json is not None:
-        (folder / "config.json").write_text(config_json)
+    (folder / "config.json").write_text(config_json)
     with hub.serve(tmp_path / "hub") as (endpoint, _):
         hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
         with pytest.raises(ModelError, match=key):

@@ -181,8 +181,6 @@ def test_revisions_of_the_hub_are_found_by_their_steps(served, root):
     config = ModelConfig(name="hub", hub_id="someone/m")
     assert steps_of(config) == {0: "step0", 8: "step8", 64: "step64"}
     assert len({load_model(replace(config, revision=f"step{step}")).fingerprint() for step in (0, 8, 64)}) == 3
-    with pytest.raises(ModelError, match=r"has no revision step9; name a branch, a tag or a commit"):
-        load_model(replace(config, revision="step9"))
 
 
 # ---- bands, probes and onsets
