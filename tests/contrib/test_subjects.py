@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import tiny
 from conftest import composed, results_in
+from measure_tester import THEIRS, every
 from thinkalike.contrib.subjects.measures import (
     Draws,
     draw,
@@ -27,7 +28,6 @@ from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors
 from thinkalike.measures.estimates import two_sided
 from thinkalike.states.stimuli import StimulusStates
-from toolbox import THEIRS, every
 
 N, S = 10, 5
 P = N * (N - 1) // 2
