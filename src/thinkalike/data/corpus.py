@@ -165,7 +165,6 @@ class Corpus:
         return {"aligned_exactly": exactly, "aligned_earlier": 1 - exactly - nowhere, "aligned_nowhere": nowhere}
 
     def facts(self) -> dict[str, Any]:
-        """Return what the provenance of a result says of the corpus."""
         return {"tokens": self.fingerprint(), **self.counts}
 
 

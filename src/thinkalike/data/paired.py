@@ -214,7 +214,6 @@ def untrimmed(tokenizer: Any) -> Any:
 
 
 def cuts_of(tokenizer: Any, texts: Sequence[str]) -> list[Cut]:
-    """Return how a tokenizer of `untrimmed` cuts texts."""
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     look, composes = tokenizer.id_to_token, tokenizer.normalizer is not None
     return [Cut(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2), look, composes) for each in encoded]

@@ -75,7 +75,6 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
 
     def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the pieces."""
         own = numbers.tolist()
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
