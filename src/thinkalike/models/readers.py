@@ -99,7 +99,8 @@ def read_transformers(
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
-        module = _folded(bridge)
+        bridge.enable_compatibility_mode()  # LayerNorms are folded, and weights centred
+        module = bridge.original_model
     elif family.predicts == "states":
         module = one_side(module, config)
     return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
@@ -112,7 +113,8 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
     if config.processing == "compat":
-        module = _folded(bridge)
+        bridge.enable_compatibility_mode()
+        module = bridge.original_model
     else:
         tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
         with torch.no_grad():
@@ -123,12 +125,6 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
             check_values(module, config.called)
             raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
-
-
-def _folded(bridge: Any) -> Any:
-    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
-    bridge.enable_compatibility_mode()
-    return bridge.original_model
 
 
 @contextlib.contextmanager
@@ -167,13 +163,11 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    mismatched = {name for name, *_ in loading["mismatched_keys"]}
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
-    left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
     faults = {
         "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
-        "of another shape": [name for name in mismatched if name.startswith(needed)],
-        "not expected": left,
+        "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
+        "not expected": [n for n in loading["unexpected_keys"] if not (BUFFERS.search(n) or HEADS.search(n))],
     }
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
         raise ModelError(
