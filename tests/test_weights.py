@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
+from classifiers import THREE
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.load import THREE, load_model
+from thinkalike.models.load import load_model
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
