@@ -109,8 +109,7 @@ def read_transformers(
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
-        bridge.enable_compatibility_mode()  # LayerNorms are folded, and weights centred
-        module = bridge.original_model
+        module = _folded(bridge)
         error = relative_error(_log_probabilities(module, tokens), before)
         if not error <= TOLERANCE[dtype]:
             raise ModelError(
@@ -129,8 +128,7 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
     if config.processing == "compat":
-        bridge.enable_compatibility_mode()
-        module = bridge.original_model
+        module = _folded(bridge)
     else:
         tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
         with torch.no_grad():
@@ -141,6 +139,12 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
             check_values(module, config.called)
             raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+
+
+def _folded(bridge: Any) -> Any:
+    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
+    bridge.enable_compatibility_mode()
+    return bridge.original_model
 
 
 @torch.no_grad()
