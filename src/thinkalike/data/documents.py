@@ -143,16 +143,9 @@ def text_fingerprint(config: DataConfig) -> str:
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
-        choice: tuple[object, ...] = (
-            config.hub_id,
-            config.subset,
-            config.split,
-            commit,
-            config.hub_files,
-            config.field,
-        )
-        choice += (config.group,) if config.group else ()
-        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice)).encode()).hexdigest()[:16]
+        choice = config.hub_id, config.subset, config.split, commit, config.hub_files, config.field
+        group = [config.group] if config.group else []
+        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice, *group)).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
