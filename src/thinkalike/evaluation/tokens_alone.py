@@ -32,8 +32,8 @@ AHEAD = 8  # how many of the next tokens a source may know
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
 DECAYS = (0.5, 0.7, 0.85, 0.95)  # of running means of the tokens before, beside the mean of all
-RANK, PLACES = 64, 4  # of what token and place decide together, and how many functions of places are found
-BENT = 64  # random nonlinear functions of a token's embedding, beside its components
+RANK, PLACES = 64, 8  # of what token and place decide together, and how many functions of places are found
+BENT = 128  # random nonlinear functions of a token's embedding, beside its components
 ROWS_PER_COVARIATE = 8  # at least
 RIDGE, LOW_RIDGE = 1e-6, 1e-2  # of the mean variance: of covariates, of what token and place decide together
 EARLY_ROWS = 4  # on which it is tried whether states move with later tokens
@@ -280,17 +280,18 @@ def twin(target: FrozenModel, seed: int) -> FrozenModel:
 
 
 class Recurrent:
-    """A recurrent network of random weights on the embedding e of tokens without their place: h ← tanh(W h + U e)."""
+    """A recurrent network of random weights on the embedding e of tokens without place: h ← tanh(W h + U e + b)."""
 
     def __init__(self, before: TokensBefore, width: int, seed: int):
         self.before, generator = before, seeded(seed)
         self.onward = torch.randn(width, width, generator=generator) * RADIUS / width**0.5
         self.inward = torch.randn(len(before.mean), width, generator=generator).double() / before.size
+        self.bias = torch.randn(width, generator=generator)
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
         """Return the states, once for each layer."""
         known, places = rows.unique(return_inverse=True)
-        added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places]
+        added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places] + self.bias
         state, found = torch.zeros_like(added[:, 0]), []
         for each in added.unbind(1):
             state = (state @ self.onward + each).tanh()
