@@ -22,7 +22,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinkalike.config.compose import from_yaml, to_yaml
+import yaml
+
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError, first_line
 
@@ -153,7 +154,7 @@ class Result:
         """
         file = self.folder / "config.yaml"
         try:
-            return from_yaml(file.read_text())
+            return dict(yaml.safe_load(file.read_text()))
         except Exception as error:  # the file may come from anywhere
             raise StoreError(f"{file} cannot be read ({first_line(error)[:100]})") from error
 
@@ -340,7 +341,7 @@ class Job:
         import numpy as np
 
         out = self.aside
-        (out / "config.yaml").write_text(to_yaml(config))
+        (out / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
         for name, table in tables.items():
             table.to_csv(out / f"{name}.csv", index=False)
         if arrays:

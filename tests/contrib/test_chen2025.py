@@ -11,7 +11,6 @@ from test_sae_savings import course
 
 from conftest import composed
 from thinkalike import Result
-from thinkalike.config.compose import to_yaml
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025_probes as probes
 from thinkalike.contrib.papers import chen2025_steering as steering
@@ -29,7 +28,7 @@ def finished(folder, table, settings=None, **arrays):
     folder.mkdir(parents=True)
     np.savez(folder / "arrays.npz", **arrays)
     table.to_csv(folder / "table.csv", index=False)
-    (folder / "config.yaml").write_text(to_yaml({"seed": 0, **(settings or {})}))
+    (folder / "config.yaml").write_text(json.dumps({"seed": 0, **(settings or {})}))
     (folder / "result.json").write_text(json.dumps({"scalars": {"pairs": 40.0}, "provenance": {}}))
     return Result(folder)
 
