@@ -25,7 +25,7 @@ from thinkalike.measures.estimates import (
     seeded,
 )
 from thinkalike.measures.groups import RowGroups
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone

@@ -34,7 +34,7 @@ from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
 from thinkalike.store import Headline, Result

@@ -50,7 +50,7 @@ from thinkalike.measures.estimates import (
 )
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
