@@ -71,16 +71,10 @@ class Forecast:
         return float(sum(each.flops for each, _ in self.passes))
 
     @property
-    def shapes(self) -> list[Shape]:
-        """The different models."""
-        return _shapes(self.jobs)
-
-    @property
     def bytes(self) -> float:
         """The most bytes that a pass over the text is known to hold: its models, and those of its largest job."""
-        models = [sum(shape.bytes for shape in _shapes(jobs)) for jobs in self.missing]
-        beside = [max(job.holds for job in jobs) for jobs in self.missing]
-        return float(max(map(sum, zip(models, beside, strict=True)), default=0.0))
+        most = (sum(shape.bytes for shape in shapes_of(jobs)) + max(job.holds for job in jobs) for jobs in self.missing)
+        return float(max(most, default=0.0))
 
     def hours(self, gpu: str) -> float:
         return float(sum(hours_on(gpu, *each) for each in self.passes))
@@ -110,7 +104,8 @@ def precision_of(dtype: str | None, trainer: TrainerConfig) -> str:
     return "TF32" if trainer.matmul == "high" else "float32"
 
 
-def _shapes(jobs: Iterable[Planned]) -> list[Shape]:
+def shapes_of(jobs: Iterable[Planned]) -> list[Shape]:
+    """Return the different models of jobs."""
     return list({name: shape for job in jobs for name, shape in job.shapes.items() if shape}.values())
 
 

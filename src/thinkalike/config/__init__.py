@@ -6,7 +6,6 @@ from thinkalike.config.compose import (
     completed,
     compose_job,
     instrument_of,
-    jobs_of,
     keys_of,
     measure_schema,
     model_named,
@@ -34,5 +33,5 @@ from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_mo
 __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig",
            "DataConfig", "LoggerConfig", "MeasureConfig", "ModelConfig", "Recipe", "StimuliConfig", "StitchConfig",
            "TrainConfig", "TrainerConfig", "chosen_scale", "command_line", "completed", "compose_job", "instrument",
-           "instrument_of", "jobs_of", "keys_of", "left_open", "measure_module", "measure_schema", "model_named",
+           "instrument_of", "keys_of", "left_open", "measure_module", "measure_schema", "model_named",
            "not_in_key", "options", "ranged", "relevant", "settings_of"]  # fmt: skip

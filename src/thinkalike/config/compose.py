@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import shlex
@@ -342,33 +341,6 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     if isinstance(model, ModelConfig):
         return dataclasses.replace(model, **settings)
     return _named("model", model, settings)  # type: ignore[no-any-return]
-
-
-def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
-    """Return the jobs that `models=[...]` stands for, each as if the models of one job had been given alone.
-
-    Args:
-        stands_for: "pairs": a job for every two models, the one that is named first as the source; "each": one for
-            each; nothing: the measure takes no such list.
-
-    Raises:
-        ConfigError: there are fewer than two different models, one is not known, a model is also named apart, or the
-            measure takes no list.
-    """
-    runs = settings_of(config.model)
-    apart = {"experiment": config.experiment, "activations": config.activations}
-    apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
-    apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
-    if given := [f"{key}={value}" for key, value in apart.items() if value]:
-        raise ConfigError(f"{given[0]} does not go with models=, whose settings are in {{model: NAME, key: value}}")
-    models = []
-    for entry in config.models or []:
-        own = dict(entry) if isinstance(entry, dict) else {"model": entry}
-        models.append(_named("model", str(own.pop("model", None)), {**runs, **own}))
-    if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
-        raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
-    pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
-    return [completed(dataclasses.replace(config, models=None, model=one, target=other)) for one, other in pairs]
 
 
 def explained(error: BaseException) -> str:

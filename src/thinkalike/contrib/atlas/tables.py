@@ -12,9 +12,10 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, jobs_of, measure_schema
+from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
 from thinkalike.errors import DataError
 from thinkalike.instruments import instrument
+from thinkalike.job import asked_for
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.families import told_apart
 from thinkalike.store import Result
@@ -154,7 +155,7 @@ def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
 
 def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
     """Return a job of one measure for each pair of models."""
-    return jobs_of(replace(config, models=models, measure=measure_schema("cka")()), "pairs")
+    return asked_for(replace(config, models=models or [], measure=measure_schema("cka")()))
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
