@@ -71,10 +71,8 @@ def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
         in_key: whether it can change the numbers of a job.
         ends: least or above, most or below; see `Range`.
     """
-    metadata = {"range": Range(**ends), "not_in_key": not in_key}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    how: Any = {"default_factory" if callable(default) else "default": default}
+    return dataclasses.field(**how, metadata={"range": Range(**ends), "not_in_key": not in_key})
 
 
 def left_open(default: Any, *, usual: Any = MISSING, **ends: Number) -> Any:
