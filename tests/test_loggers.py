@@ -141,6 +141,7 @@ class Recorder:
 def test_a_logger_gets_the_result_when_it_is_drawn(tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "TensorBoard", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
+    monkeypatch.setattr(loggers, "check_extra", lambda *_: None)
     perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == [("toy", 1, ["mean"])]
 

@@ -1,9 +1,8 @@
 """The results store: a folder per finished job, `<store>/<kind>/<key>/`, which appears only when it is complete.
 
-While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, so that two processes
-never work on the same job; the lock ends with its process, however that ends. A manifest with the digests of all files
-is written last, so that later damage is noticed and named. Nothing in a result is ever executed: its files are tables,
-arrays, JSON, YAML, safetensors and pictures.
+While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, which ends with its
+process, so that no two work on the same job. A manifest with the digests of all files is written last, so that later
+damage is noticed. Nothing in a result is ever executed: its files are tables, JSON, YAML, safetensors and pictures.
 """
 
 from __future__ import annotations
