@@ -232,11 +232,7 @@ def report() -> None:
 
 
 def as_analysis(words: Sequence[str]) -> list[str]:
-    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for.
-
-    Raises:
-        ConfigError: there are not two models before the settings.
-    """
+    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for."""
     if {"-h", "--help"} & {*words}:
         return ["measure=diff", "--help"]
     models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))

@@ -111,11 +111,7 @@ def shapes_of(jobs: Iterable[Planned]) -> list[Shape]:
 def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Forecast:
     """Return the jobs of a configuration: one, those of `models=[...]`, or the parts of an experiment.
 
-    Args:
-        looks_up: whether to ask the store which jobs are done.
-
-    Raises:
-        ThinkalikeError: the configuration is wrong.
+    With `looks_up` the store is asked which of them are done.
     """
     labelled = _jobs(config)
     places = passes([job for _, job in labelled])

@@ -102,11 +102,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def search(store: Path, content: bool = False) -> Found:
-    """Return the content of a store; with `content`, after the digests of all files are compared.
-
-    Raises:
-        StoreError: there is no such folder, or it cannot be read.
-    """
+    """Return the content of a store; with `content`, after the digests of all files are compared."""
     found = Found(store)
     try:
         folders = sorted(folder for kind in store.iterdir() if kind.is_dir() for folder in kind.iterdir())
@@ -137,11 +133,7 @@ class Query:
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
-        """Read the words of a command line, such as `kind=cka`; one without a key is the store.
-
-        Raises:
-            ConfigError: a key is not known, or `since` is no date.
-        """
+        """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
         given = dict(word.split("=", 1) if "=" in word else ("store", word) for word in words)
         for key in given:
             if key not in KEYS:
@@ -161,11 +153,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
 
 
 def moment(text: str) -> datetime:
-    """Return the date that a text means: 2026-11-01, or a number of hours, days or weeks ago, as in 7d; UTC by default.
-
-    Raises:
-        ConfigError: the text is no date.
-    """
+    """Return the date that a text means: 2026-11-01, or hours, days or weeks ago, as 12h, 7d or 2w; UTC by default."""
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
             return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
@@ -175,12 +163,7 @@ def moment(text: str) -> datetime:
 
 
 def selected(found: Found, query: Query) -> list[Entry]:
-    """Return the results that a user asks for, in the order that was asked for.
-
-    Raises:
-        ConfigError: no result has such a kind, model or headline number.
-        StoreError: the store holds no such result.
-    """
+    """Return the results that a user asks for, in the order that was asked for."""
     entries, names = found.entries, {name for entry in found.entries for name in entry.models}
     kinds = {entry.result.kind for entry in entries}
     for key, given, known in (("kind", query.kinds, kinds), ("model", query.models, names)):
@@ -341,12 +324,7 @@ def show_sweep(made: Sequence[tuple[Sequence[str], Path]]) -> None:
 
 
 def list_results(words: Sequence[str]) -> None:
-    """Print the results that a command line asks for; damaged results and unfinished jobs go to stderr.
-
-    Raises:
-        ConfigError: a word is not known.
-        StoreError: there are no such results.
-    """
+    """Print the results that a command line asks for; damaged results and unfinished jobs go to stderr."""
     reads = parser("results", "List the finished jobs of a store, the newest last.")
     for form in ("--csv", "--json"):
         reads.add_argument(form, action="store_true", help="for machines, in full precision, and nothing else")

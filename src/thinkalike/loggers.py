@@ -92,13 +92,7 @@ def wandb_run(mode: Any, store: Path, **options: Any) -> Any:
 def tracked(
     config: LoggerConfig, job: Job, inputs: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Log a job while this is open; what the environment says in WANDB_MODE wins.
-
-    Args:
-        inputs: what it reads, by name.
-        folder: for curves that belong to the result.
-        settings: the resolved configuration.
-    """
+    """Log a job while this is open; what the environment says in WANDB_MODE wins."""
     name = run_name(job.kind, job.key, inputs)
     if config.kind == "tensorboard":
         check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")

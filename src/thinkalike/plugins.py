@@ -109,11 +109,7 @@ def load(name: str) -> Any:
 
 
 def measure_module(kind: str) -> str:
-    """Return the module:NAME of a kind of measure; FILE.py:NAME stays as it is.
-
-    Raises:
-        ConfigError: there is no such measure.
-    """
+    """Return the module:NAME of a kind of measure; FILE.py:NAME stays as it is."""
     if is_plugin(kind):
         return kind
     one_of("measure", kind, MEASURES)

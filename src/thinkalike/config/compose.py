@@ -144,11 +144,7 @@ def measure_schema(kind: str) -> Any:
 
 
 def instrument_of(config: Any) -> Any:
-    """Return the instrument of a job.
-
-    Raises:
-        ConfigError: there is no such measure, or it takes no several subjects.
-    """
+    """Return the instrument of a job."""
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:
@@ -243,9 +239,6 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     Args:
         overrides: those of the job, by which a model that is named as the target runs as the source does.
         choices: the option that was chosen of each group, or None.
-
-    Raises:
-        ConfigError: a setting does not exist, or its value is not possible.
     """
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     kind, job = (settings.get("measure") or {}).get("kind"), None
@@ -273,10 +266,6 @@ def _models(
 
     A target that is not chosen is the source in all that is not given of it; one that is chosen runs as the overrides
     say of the source. Where no model is named, a stitch leads into another mini.
-
-    Args:
-        chosen: the groups of which an option is chosen.
-        reads: the parts that the job reads, if it is the only one.
     """
     model, target = settings["model"], settings["target"]
     given, own = _given(model), _given(target)

@@ -199,11 +199,7 @@ def unknown(key: str, known: Collection[str]) -> str:
 
 
 def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
-    """Return the dataclass of nested plain settings.
-
-    Raises:
-        ConfigError: a setting does not exist, or its value is not possible.
-    """
+    """Return the dataclass of nested plain settings."""
     hints, given = get_type_hints(schema), dict(values)
     known = [path + item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for name, value in values.items():
