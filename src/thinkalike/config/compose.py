@@ -13,7 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -256,7 +256,15 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     for part in ("model", "target", "data"):
         if settings[part]["name"] is None:  # what is not given has its default, or stays open
             settings[part] = _unset(GROUPS["data" if part == "data" else "model"]) | _given(settings[part])
-    return made(job.config if job else AnalyzeConfig, settings)
+    config = made(job.config if job else AnalyzeConfig, settings)
+    for word in overrides:
+        key, _, written = word.partition("=")
+        read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
+        if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
+            raise ConfigError(
+                f"{key}={written} is the number {read} to Hydra; give it as a text: '{key}=\"{written}\"'"
+            )
+    return config
 
 
 def _models(
