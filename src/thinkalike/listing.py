@@ -134,7 +134,8 @@ class Query:
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
         """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
-        given = dict(word.split("=", 1) if "=" in word else ("store", word) for word in words)
+        pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
+        given = {key: value for key, _, value in pairs}
         for key in given:
             if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")

@@ -323,8 +323,8 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
 
 def settings_of(part: Any) -> dict[str, Any]:
     """Return the settings that are given of a part without a name."""
-    unset = _unset(type(part))
-    return {name: value for name, value in _given(vars(part)).items() if value != unset[name]}
+    schema: Any = type(part)
+    return {name: value for name, value in _given(vars(part)).items() if value != _unset(schema)[name]}
 
 
 def _named(group: str, name: str, given: Mapping[str, Any]) -> Any:

@@ -153,7 +153,7 @@ def names_of(pairs: Sequence[AnalyzeConfig]) -> list[tuple[str, str]]:
     return [(names[repr(pair.model)], names[repr(pair.target)]) for pair in pairs]
 
 
-def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
+def _pairs(config: AnalyzeConfig, models: Any) -> Any:
     """Return a job of one measure for each pair of models."""
     return asked_for(replace(config, models=models or [], measure=measure_schema("cka")()))
 
