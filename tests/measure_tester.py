@@ -210,6 +210,13 @@ def check_precision(measure: Measure) -> None:
     assert abs(single - double) < measure.single * max(1.0, abs(double))
 
 
+def check_size(measure: Measure) -> None:
+    """Features of size 1e-150 and 1e150 have the value of others where isotropic scaling is to leave it as it is."""
+    x, y = measure.draw()
+    for power in (2.0**-498, 2.0**498) if "isotropic_scaling" in measure.properties.invariances else ():
+        torch.testing.assert_close(measure(power * x, y), measure(x, y), rtol=0, atol=measure.tolerance)
+
+
 def check_chunks(measure: Measure) -> None:
     """Any chunking gives the value of the whole, and a chunk alone does not."""
     x, y = measure.draw()

@@ -625,3 +625,16 @@ def test_huge_and_tiny_states_of_float32_have_the_cka_of_others(factor):
     found = gathered([([(x.double() * power).float() for x in sources], targets)]).compute().value
     same(found, expected, 0.1 if factor < 1e-40 else 1e-12)
     assert (sources[0] * power).square().sum().item() in (0, torch.inf), "control"
+
+
+@pytest.mark.parametrize("power", [2.0**-498, 2.0**-330, 2.0**260, 2.0**498])  # 1e-150 to 1e150
+@pytest.mark.parametrize("options", [{}, {"estimator": "biased", "aggregate": "mean_of_ratios"}, {"groups": torch.arange(24) % 3}])
+def test_batches_of_any_size_have_the_numbers_of_others(power, options):
+    """A ratio of means is that of the largest batch where others are next to nothing; a mean of ratios is of all."""
+    data, more = batches(3, n=24), {**options, "permutations": 3}
+    grown = [([x * power for x in sources], targets) for sources, targets in data]
+    whole = gathered(data, **more)
+    agree(gathered(grown, **more), whole, 0)
+    mixed = gathered([*data[:2], grown[2]], **more).compute().value
+    kept = gathered(data[:2] if power < 1 else data[2:], [0, 1] if power < 1 else [2], **more).compute().value
+    same(mixed, whole.compute().value if "aggregate" in options else kept, 1e-12)

@@ -18,6 +18,7 @@ from torch import Tensor
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, two_sided
 
+TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
 
 
@@ -67,7 +68,8 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
 
     It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
     """
-    return (1 + (null >= value).sum(0)).double() / (1 + len(null))
+    reaches = (null >= value) | (null >= value - TIE * value.abs())
+    return (1 + reaches.sum(0)).double() / (1 + len(null))
 
 
 def equivalence(low: float, high: float, margin: float) -> Verdict:

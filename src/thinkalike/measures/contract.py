@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.groups import RowGroups, common_dtype
-from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
+from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 
@@ -72,6 +72,7 @@ class LayerMeasure:
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
+        has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
     """
 
     prepare: Callable[[Tensor, str], Any]
@@ -87,6 +88,7 @@ class LayerMeasure:
     compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
     is_unbiased: bool = False
+    has_units: bool = False
 
     def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
         """Return all layers prepared, each tensor once.
@@ -182,6 +184,13 @@ class BatchRows(NamedTuple):
         """Return some of the rows, by number or by a mask."""
         tokens = None if self.tokens is None else self.tokens[chosen]
         return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)
+
+    def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
+        """Return each layer divided in place by a power of two, and these, 1 for float32: it fits float64 four times."""
+        if self.layers[0].dtype != torch.float64:
+            return self, torch.ones(len(self.layers), dtype=torch.float64, device=self.layers[0].device)
+        units = [size_of(layer) for layer in self.layers]
+        return self._replace(layers=[x.div_(unit) for x, unit in zip(self.layers, units, strict=True)]), torch.stack(units)
 
 
 class Batch(NamedTuple):

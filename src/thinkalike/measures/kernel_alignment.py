@@ -305,6 +305,7 @@ def cka_measure(
         "fewest": FEWEST,
         "finish": alignment,
         "leverage": attrgetter("leverage"),
+        "has_units": kernel == "linear" and not is_relative,
     }
     if groups is not None:
         prepare, compare = partial(centre_groups, groups), partial(hsics_within, groups=groups, estimator=estimator)

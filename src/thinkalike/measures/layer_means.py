@@ -31,6 +31,8 @@ from thinkalike.measures.estimates import (
 )
 from thinkalike.measures.groups import RowGroups
 
+ORDINARY = 128  # powers of two within which products of four numbers fit float64
+
 
 def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
     """Return the states of all processes: of any shapes, where torchmetrics wants the same number of axes of each."""
@@ -253,7 +255,7 @@ class LayerMeans(Accumulator):
         kwargs: Options of `torchmetrics.Metric`.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved")
+    parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved", "units")
     moved: list[Tensor] | Tensor
 
     def __init__(
@@ -286,6 +288,8 @@ class LayerMeans(Accumulator):
         pairs = [(models.index(places[a]), models.index(places[b])) for a, b in sides]
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
         blocks = Blocks(models, whole)
+        if self.measure.has_units:
+            rows, units = rows.in_units()
         measure, within = _within(self.measure, rows)
         layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
         nulls, shared = {}, {}
@@ -318,11 +322,26 @@ class LayerMeans(Accumulator):
             if measure.leverage:
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
+            if self.measure.has_units:
+                found["units"] = units[[*places[a], *places[b]]]
             metric.add(batch.number, rows.documents, **found)
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""
         return LayerPairEstimate(**self.estimates(self.gathered()))
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return what all batches left; likenesses with units are in one, that of the states unless these are extreme.
+
+        The mean of each batch's ratio needs no common unit. Units are powers of two, so no digit changes.
+        """
+        found = super().gathered()
+        if self.measure.has_units:
+            units = found["units"]
+            common = units if self.after_ratio else units.amax(0, keepdim=True)
+            factors = (units / common.where(common.log2().abs() > ORDINARY, 1.0)).square()[:, None]
+            found["values"] = found["values"] * factors[..., :, None] * factors[..., None, :]
+        return found
 
     def estimates(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the estimate, from what all batches left."""

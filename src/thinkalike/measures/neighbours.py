@@ -12,11 +12,13 @@ from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
 from thinkalike.measures.estimates import seeded
-from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.groups import ROUNDINGS, RowGroups
+from thinkalike.measures.rows import size_of
 
 NEIGHBOURS = 10
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
 SIMILARITIES = 2**22  # of one layer at a time
+DIGITS = 100  # roundings of a cosine that directions need to be apart, by the mean square of their distance
 
 
 def mutual_knn(
@@ -26,8 +28,8 @@ def mutual_knn(
 
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
     (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
-    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32:
-    where one dimension is massive, give float64.
+    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32, or
+    float64 where all rows point nearly the same way.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -63,18 +65,23 @@ def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int
 
 
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
-    """Return the rows in the order of their groups, each of length 1."""
+    """Return the rows in the order of their groups, each of length 1; in float64 where cosines need its digits."""
     rows = features.detach()
+    rows = rows / size_of(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     if not norms.isfinite().all():
-        raise ValueError(f"{name}: a value is not finite, or too large for {rows.dtype}")
+        raise ValueError(f"{name}: a value is not finite")
     if (norms == 0).any():
         raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
     order = groups.order.to(rows.device)
-    kept = rows[order]
-    if all((block == block[:, :1]).all() for block in groups.blocks(kept)):
+    kept = rows[order].div_(norms[order])
+    shared = sum(block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(kept))
+    spread, eps = float(1 - shared / len(kept)), torch.finfo(kept.dtype).eps
+    if spread <= DIGITS * eps and kept.dtype == torch.float32:
+        return directions(features.double(), groups, name)
+    if spread <= ROUNDINGS * eps:
         raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
-    return kept.div_(norms[order])
+    return kept
 
 
 def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:

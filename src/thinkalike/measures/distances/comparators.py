@@ -15,11 +15,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, refuse_nan
+from thinkalike.measures.rows import size_of
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
+TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart
 
 
 def compare(
@@ -106,13 +108,12 @@ def comparable(
     stimuli_of(vectors.shape[1])
     vectors = vectors.detach().double()
     for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
-        flat = (vector == vector[0]).all() if comparator in (*RANKED, *CENTRED) else not vector.any()
+        low, high = vector.aminmax()
+        flat = high - low <= TIED * high.abs() if comparator in (*RANKED, *CENTRED) else low == high == 0
         if flat or not vector.isfinite().all():
             problem = f"constant over {len(vector)} pairs: leave it out" if flat else "not finite"
             raise ValueError(f"the distances of {name} are {problem}")
-    if comparator in RANKED:
-        return torch.stack([vector.unique(return_inverse=True)[1] for vector in vectors])
-    return vectors
+    return torch.stack([levels_of(each, TIED) if comparator in RANKED else each / size_of(each) for each in vectors])
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
@@ -189,13 +190,23 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     return profiles.detach().double().cpu().numpy()
 
 
-def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
-    return torch.stack([_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
+def levels_of(values: Float[Tensor, " n"], rounding: float = 0.0) -> Int[Tensor, " n"]:
+    """Return numbers of values in ascending order from 0, one for all that are neighbours up to a share `rounding`."""
+    ordered, order = values.sort()
+    near = ordered.diff() <= rounding * ordered[1:].abs()  # false of infinities
+    levels = ((ordered[1:] != ordered[:-1]) & ~near).cumsum(0)
+    return torch.zeros_like(order).scatter_(0, order[1:], levels)
 
 
-def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    _, levels, counts = values.unique(return_inverse=True, return_counts=True)
+def mid_ranks(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Float[Tensor, "*b n"]:
+    """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
+    rows = values.reshape(-1, values.shape[-1])
+    return torch.stack([_row_ranks(row, rounding) for row in rows]).view(values.shape)
+
+
+def _row_ranks(values: Float[Tensor, " n"], rounding: float) -> Float[Tensor, " n"]:
+    levels = levels_of(values, rounding)
+    counts = levels.bincount()
     return (counts.cumsum(0) - (counts - 1).double() / 2)[levels]
 
 
@@ -206,18 +217,19 @@ def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> 
 
 
 def unit_ranks(
-    rows: Iterable[Float[Tensor, " n"]], name: str = "row", count: int | None = None
+    rows: Iterable[Float[Tensor, " n"]], name: str = "row", rounding: float = 0.0, count: int | None = None
 ) -> Float[Tensor, "l n"]:
     """Return the mid-ranks of each row, centred and of norm 1, so that Spearman's ρ is an inner product.
 
     Args:
         name: The name of a row in errors.
+        rounding: See `levels_of`.
         count: The number of rows, if known: then they are not copied once more.
     """
     found: list[Tensor] = []
     memory: Tensor | None = None
     for index, row in enumerate(rows):
-        ranks = _row_ranks(row).sub_((len(row) + 1) / 2)
+        ranks = _row_ranks(row, rounding).sub_((len(row) + 1) / 2)
         norm = ranks.norm()
         if norm == 0:
             raise ValueError(f"{name} {index}: all {len(row)} values are equal and have no ranks")

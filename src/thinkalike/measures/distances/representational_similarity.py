@@ -12,9 +12,10 @@ from torch import Tensor
 
 from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products
-from thinkalike.measures.distances.comparators import compare, mid_ranks, stimuli_of, unit_ranks
+from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
+from thinkalike.measures.groups import ROUNDINGS
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
@@ -101,8 +102,8 @@ def mantel(
         warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
         return Mantel(value, value * torch.nan, value * torch.nan)
     if comparator == "spearman":  # Pearson's r of ranks, which move with the stimuli
-        ranks = mid_ranks(vectors)
-        vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further), "corr"
+        ranks = mid_ranks(vectors, TIED)
+        vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further, TIED), "corr"
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
@@ -187,8 +188,8 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 
 @torch.no_grad()
-def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
-    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of one that is 0.
+def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
+    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of one that is rounding.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
     n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
@@ -198,7 +199,7 @@ def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
     sums = whole.sum(0) / (n - 2)
     matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
     norm = matrix_centred.norm()
-    if not norm > ROUNDING * whole.norm():
+    if not norm > rounding * whole.norm():
         raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
     return matrix_centred / norm
 
@@ -206,14 +207,15 @@ def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
 @torch.no_grad()
 def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     rows = centred(features, name).rows
-    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name)
+    rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
+    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name, rounding)
 
 
 @torch.no_grad()
 def _of_ranks(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     squared = NeuralDistances.of(features, name=name).squared()
     above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], f"the distances of {name},")[0] / 2**0.5
+    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], f"the distances of {name},", TIED)[0] / 2**0.5
     return ranked + ranked.T
 
 

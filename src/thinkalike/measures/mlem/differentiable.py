@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.rows import size_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
 
@@ -74,6 +75,8 @@ class DifferentiableMLEM(nn.Module):
             raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
+        if self.kind != "squared_error":  # which forgive any scale, whose squares may be beyond the numbers of a dtype
+            states = states / size_of(states.detach())
         predicted = self(features.differences(pairs).to(self.root.dtype))
         distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
         wider = torch.promote_types(predicted.dtype, distances.dtype)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
+from thinkalike.measures.distances.comparators import TIED, counted_ranks, levels_of, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
@@ -87,7 +87,7 @@ class Importance:
         assert self.null is not None
         null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
-        share = (1 + (null >= importance).sum(0)) / (1 + len(null))
+        share = (1 + (null >= importance - ROUNDING).sum(0)) / (1 + len(null))
         return share.where(~null.isnan().any(0), torch.nan)
 
     def _by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
@@ -291,7 +291,7 @@ def _references(
         pairs, squared = upper(len(rows)), distances.take(rows).vector()
         left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
         ends = torch.stack([cells[left], cells[right]])
-        levels = squared.unique(return_inverse=True)[1][None]
+        levels = levels_of(squared, TIED)[None]
         halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 

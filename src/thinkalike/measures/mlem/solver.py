@@ -128,7 +128,7 @@ def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"
     spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
     correlation, varies = covariance / spread[:, None] / spread, ~spread.isnan()
     values = torch.linalg.eigvalsh(correlation[varies][:, varies])
-    condition = float(values[-1] / values[0].clamp(min=0))
+    condition = float(values[-1] / values[0]) if values[0] > ROUNDING * values[-1] else float("inf")
     if constant := (~varies).nonzero()[:, 0].tolist():
         names = ", ".join(labels[feature] for feature in constant)
         warnings.warn(f"features [{names}] are constant and get weight 0", stacklevel=3)

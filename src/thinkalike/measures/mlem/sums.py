@@ -34,7 +34,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.comparators import TIED, spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features, Term, distinct, grouped, predict, regressors
 
@@ -346,7 +346,7 @@ class StimulusPairs:
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
         """Unit ranks of the distances; raises a ValueError if all distances of a layer are equal."""
-        return unit_ranks(self._squares(), "the distances of layer", len(self.layers))
+        return unit_ranks(self._squares(), "the distances of layer", TIED, len(self.layers))
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, see `Features.difference`."""
