@@ -628,7 +628,9 @@ def test_huge_and_tiny_states_of_float32_have_the_cka_of_others(factor):
 
 
 @pytest.mark.parametrize("power", [2.0**-498, 2.0**-330, 2.0**260, 2.0**498])  # 1e-150 to 1e150
-@pytest.mark.parametrize("options", [{}, {"estimator": "biased", "aggregate": "mean_of_ratios"}, {"groups": torch.arange(24) % 3}])
+@pytest.mark.parametrize(
+    "options", [{}, {"estimator": "biased", "aggregate": "mean_of_ratios"}, {"groups": torch.arange(24) % 3}]
+)
 def test_batches_of_any_size_have_the_numbers_of_others(power, options):
     """A ratio of means is that of the largest batch where others are next to nothing; a mean of ratios is of all."""
     data, more = batches(3, n=24), {**options, "permutations": 3}

@@ -123,7 +123,7 @@ def test_spearman_of_patterns_is_that_of_the_values_written_out():
     counts = torch.randint(1, 9, (3, 40))[0].double()
     predictions, targets = torch.randn(2, 40, dtype=torch.float64).round(decimals=1), torch.randn(int(counts.sum()))
     code = torch.repeat_interleave(torch.arange(40), counts.long())
-    sums = torch.zeros(2, 40, dtype=torch.float64).index_add_(1, code, unit_ranks([targets, -targets]))
+    sums = torch.zeros(2, 40, dtype=torch.float64).index_add_(1, code, unit_ranks([targets, -targets], 2))
     found = spearman_of_patterns(predictions, counts, sums)
     for row in range(2):
         expected = scipy.stats.spearmanr(predictions[row, code].numpy(), (-1) ** row * targets.numpy()).statistic

@@ -104,7 +104,12 @@ LINES = torch.eye(N)[:, :1]
         (PROCRUSTES.of, torch.randn(40, 3), torch.randn(39, 3), "the same rows, but X has 40 and Y has 39"),
         (SOFT_MATCHING.of, torch.randn(1, 3), torch.randn(1, 3), "1 rows are too few to compare: give at least 2"),
         (DISTANCE_CORRELATION.of, torch.randn(N, 3), LINES, "Y: all distances are equal, or all but those of one row"),
-        (DISTANCE_CORRELATION.of, torch.linalg.qr(torch.randn(N, N)).Q, torch.randn(N, 3), "X: all distances are equal"),
+        (
+            DISTANCE_CORRELATION.of,
+            torch.linalg.qr(torch.randn(N, N)).Q,
+            torch.randn(N, 3),
+            "X: all distances are equal",
+        ),
         (partial(svcca, kept=1.1), LINES, LINES, "kept=1.1 is no share of the variance"),
         (jensen_shannon, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
         (disagreement, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),

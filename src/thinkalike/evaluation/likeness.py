@@ -22,8 +22,16 @@ from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import (
+    FEWEST,
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    RowGroups,
+    interval_around,
+    jackknife,
+    numbered_by_part,
+)
 from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel

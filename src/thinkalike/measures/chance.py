@@ -18,13 +18,13 @@ from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
     PARTS,
     Estimate,
+    RowGroups,
     check_groups,
     effective_number,
     jackknife,
     numbered_by_part,
     seeded,
 )
-from thinkalike.measures.groups import RowGroups
 from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
@@ -68,11 +68,9 @@ def chance_of(
     best: float = 1.0,
     sign: int = 1,
 ) -> Chance:
-    """Return values beside what chance gives; the sign of a distance is -1.
+    """Return values beside what chance gives, from `tested`, the value and then those of permutations.
 
-    Args:
-        estimate: The values with their intervals, (l, m).
-        tested: The value to be tested, and then those of permutations.
+    The sign of a distance is -1.
     """
     ends = torch.stack([(each - null) / (best - null) for each in estimate])
     tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
@@ -90,10 +88,7 @@ def chance_of(
 
 
 def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return (1 + #{chance > value} + u) / (1 + p), u drawn from 0 to #{chance = value}; NaN of what is not a number.
-
-    So it is exact where values tie. The draw is a code of the chance values, the same for the same ones.
-    """
+    """Return (1 + #{chance > value} + u) / (1 + p), u in 0 .. #{chance = value} by a code of the chance values."""
     tie = TIE * chance.abs().amax(0).clamp(min=torch.finfo(chance.dtype).tiny)
     above, ties = (chance > value + tie).sum(0), ((chance - value).abs() <= tie).sum(0)
     order = torch.arange(len(chance), device=chance.device).view(-1, *[1] * (chance.ndim - 1))
@@ -106,10 +101,7 @@ def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[
 
 
 def mixed(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-    """Return whole numbers of 64 bits in which every bit depends on every bit of the codes.
-
-    The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-    """
+    """Return the finaliser of splitmix64: every bit depends on every bit of the codes (Steele, Lea, Flood 2014)."""
     codes = (codes ^ shifted(codes, 30)) * FIRST
     codes = (codes ^ shifted(codes, 27)) * SECOND
     return codes ^ shifted(codes, 31)
@@ -121,7 +113,6 @@ def shifted(codes: Int[Tensor, "*b"], by: int) -> Int[Tensor, "*b"]:
 
 
 def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
-    """Return pseudo-random integers, the same for the same number and seed."""
     return mixed(numbers.long() + (seed + 1) * STEP % 2**63)
 
 
@@ -145,7 +136,7 @@ def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
 
 
 def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: int) -> Int[Tensor, " kept"]:
-    """Return an order of rows that stand in groups, in each of which documents changed places; see `permuted_rows`."""
+    """Return an order of rows in groups, in each of which documents changed places; see `permuted_rows`."""
     blocks = zip(groups.blocks(torch.arange(len(documents))), groups.blocks(documents.cpu()), strict=True)
     both = [each for places, owners in blocks for each in zip(places, owners, strict=True)]
     return torch.cat([places[permuted_rows(own, seed)] for places, own in both])
@@ -181,9 +172,8 @@ def signed_similarities(
     takes from the variance of signed sums; the share that it takes of d documents of equal length is given back.
 
     Args:
-        similarities: Of each layer, by size of groups.
+        similarities: Of each layer, by size of groups, as are the documents of the rows.
         sides: The l and the m layers that are compared.
-        documents: Of each row, by size of groups.
     """
     counts = len(sides[0]), len(sides[1])
     total = torch.zeros(permutations + 1, *counts, dtype=torch.float64)
@@ -226,9 +216,7 @@ class BatchNull:
     Attributes:
         measure: The measure, given the token that within the groups.
         layers: What it prepared of the rows of each different layer.
-        rows: The rows of the batch.
         within: The groups of rows of one token, None if all rows are compared.
-        blocks: The models, and which of them are compared.
         permutations: How often; see `Chance`.
     """
 
@@ -242,11 +230,7 @@ class BatchNull:
     def of(self, values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, dict[str, Tensor]]:
         """Return for each pair its mean value by chance, (l, m), and the value tested with its permutations.
 
-        Args:
-            values: The values of all rows, also within each model.
-
-        Raises:
-            ValueError: Layers are as close as can be by chance alone.
+        A ValueError says that layers are as close as can be by chance alone.
         """
         documents, within, measure = self.rows.documents, self.within, self.measure
         owners = documents.cpu() if within is None else documents[within.order].cpu()
@@ -349,9 +333,8 @@ def calibrate(
     """Return the value of any function of two sets of features, larger if more alike, with its interval and p.
 
     The interval is the jackknife that leaves out whole groups, those of one tenth at a time, beside as many rows at
-    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable; it is
-    at least 1 / (permutations + 1). Groups that are worth fewer than 15 of equal length (`effective_number`) have no
-    interval, (-∞, ∞), and of fewer than 8 of equal length p is NaN.
+    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable. Groups
+    that are worth fewer than 15 of equal length (`effective_number`) have no interval, and of fewer than 8 p is NaN.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.

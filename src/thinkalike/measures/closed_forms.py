@@ -105,11 +105,9 @@ class Moments:
         self.n = total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was gathered."""
         return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the `state_dict` of moments of the same layer pairs."""
         self.n = state["n"]
         self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
         self._scatter = dict(zip(self._products, state["scatter"], strict=False))
@@ -173,7 +171,6 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
-    """Return `least_squares` from the statistics of one pair."""
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -243,6 +240,75 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
 
 
+# ---- maps in both directions, and the variance that they and their round trips leave unexplained
+
+
+class PairMoments(Moments):
+    """The moments of one pair of sites, from rows of x and y."""
+
+    def __init__(self) -> None:
+        super().__init__([(0, 0)])
+
+    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:  # type: ignore[override]
+        super().update([x], [y])
+
+    @property
+    def statistics(self) -> PairStatistics:
+        return self.of((0, 0))
+
+
+class Unexplained(NamedTuple):
+    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
+
+    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
+    """
+
+    phi: float  # of y, by φ(x)
+    psi: float  # of x, by ψ(y)
+    psi_phi: float  # of x, by ψ(φ(x))
+    phi_psi: float  # of y, by φ(ψ(y))
+
+
+class BothDirections(NamedTuple):
+    """The maps φ: x → y and ψ: y → x of one pair of sites, in float64."""
+
+    phi: AffineMap
+    psi: AffineMap
+
+    def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
+        """Return what both maps and their round trips leave unexplained of rows with these moments."""
+        there = moments.statistics if isinstance(moments, PairMoments) else moments
+        back = there.reversed
+        return Unexplained(
+            unexplained_by(self.phi, there),
+            unexplained_by(self.psi, back),
+            unexplained_by(self.psi @ self.phi, there.of_source),
+            unexplained_by(self.phi @ self.psi, back.of_source),
+        )
+
+
+def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
+
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
+    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
+    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
+    """
+    there = moments.statistics if isinstance(moments, PairMoments) else moments
+    sides = there, there.reversed
+    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
+
+
+def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
+    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
+    whole = statistics.yy.trace()
+    if statistics.reversed.is_constant:
+        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
+    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
+    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
+    return float((left + statistics.n * offset.square().sum()) / whole)
+
+
 # ---- canonical directions: how much of the directions of one side the other predicts on held-out rows
 
 LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
@@ -282,21 +348,16 @@ def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y:
 
 
 def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
-    """Return directions of variance 1 that are uncorrelated, of those with more than `least` variance.
-
-    By default this is `CUTOFF` of the largest: directions of less are rounding, and do not count.
-    """
+    """Return uncorrelated directions of variance 1, where it was above `least`, by default `CUTOFF` of the largest."""
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
     return vectors[:, kept] / values[kept].sqrt()
 
 
 class DirectionSums:
-    """Sums over held-out rows for one layer pair, by part of their documents.
+    """Sums over held-out rows for one layer pair, by part of their documents, of which no direction was fitted on.
 
-    Args:
-        directions: Of rows of other documents.
-        output: A root, (e, e), of the matrix by which errors of the target's states change its output.
+    `output` is a root of the matrix by which errors of the target's states change its output.
     """
 
     def __init__(self, directions: Directions, output: Float[Tensor, "e k"]):

@@ -79,11 +79,10 @@ class Columns(NamedTuple):
         return cls(names, found, levels)
 
     def label(self, feature: int) -> str:
-        """Return the name of a feature, or its number."""
         return self.names[feature] if self.names else str(feature)
 
     def place(self, feature: int | str) -> int:
-        """Return the number of a feature given by number or name; a ValueError says that there is none."""
+        """Return the number of a feature given by number or name."""
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
@@ -145,7 +144,6 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
 
 
 def _names(frame: pd.DataFrame) -> tuple[str, ...]:
-    """Return the names of the columns, if all of them have one."""
     return tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
 
 
@@ -155,7 +153,6 @@ def _written_numbers(column: pd.Series) -> pd.Series:
 
 
 def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that was asked for of each feature."""
     if isinstance(kinds, str):
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
@@ -186,7 +183,7 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
 
 
 def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
-    """Return a column as numbers; values that are not among the levels are added to them."""
+    """Return a column as numbers; new values are added to the levels."""
     if levels is None:
         numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
         return torch.tensor(numbers.to_numpy(dtype=float, na_value=np.nan))

@@ -18,8 +18,6 @@ from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 class CKAResult(LayerPairEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
 
-    `value`, `low` and `high` are (l, m).
-
     Attributes:
         leverage_source, leverage_target: The largest of any batch, (l,) and (m,), see `leverage`.
         hsics: Of each batch in the order of their numbers, (b, k, k) with k = l + m.
@@ -76,11 +74,10 @@ class CKA(LayerMeans):
     """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
 
     Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order of
-    the batches does not matter, and processes may share them. A centred copy of the rows is in memory meanwhile. A
-    tensor that stands for several layers, as where a model is compared with itself, costs one. Products of bfloat16 and
-    float16 states are taken in float32, which keeps the value of these states to 1e-7; the error of rounding states to
-    bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions have an offset of
-    300 (1024 rows of width 256).
+    the batches does not matter, and processes may share them. A tensor that stands for several layers, as where a model
+    is compared with itself, costs one. Products of bfloat16 and float16 states are taken in float32; the error of
+    rounding states to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions
+    have an offset of 300 (1024 rows of width 256).
 
     Args:
         source_layers, target_layers: How many layers a batch brings.
@@ -119,7 +116,7 @@ class CKA(LayerMeans):
         self.aggregate, self.options = aggregate, {**options, "given": given, "permutations": permutations}
 
     def compute(self) -> CKAResult:
-        """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
+        """Return the CKA of all batches so far, of all processes, with intervals."""
         found, depth = self.gathered(), self.source_layers
         return CKAResult(
             **self.estimates(found),

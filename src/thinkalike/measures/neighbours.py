@@ -11,8 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
-from thinkalike.measures.estimates import seeded
-from thinkalike.measures.groups import ROUNDINGS, RowGroups
+from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
 from thinkalike.measures.rows import size_of
 
 NEIGHBOURS = 10
@@ -28,8 +27,8 @@ def mutual_knn(
 
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
     (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
-    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32, or
-    float64 where all rows point nearly the same way.
+    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32,
+    or float64 where all rows point nearly the same way.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -46,9 +45,8 @@ def mutual_knn(
 def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
-    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) the k rows of greatest cosine similarity with row i, without i
-    itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient, and
-    the errors of `mutual_knn`.
+    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has (Klabunde et al. 2024,
+    ReSi). Features with nothing in common give about k / (2n). It has no gradient.
     """
     return jaccard_measure(k).of(X, Y)
 
@@ -56,10 +54,9 @@ def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOUR
 def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
     """Return the mean cosine of two layers' similarities of each row with its neighbours in either, in [-1, 1].
 
-    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `jaccard`
+    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `mutual_knn`
     (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
-    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here, and
-    the errors of `mutual_knn`.
+    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
     """
     return second_order_measure(k).of(X, Y)
 
@@ -88,8 +85,8 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
 
     Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
-    depends on the states alone: by number, two models would choose the same copies and look alike. Some rows are
-    compared at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
+    depends on the states alone: by number, two models would choose the same copies and look alike. As many rows are
+    compared at a time for any number of layers, so that a layer has the same neighbours in any company.
     """
     count, size, _ = x.shape
     groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
@@ -141,7 +138,7 @@ def _numbers(features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroup
 def _share_in_common(
     layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the share of neighbours that any two layers have in common; some rows at a time, by one product of all."""
+    """Return the share of neighbours that any two layers have in common, some rows at a time."""
     numbers, rows, start = torch.stack([*layers]), len(layers[0]), 0
     shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
     for count, size in groups.shapes if groups else [(1, rows)]:
@@ -172,12 +169,10 @@ class Neighbours(NamedTuple):
 
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    """Return `jaccard` as a measure of layer pairs."""
     return LayerMeasure(partial(_neighbours, k=k), each_pair(_jaccard), _moved, fewest=k + 2)
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    """Return `second_order_cosine` as a measure of layer pairs."""
     return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
-from thinkalike.measures.groups import ROUNDINGS
+from thinkalike.measures.estimates import ROUNDINGS
 from thinkalike.measures.rows import centred
 
 
@@ -23,9 +23,6 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
     representations", the angular metric). It is a metric, is computed in float64 and differentiable where it is
     above 0. With n rows in d ≥ n dimensions even noise is near: compare it with its null.
 
-    Args:
-        X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
-
     Raises:
         ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
     """
@@ -33,7 +30,7 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, in units of their typical norm; errors as of `refuse_flaws`."""
+    """Return rows less their mean, in float64, in units of their typical norm."""
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
@@ -62,9 +59,8 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
     """Return the mean canonical correlation of the top principal components, in [0, 1].
 
     1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share `kept` of their
-    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here, as the count moves
-    in steps. Where both counts together exceed n - 1, some correlations are 1 whatever the features are: compare the
-    value with its null.
+    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here. Where both counts together
+    exceed n - 1, some correlations are 1 whatever the features are: compare the value with its null.
 
     Raises:
         ValueError: `kept` is not in (0, 1]; see `procrustes_distance`.
@@ -75,13 +71,12 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
 
 
 def svcca_measure(kept: float = KEPT) -> LayerMeasure:
-    """Return SVCCA as a measure of layer pairs."""
     return LayerMeasure(partial(_components, kept=kept), each_pair(_correlation), rows_in_order, fewest=2)
 
 
 @torch.no_grad()
 def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float[Tensor, "n r"]:
-    """Return the left singular vectors of the largest singular values, in float64; the smaller Gram matrix has them."""
+    """Return the left singular vectors of the largest singular values, in float64, from the smaller Gram matrix."""
     rows = centred_rows(features, name)
     wide = rows.shape[1] >= len(rows)
     values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
@@ -109,10 +104,8 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
     P is a transport plan between units of weight 1/d and units of weight 1/e; of equal widths the best one is a
     permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of standardised units is
     √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
-    the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
-
-    Raises:
-        ValueError: See `procrustes_distance`.
+    the value, as they should; scales of single units do not. It is differentiable where the plan is unique. For its
+    errors see `procrustes_distance`.
     """
     return SOFT_MATCHING.of(X, Y)
 

@@ -44,8 +44,8 @@ class NeuralDistances:
         """Check and prepare the states of one layer, which errors call by its name.
 
         Raises:
-            ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
-                correlation, or a precomputed matrix is not symmetric and non-negative with a zero diagonal.
+            ValueError: A state is not finite, zero under cosine or constant under correlation, or a precomputed matrix
+                is not symmetric and non-negative with a zero diagonal.
         """
         check_choice("distance", distance, DISTANCES)
         states = states.detach().double()
@@ -69,11 +69,7 @@ class NeuralDistances:
     @classmethod
     @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
-        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative.
-
-        Raises:
-            ValueError: They are not finite, not symmetric, or not 0 on the diagonal.
-        """
+        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative."""
         if not squared.isfinite().all() or squared.diagonal().any() or not torch.equal(squared, squared.T):
             raise ValueError("squared distances must be finite and symmetric, with a zero diagonal")
         return cls(squared.double(), GIVEN)
@@ -87,7 +83,6 @@ class NeuralDistances:
         return len(self.states)
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
-        """Return the distances of these stimuli."""
         states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
         return NeuralDistances(states, self.distance, self.whole)
 
@@ -120,7 +115,6 @@ class NeuralDistances:
 
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
-    """Return the states with these Euclidean distances."""
     if distance == "norm_difference":
         return states.norm(dim=1, keepdim=True)
     flat = (states == (states[:, :1] if distance == "correlation" else 0)).all(1)
@@ -171,8 +165,14 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
     """
     check_choice("noise", noise, NOISES)
     runs = runs.detach().double()
-    runs = _prewhitened(runs - runs.mean((0, 1)), noise)
-    m, _, d = runs.shape
+    runs, (m, n, d) = runs - runs.mean((0, 1)), runs.shape
+    if noise != "none":
+        covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
+        if noise == "diagonal":
+            runs = runs / covariance.diagonal().sqrt()
+        else:
+            factor, flat = torch.linalg.cholesky(covariance), runs.reshape(m * n, d)
+            runs = torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(m, n, d)
     total = runs.sum(0)
     products = (total @ total.T - torch.einsum("mid,mjd->ij", runs, runs)) / (m * (m - 1) * d)
     own = products.diagonal()
@@ -186,10 +186,7 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
     variance are estimated as rsatoolbox does (`method="shrinkage_diag"`): with z the residuals over their standard
     deviations, r_ij = Σ z_i z_j / (k - 1) and Var(r_ij) = k / freedom² (Σ z_i² z_j² / (k - 1) - r_ij²). Residuals have
-    mean 0 and these degrees of freedom.
-
-    Raises:
-        ValueError: A unit is constant.
+    mean 0 and these degrees of freedom. A ValueError names a unit that is constant.
     """
     k, d = residuals.shape
     covariance = residuals.T @ residuals / freedom
@@ -202,15 +199,3 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     size = r[off].square().sum()
     share = (k / freedom**2 * (squares - r.square())[off].sum() / size).clamp(0, 1) if size > 0 else 1.0
     return torch.where(off, covariance * (1 - share), covariance)
-
-
-def _prewhitened(runs: Float[Tensor, "m n d"], noise: str) -> Float[Tensor, "m n d"]:
-    """Return measurements with Euclidean inner products x' Σ⁻¹ y."""
-    if noise == "none":
-        return runs
-    m, n, d = runs.shape
-    covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
-    if noise == "diagonal":
-        return runs / covariance.diagonal().sqrt()
-    factor = torch.linalg.cholesky(covariance)
-    return torch.linalg.solve_triangular(factor, runs.reshape(m * n, d).T, upper=False).T.reshape(m, n, d)

@@ -14,8 +14,7 @@ from thinkalike.measures.chance import TIE, permuted_rows
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
-from thinkalike.measures.groups import ROUNDINGS
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDINGS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
@@ -37,8 +36,7 @@ def rsa(
         comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
 
     Raises:
-        ValueError: Layers differ in the number of stimuli, or all distances of one are equal; see `NeuralDistances`
-            and `compare`.
+        ValueError: Layers differ in the number of stimuli, or all distances of one are equal.
     """
     return compare(*_both(layers, others, distance), comparator)
 
@@ -54,7 +52,7 @@ def rsa_estimate(
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
-    The stimuli of a group, such as the words of a sentence, are left out together, see `stimulus_folds`.
+    The stimuli of a group, such as the words of a sentence, are left out together.
     """
     vectors, further = _both(layers, others, distance)
     owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
@@ -120,11 +118,7 @@ def mantel(
 
 
 def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs of n stimuli in each layer, in the order of `upper`.
-
-    Raises:
-        ValueError: A layer has another number of stimuli, by default than the first; see `NeuralDistances`.
-    """
+    """Return the squared distances of all pairs of n stimuli, by default those of the first layer, as `upper` has them."""
     n = n or len(layers[0])
     if other := [index for index, states in enumerate(layers) if len(states) != n]:
         raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")
@@ -136,7 +130,6 @@ def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None 
 
 
 def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
-    """Return the distances in the layers of both sides, the same object where there is one side."""
     vectors = distance_vectors(layers, distance)
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
 
@@ -145,10 +138,8 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
     """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij: metric multidimensional scaling.
 
     It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
-    deterministic; the largest coordinate of each axis is positive.
-
-    Returns:
-        The points, about 0 on principal axes, and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    deterministic. It returns the points, about 0 on principal axes, with the largest coordinate of each axis positive,
+    and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
 
     Raises:
         ValueError: The matrix is not symmetric and non-negative with a zero diagonal, or is zero.
@@ -179,20 +170,17 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
     A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
     the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007): about 0 for independent features of any
-    width, and a positive limit for any kind of dependence. It has no gradient here.
-
-    Raises:
-        ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of a side are equal.
+    width, and a positive limit for any kind of dependence. It has no gradient here. A ValueError says that n < 4 or
+    differs between the sides, that a value is not finite, or that all distances of a side are equal.
     """
     return DISTANCE_CORRELATION.of(X, Y)
 
 
 @torch.no_grad()
 def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of one that is rounding.
+    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of mere rounding.
 
-    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
-    n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it.
     """
     n = len(matrix)
     whole = matrix.double().clone().fill_diagonal_(0)
@@ -215,7 +203,7 @@ def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n
 def _of_ranks(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     squared = NeuralDistances.of(features, name=name).squared()
     above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], f"the distances of {name},", TIED)[0] / 2**0.5
+    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], 1, f"the distances of {name},", TIED)[0] / 2**0.5
     return ranked + ranked.T
 
 

@@ -11,7 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import TIED, counted_ranks, levels_of, spearman_of_patterns, weighted_ranks
+from thinkalike.measures.distances.comparators import (
+    TIED,
+    levels_of,
+    ranks_of_levels,
+    spearman_of_patterns,
+)
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
     FEWEST_GROUPS,
@@ -48,7 +53,7 @@ class Importance:
     groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
 
     def score(self) -> Estimate:
-        """Return the mean ρ of each layer, (l), with its 95 % interval over folds, see `fold_interval`."""
+        """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
         return self._over_folds(self.scores)
 
     def profile(self) -> Estimate:
@@ -118,21 +123,18 @@ def feature_importance(
 
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
-    permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant:
-    its score is 0, and a warning names the layer. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values,
-    and a warning.
+    permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant
+    and scores 0. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values. Of both there is a warning.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
         X, Y, groups: See `MLEM.fit`.
         given: A feature, by number or name, within whose levels the values move: variance shared with it does not
             count, and its own importance is 0.
-        interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
-            `Importance.pair_effects`.
+        interactions: Pairs (a, b) of features that are also permuted together, see `Importance.pair_effects`.
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
             `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
             times the work for each draw.
-        seed: The seed of folds and permutations.
 
     Raises:
         ValueError: There are both `given` and folds of pairs, or there is no such feature; see `MLEM.fit`.
@@ -189,7 +191,7 @@ def _plan(
 def _drops(
     model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training part, its score on the rest, 0 for a constant prediction, and the drops."""
+    """Return the fit to a fold's training part, its score on the rest, 0 for constants, and the drops."""
     encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
     features = encoder.encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
@@ -211,10 +213,9 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
 def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
     """Return for each stimulus one whose value it takes: groups take the values of other groups, at random.
 
-    So values stay as alike within groups as they were, and a feature that is constant in every group remains so. Groups
-    change places with those of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some
-    of the values of a larger one, and those of a smaller one more than once. Strata, such as parts of speech, are
-    treated each by itself, with the same order of groups.
+    So values stay as alike within groups as they were. Groups change places with those of about their size,
+    `FEWEST_GROUPS` or more at a time, as far as there are; one takes some of the values of a larger one, and those of a
+    smaller one more than once. Strata, such as parts of speech, are treated each by itself.
     """
     n, labels = len(strata), groups.unique(return_inverse=True)[1].cpu()
     sizes = torch.bincount(labels)
@@ -251,9 +252,8 @@ def split_half_reference(
     means of both halves over the same pairs (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
-    It is a reference to read scores against, and no bound: means are not the best predictors of ranks, and where
-    distances have heavy tails, other functions of cells exceed it. The interval is a jackknife that leaves out a tenth
-    of the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
+    It is no bound: means are not the best predictors of ranks. The interval is a jackknife that leaves out a tenth of
+    the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
@@ -291,7 +291,7 @@ def _references(
         pairs, squared = upper(len(rows)), distances.take(rows).vector()
         left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
         ends = torch.stack([cells[left], cells[right]])
-        levels = levels_of(squared, TIED)[None]
+        levels = levels_of(squared, TIED)
         halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 
@@ -299,9 +299,7 @@ def _references(
 def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: int) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions, NaN if r is not above 0.
 
-    Args:
-        halves: The squared distances of all pairs of stimuli, the levels of these, the pair of cells of each, numbered
-            below `size`, and whether it counts.
+    Halves have the squared distances of pairs, their levels, the pair of cells of each below `size`, and which count.
     """
     counts = torch.stack([torch.bincount(codes, weights.double(), size) for *_, codes, weights in halves])
     sums = torch.stack([torch.bincount(codes, weights * squared, size) for squared, _, codes, weights in halves])
@@ -309,9 +307,9 @@ def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: in
     means, found = (sums / counts)[:, known], []
     for half, (_, levels, codes, weights) in enumerate(halves):
         number, weights = counts[half, known], (weights & known[codes]).double()
-        ranks = weighted_ranks(levels, weights)[0] - (number.sum() + 1) / 2
+        ranks = ranks_of_levels(levels, weights) - (number.sum() + 1) / 2
         of_cells = torch.bincount(codes, weights * ranks, size)[known] / (weights @ ranks.square()).sqrt()
-        order = number * (counted_ranks(means[half], number) - (number.sum() + 1) / 2)
+        order = number * (ranks_of_levels(levels_of(means[half]), number) - (number.sum() + 1) / 2)
         of_means = order / (order.square() / number).sum().sqrt()
         predicted = means[1 - half].expand(2, -1)
         score, reliability = spearman_of_patterns(predicted, number, torch.stack([of_cells, of_means]))

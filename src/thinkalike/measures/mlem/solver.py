@@ -89,7 +89,7 @@ def fit_weights(
 
 
 def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for W_ff and √2 for W_fg: factors from the upper triangle to coordinates of the same norm as W."""
+    """Return 1 for W_ff and √2 for W_fg: in the coordinates √2 W_fg, ‖W‖² is a plain sum of squares."""
     return torch.tensor([1.0 if f == g else 2**0.5 for f, g in terms[1:]], dtype=torch.float64)
 
 
@@ -108,7 +108,6 @@ def _path(
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer."""
     moments, r = centred(sums), len(terms) - 1
-    # ‖W‖² counts W_fg twice: in the coordinates √2 W_fg it is a plain sum of squares
     scale = _norms(terms).to(moments) * varies
     target = (moments[..., r:] * scale[:, None]).mT
     shape = (len(alphas), *target.shape)
@@ -119,10 +118,7 @@ def _path(
 
 
 def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
-    """Return the Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition.
-
-    There is a warning of constant features, and of features that differ on much the same pairs.
-    """
+    """Return Pearson's r of the features' Δ over the pairs, NaN for a constant, and its condition; warn of both."""
     own = of_features(fitted.terms).to(fitted.covariance)
     covariance = own @ fitted.covariance @ own.T
     spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
@@ -146,15 +142,10 @@ def level_path(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights at every α, on every set of pairs, of every layer.
+    """Return the weights at every α, on every set of pairs, of every layer, from the `centred` sums and `pair_sizes`.
 
-    Two levels without a pair in a set get the mean weight of their feature, w^f. At α = ∞ the weights of a feature are
-    equal to the bit, so that equal predictions tie.
-
-    Args:
-        moments: The sums about the means, see `centred`.
-        used: Which terms have pairs in a set; the others are found from these.
-        sizes: See `pair_sizes`.
+    Two levels without a pair in a set, not `used`, get the mean weight of their feature, w^f. At α = ∞ the weights of a
+    feature are equal to the bit, so that equal predictions tie.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
@@ -290,7 +281,6 @@ def _back_to_cone(gram: Tensor, target: Tensor, weights: Tensor, used: Tensor) -
 
 
 def _restricted(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], used: Bool[Tensor, "b f"]) -> Tensor:
-    """Return the least-squares solution on the used columns, 0 elsewhere."""
     return torch.linalg.solve(_system(gram, used), target * used).where(used, 0)
 
 
@@ -310,7 +300,6 @@ def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
 
 
 def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
-    """Return the entries of a symmetric W, the inverse of `to_matrix`."""
     f = matrix.shape[-1]
     rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
     return torch.cat([matrix.diagonal(dim1=-2, dim2=-1), matrix[..., rows, columns] * 2**0.5], -1)

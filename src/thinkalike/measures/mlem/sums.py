@@ -80,16 +80,16 @@ def sums_by_level(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
     """Return the table of `normal_equations`, for indicators and squared Euclidean distances."""
+
+    def union(*several: Term) -> Term:
+        return tuple(sorted({feature for term in several for feature in term}))
+
     blocks = _Blocks(features.levels, cells)
-    pairs = cache(lambda union: blocks.differing(union, blocks.pairs))
-    left = [torch.stack([pairs(_union(a, b)) for b in terms], -1) for a in terms]
+    pairs = cache(lambda features: blocks.differing(features, blocks.pairs))
+    left = [torch.stack([pairs(union(a, b)) for b in terms], -1) for a in terms]
     squares = [blocks.squares_of(layer.states) for layer in layers]
-    right = [torch.stack([blocks.differing(_union(term), each) for term in terms], -1) for each in squares]
+    right = [torch.stack([blocks.differing(union(term), each) for term in terms], -1) for each in squares]
     return torch.cat([torch.stack(left, -2), torch.stack(right, -1)], -1)
-
-
-def _union(*terms: Term) -> Term:
-    return tuple(sorted({feature for term in terms for feature in term}))
 
 
 class _Blocks:
@@ -152,10 +152,7 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
 
 
 def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
-    """Return the number of stimuli of each level of each feature in each set of stimuli, see `normal_equations`.
-
-    A feature with one weight has no levels to count: (s, 0).
-    """
+    """Return the number of stimuli of each level of each feature in each set; (s, 0) of one with one weight."""
     ones = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
     columns = zip(features.levels.T, features.known, strict=True)
     return [_by_level(levels.clamp(max=known - 1), known, ones, cells)[..., 0] for levels, known in columns]
@@ -209,10 +206,7 @@ def add_forms(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> None:
-    """Write the rows and columns of scaled features and of pairs of levels into the table of `normal_equations`.
-
-    The weight of pairs with a level that is new to training has sums of 0, since no stimulus here has such a level.
-    """
+    """Write the sums of scaled features and of pairs of levels, 0 for levels new to training, into the table."""
     formed = [
         _Forms.of(features, term[0], places)
         for term, places in grouped(terms)
@@ -276,10 +270,7 @@ def sums_by_pair(
 def sums_of_given_pairs(
     differences: Sequence[Tensor], targets: Float[Tensor, "l p"], terms: Sequence[Term], cells: Int[Tensor, " p"]
 ) -> Float[Tensor, "s t u"]:
-    """Return the table of `normal_equations` of given pairs, from their Δ of each feature and their squared distances.
-
-    Cells divide pairs, not stimuli.
-    """
+    """Return the table of `normal_equations` of given pairs, which cells divide, from their Δ and squared distances."""
     parts, chunk = [], CHUNK // -(-len(terms) // TERMS)
     for member in _members(cells):
         part = torch.zeros(len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device)
@@ -346,7 +337,7 @@ class StimulusPairs:
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
         """Unit ranks of the distances; raises a ValueError if all distances of a layer are equal."""
-        return unit_ranks(self._squares(), "the distances of layer", TIED, len(self.layers))
+        return unit_ranks(self._squares(), len(self.layers), "the distances of layer", TIED)
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, see `Features.difference`."""
@@ -356,20 +347,17 @@ class StimulusPairs:
     def permuted(
         self, features: Features, differences: Sequence[Tensor], moved: Sequence[int], order: Int[Tensor, " k"]
     ) -> list[Tensor]:
-        """Return the differences after the features `moved` have moved, together, between stimuli, or between pairs.
-
-        Each stimulus, or pair, gets the values of that in `order`.
-        """
+        """Return the differences after each stimulus, or pair, took the features `moved` of that in `order`."""
         if self.chosen is not None:
             return [column[order] if feature in moved else column for feature, column in enumerate(differences)]
         own = features.take(self.index).permuted(moved, order)
-        return [
-            own.difference(feature).flatten()[self.flat] if feature in moved else column
-            for feature, column in enumerate(differences)
-        ]
+        found = list(differences)
+        for feature in moved:
+            found[feature] = own.difference(feature).flatten()[self.flat]
+        return found
 
     def sums(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s t u"]:
-        """Return the sums of `normal_equations` of all pairs, and without each cell that divides stimuli or pairs."""
+        """Return the sums of `normal_equations` of all pairs, and without each cell of stimuli or pairs."""
         if self.chosen is None:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
@@ -385,10 +373,9 @@ class StimulusPairs:
     def score(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
     ) -> Float[Tensor, "v *b l"]:
-        """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
+        """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, NaN of constants, for v variants of differences.
 
-        It is NaN where the prediction is constant. Pairs of equal differences have one prediction: with their number
-        and the sum of their ranks, only the different predictions are sorted.
+        Pairs of equal differences have one prediction, so only the different predictions are sorted.
         """
         found = []
         for patterns, code in map(distinct, variants):
