@@ -118,7 +118,7 @@ def mantel(
 
 
 def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs of n stimuli, by default those of the first layer, as `upper` has them."""
+    """Return the squared distances of all pairs of n stimuli, by default of the first layer's, as `upper` has them."""
     n = n or len(layers[0])
     if other := [index for index, states in enumerate(layers) if len(states) != n]:
         raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")
