@@ -12,19 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
-from thinkalike.measures.estimates import (
-    FEWEST_EQUAL,
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    RowGroups,
-    check_groups,
-    effective_number,
-    jackknife,
-    numbered_by_part,
-    seeded,
-)
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
@@ -255,7 +245,7 @@ class BatchNull:
         """Return what p is of, where documents are exchangeable, and how many documents change places."""
         documents, chosen = len(owners.unique()), balanced_rows(owners)
         if self.within:
-            documents *= effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
+            documents *= estimates.effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
             assert self.measure.similarities is not None
             similarities = [self.measure.similarities(layer) for layer in self.layers]
             owned, models = [*self.within.blocks(owners)], self.blocks.models
@@ -344,18 +334,18 @@ def calibrate(
     Raises:
         ValueError: X and Y differ in their rows, or there is not one group for each.
     """
-    check_groups(groups, len(X))
-    numbers = numbered_by_part(groups)
+    estimates.check_groups(groups, len(X))
+    numbers = estimates.numbered_by_part(groups)
     counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
     value = torch.tensor(float(function(X, Y)), dtype=torch.float64)
-    is_enough = effective_number(counts) >= FEWEST_EQUAL
+    is_enough = estimates.effective_number(counts) >= FEWEST_EQUAL
 
     def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
         rests = [parts != part for part in range(PARTS)] if is_enough else []
         return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
 
-    scattered = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
-    found = jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
+    scattered = parts[torch.randperm(len(parts), generator=estimates.seeded(seed)).to(parts.device)]
+    found = estimates.jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
     seeds = [seed * permutations + place for place in range(permutations)]
     null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
     chosen = balanced_rows(numbers)

@@ -53,15 +53,14 @@ class LayerMeasure:
     """A measure of two layers of the same n rows.
 
     Attributes:
-        prepare: Makes a layer, (n, d), of float32 or float64, into what is compared; the second argument is its name in
-            errors.
+        prepare: Makes a layer, (n, d), of float32 or float64, with its name in errors, into what is compared.
         compare: The likenesses of the prepared layers of models that are compared, by pair of models.
         moved: Returns a prepared layer with its rows in another order.
         fewest: The least number of rows.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
         finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
-            since sums over batches come before the ratio; None if likenesses are the values.
+            which are summed over batches first; None if likenesses are the values.
         flatten: What a row is, see `rows_of`.
         given: The same measure within groups of rows, such as those of one token; None if there is none.
         similarities: The similarities of rows that a measure within groups compares, (g, s, s) for each size of groups.

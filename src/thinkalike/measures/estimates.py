@@ -33,10 +33,9 @@ def seeded(seed: int) -> torch.Generator:
 
 
 class Estimate:
-    """A value with the lower and the upper end of its interval: three tensors of one shape.
+    """A value with the lower and the upper end of its interval: three tensors of one shape, of which it iterates.
 
-    It iterates as (value, low, high), `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is
-    "+0.037 [+0.032, +0.043]".
+    `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is "+0.037 [+0.032, +0.043]".
     """
 
     def __init__(self, value: Tensor, low: Tensor, high: Tensor):
@@ -59,12 +58,11 @@ class Estimate:
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
-    """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
 
 
 def student_t(level: float, freedom: int) -> float:
-    """Return the t with P(|T| < t) = level for T of Student's distribution with this many degrees of freedom."""
+    """Return the t with P(|T| < t) = level for T of Student's distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
@@ -111,10 +109,7 @@ def jackknife(
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
-    """Return the totals without each part that has one of these documents, for a `jackknife`.
-
-    Fewer than `FEWEST_GROUPS` documents have none, and so no interval.
-    """
+    """Return the totals without each part that has one of these documents; none of fewer than `FEWEST_GROUPS`."""
     different = documents.unique()
     parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
     return sums.sum(0) - sums[parts]
@@ -162,10 +157,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
 
 
 def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return other numbers for groups of rows, so that `number % PARTS` draws whole groups into parts of equal size.
-
-    Fewer groups than `PARTS` are a part each. No part differs from another by more than the largest group.
-    """
+    """Return other numbers for groups of rows, so that `number % PARTS` draws whole groups into parts of equal size."""
     units, inverse = torch.unique(groups.cpu(), return_inverse=True)
     count = min(PARTS, len(units))
     part_of = inverse if count < PARTS else stimulus_folds(len(groups), count, groups=groups)
@@ -175,7 +167,6 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 def check_groups(groups: Tensor, n: int) -> None:
-    """Raise a ValueError unless there is one group for each of n stimuli."""
     if groups.shape != (n,):
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
 
@@ -220,13 +211,12 @@ def bootstrap_interval(
     - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected so that it is
       unbiased if all documents' means have the same variance, whatever their weights (Bell & McCaffrey 2002).
     - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
-      gives t, the distance of its ratio from R in its own standard errors. If documents' means are skewed, so is t.
+      gives t, the distance of its ratio from R in its own standard errors.
     - Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), and
       at least t(m - 1), where the n documents are worth m of equal length (`effective_number`) and t(k) is Student's
       quantile. `benchmarks/coverage.py` found that this covers, and that percentiles and Student's t alone do not.
 
-    Every entry of the leading axes sees the same resamples, so `sums` of paired differences give the interval of their
-    mean.
+    Every entry of the leading axes sees the same resamples.
 
     Args:
         sums: The sum s of the values of each document's tokens.
@@ -311,14 +301,7 @@ def documents_and_seeds_interval(
     documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom. The
     interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the interval over documents
     already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed the interval is that
-    over documents. `benchmarks/coverage.py` measures its coverage.
-
-    Args:
-        sums, counts: See `bootstrap_interval`, with sums of each seed.
-        seed: Seed of the resamples of documents.
-
-    Raises:
-        ValueError: Fewer than two documents have tokens.
+    over documents. For arguments and errors see `bootstrap_interval`; sums are of each seed.
     """
     seeds = sums.shape[-2]
     over_documents = bootstrap_interval(sums.mean(-2), counts, level=level, resamples=resamples, seed=seed)
@@ -376,7 +359,6 @@ class RowGroups:
 
     @classmethod
     def whole(cls, n: int, device: torch.device) -> RowGroups:
-        """Return a single group of all n rows."""
         return cls(torch.arange(n, device=device), [(1, n)], n)
 
     def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
@@ -387,10 +369,7 @@ class RowGroups:
             start += count * size
 
     def without_means(
-        self,
-        rows: Float[Tensor, "n d"],
-        positions: Int[Tensor, " n"] | None = None,
-        dtype: torch.dtype = torch.float64,
+        self, rows: Float[Tensor, "n d"], positions: Int[Tensor, " n"] | None = None, dtype: torch.dtype = torch.float64
     ) -> Float[Tensor, "kept d"]:
         """Return the rows in `order`, in this dtype, less the mean of their group, and of their position if given.
 
@@ -419,7 +398,6 @@ class RowGroups:
         return torch.linalg.pinv(products, rtol=ROUNDED, hermitian=True)
 
     def _centre(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
-        """Take the mean of its group from each row in `order`, in place."""
         for block in self.blocks(kept):
             block -= block.mean(1, keepdim=True)
         return kept

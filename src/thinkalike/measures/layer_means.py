@@ -18,21 +18,11 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
-from thinkalike.measures.estimates import (
-    EVERY,
-    FEWEST_EQUAL,
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    RowGroups,
-    effective_number,
-    jackknife,
-    seeded,
-    without_parts,
-)
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 ORDINARY = 128  # powers of two within which products of four numbers fit float64
@@ -227,7 +217,7 @@ def dependence(
 ) -> dict[Pair, Float[Tensor, "_ _"]]:
     """Return by how much the mean value without parts of the documents is above that without parts of the rows."""
     parts = (rows.documents % PARTS).cpu()
-    parts = parts[torch.randperm(len(parts), generator=seeded(0))].to(rows.documents.device)
+    parts = parts[torch.randperm(len(parts), generator=estimates.seeded(0))].to(rows.documents.device)
     found = without_each(measure, parts, rows, blocks, {pair: each[0] for pair, each in values.items()})
     return {pair: (each[1:] - torch.stack([other[pair] for other in found])).mean(0) for pair, each in values.items()}
 
@@ -303,7 +293,7 @@ class LayerMeans(Accumulator):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
-            is_apart = batch.number % EVERY == 0 and not measure.finish
+            is_apart = batch.number % estimates.EVERY == 0 and not measure.finish
             apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
@@ -342,7 +332,8 @@ class LayerMeans(Accumulator):
     def estimates(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the estimate, from what all batches left."""
         values, depth = self.finished(found), self.source_layers
-        parts = jackknife(values[0], values[1:], self._reference(values, found), is_drawn="dependence" in found)
+        reference = self._reference(values, found)
+        parts = estimates.jackknife(values[0], values[1:], reference, is_drawn="dependence" in found)
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in found:
@@ -359,7 +350,7 @@ class LayerMeans(Accumulator):
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
         values, (documents, counts) = found["values"], found["documents"].unique(return_counts=True)
-        count = len(documents) if self.measure.finish else effective_number(counts)
+        count = len(documents) if self.measure.finish else estimates.effective_number(counts)
         enough = count >= (FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL)
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
@@ -424,8 +415,8 @@ class LayerShifts(Accumulator):
         """Return the means over all batches so far, with intervals; a ValueError of no batch."""
         found = self.gathered()
         sums, documents = found["sums"].sum(0), found["documents"]
-        means, rest = _means(sums.sum(0)), _means(without_parts(sums, documents))
-        distance = Estimate(*map(_on_diagonal, jackknife(means[0], rest[:, 0])))
+        means, rest = _means(sums.sum(0)), _means(estimates.without_parts(sums, documents))
+        distance = Estimate(*map(_on_diagonal, estimates.jackknife(means[0], rest[:, 0])))
         return ShiftEstimate(
             *map(_on_diagonal, means[1:]),
             across=distance,

@@ -155,7 +155,7 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
     classical = (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
     found, _ = smacof(
         given.cpu().numpy(), n_components=dimensions, init=classical.cpu().numpy(), n_init=1,
-        max_iter=LIMIT, eps=SETTLED, normalized_stress=False,
+        max_iter=LIMIT, eps=SETTLED, normalized_stress=False
     )  # fmt: skip
     points = torch.from_numpy(found).to(given.device)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")

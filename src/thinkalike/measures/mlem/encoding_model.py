@@ -41,21 +41,19 @@ class MLEM(BaseEstimator):
     solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others,
     and can be pickled.
 
-    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
-    Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
-    feature, see `level_path`.
+    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, and α
+    shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per feature, see `level_path`.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
-        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds. It
-            has no unit; with levels its unit is a number of stimuli, and ∞ is added to several α.
+        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds; with
+            levels its unit is a number of stimuli, and ∞ is added to several α.
         kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else the kind of all
             features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all
-            other levels is the mean distance of two levels of that feature. `feature_importance` always uses "new", and
-            `cross_val_score` needs it where a fold may lack a rare level that no column of categories declares.
+            other levels is the mean distance of two levels of that feature, as `feature_importance` always does.
         scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs; "minmax",
             which maps their squared distances to [0, 1]; "none"; "auto", "minmax" under recipe="paper", else "mean".
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
@@ -63,7 +61,7 @@ class MLEM(BaseEstimator):
 
     Attributes:
         weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one. With
-            levels it is the mean weight of each feature's pairs of levels, which is also that of a new level.
+            levels it is the mean weight of each feature's pairs of levels.
         level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
         range_: The squared distances that become 0 and 1 in the scale of the fit.
@@ -272,8 +270,7 @@ class DifferentiableMLEM(nn.Module):
     """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
 
     With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
-    faster. This model is for another loss, or for states that are trained too, such as those of a model that should
-    represent a feature, or ignore it.
+    faster. This model is for another loss, or for states that are trained too.
 
     | loss | |
     |---|---|
@@ -354,7 +351,7 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
 def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
     """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
 
-    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x, so that their correlation is Pearson's
-    and not Spearman's. Neighbours are about 1/p of the spread apart, a good strength. Memory is p².
+    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread
+    apart, a good strength. Memory is p².
     """
     return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

@@ -96,8 +96,7 @@ class FeatureEncoder:
     of a continuous feature would be constant, so Δ = |f_i - f_j| / range of it under any difference. With "scaled", a
     numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that is new to
     training lies between its neighbours' ranks, and Δ can exceed 1. With "levels", each pair of levels of a nominal
-    feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is Δᵀ W Δ, the
-    diagonal of W multiplies Δ², for a scaled feature the squared difference.
+    feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j].
 
     A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance 1 from any value;
     with "ignore", at distance 0 from everything; "drop" leaves the stimulus out, and "error" refuses it.

@@ -11,25 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import (
-    TIED,
-    levels_of,
-    ranks_of_levels,
-    spearman_of_patterns,
-)
+from thinkalike.measures import estimates
+from thinkalike.measures.distances.comparators import TIED, levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    fold_interval,
-    interval_around,
-    jackknife,
-    numbered_by_part,
-    seeded,
-    splits,
-    stimulus_folds,
-)
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate
 from thinkalike.measures.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
@@ -85,8 +70,8 @@ class Importance:
         return self._share(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
-        found = fold_interval(values)
-        return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
+        found = estimates.fold_interval(values)
+        return found if self.groups >= FEWEST_GROUPS else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
         assert self.null is not None
@@ -147,7 +132,7 @@ def feature_importance(
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
-    generator = seeded(seed)
+    generator = estimates.seeded(seed)
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # the ranks of held-out pairs are used many times
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
@@ -181,7 +166,8 @@ def _plan(
     model: MLEM, table: Table, folds: int, permutations: int, strata: Tensor, generator: torch.Generator, seed: int
 ) -> Iterator[_Fold]:
     pairs = table.stimulus_pairs
-    for train_units, test_units in splits(stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)):
+    fold_of = estimates.stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)
+    for train_units, test_units in estimates.splits(fold_of):
         train, test = pairs.part(train_units), pairs.part(test_units)
         division = model.divide(train, None if table.groups is None else table.groups[train_units])
         within = strata[test_units] if pairs.chosen is None else torch.zeros(len(test_units))
@@ -264,11 +250,12 @@ def split_half_reference(
     Raises:
         ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
     """
-    draw, numbers = seeded(seed), cell_numbers(cells)
+    draw, numbers = estimates.seeded(seed), cell_numbers(cells)
     owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
-    distances, part_of = [NeuralDistances.of(layer, distance).take(rows) for layer in layers], numbered_by_part(owners)
+    distances = [NeuralDistances.of(layer, distance).take(rows) for layer in layers]
+    part_of = estimates.numbered_by_part(owners)
     kept = torch.stack([part_of % PARTS != part for part in range(-1, min(PARTS, int(owners.max()) + 1))])
     found = []
     for _ in counted(range(splits), "division for split-half references"):
@@ -278,7 +265,7 @@ def split_half_reference(
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
     enough = len(kept) > FEWEST_GROUPS
-    return jackknife(values[0], values[1:]) if enough else interval_around(values[0], torch.nan)
+    return estimates.jackknife(values[0], values[1:]) if enough else estimates.interval_around(values[0], torch.nan)
 
 
 def _references(

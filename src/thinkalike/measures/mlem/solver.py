@@ -54,11 +54,7 @@ class Division(NamedTuple):
 
 
 def fit_weights(
-    features: Features,
-    stimulus_pairs: StimulusPairs,
-    division: Division,
-    alphas: Sequence[float],
-    interactions: bool,
+    features: Features, stimulus_pairs: StimulusPairs, division: Division, alphas: Sequence[float], interactions: bool
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
