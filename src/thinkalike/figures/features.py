@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save
+from thinkalike.figures.style import canvas, colour_of, name_layers, save
 
 MARKS = "osD^vP*X"
 
@@ -41,7 +41,7 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
                 style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
                 lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            name_layers(lower, list(held_out["layer"]))
+            name_layers(lower.xaxis, list(held_out["layer"]))
             lower.set_xlabel("layer")
             upper.set_title(model)
         for row in range(rows):
@@ -57,9 +57,3 @@ def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -
     places = range(len(rows))
     axes.plot(places, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
     axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
-
-
-def name_layers(axes: Any, layers: list[Any]) -> None:
-    """Name at most about eight of the layers below the axis."""
-    places = range(0, len(layers), max(1, round(len(layers) / 8)))
-    axes.set_xticks(places, [layer_name(layers[place]) for place in places])

@@ -11,7 +11,17 @@ import matplotlib
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import COLOURS, canvas, colour_of, heatmap, layer_name, line, save, shown, write_values
+from thinkalike.figures.style import (
+    canvas,
+    colour_of,
+    heatmap,
+    layer_name,
+    line,
+    name_layers,
+    save,
+    shown,
+    write_values,
+)
 
 BELOW = "#4a90d9"  # the colour of values below the scale
 FEW = 36  # cells into which their values are written
@@ -88,14 +98,12 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for end in ends[:-1]:
         axes.axhline(end - 0.5, color="black", linewidth=1)
         axes.axvline(end - 0.5, color="black", linewidth=1)
-    names = [layer_name(layer) for layer in layers["source_layer"]]
-    every = max(1, round(len(names) / 24))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=6)
+        name_layers(axis, list(layers["source_layer"]), 24, fontsize=6)
     middles = ends - counts / 2 - 0.5
     size = 8 if len(counts) <= 3 else 6
     for model, middle in middles.items():
-        place = (middle + 0.5) / len(names)
+        place = (middle + 0.5) / len(layers)
         style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
         axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
         axes.text(-0.1, place, str(model), ha="right", va="center", **style)
@@ -119,7 +127,7 @@ def shifts(table: pd.DataFrame, folder: Path) -> None:
     """Draw the relative distance of two models' states against the layer."""
     first = table.iloc[0]
     with canvas(5.2, 2.9) as (figure, axes):
-        line(axes, table, "value", ("low", "high"), "distance", COLOURS[0], "o-")
+        line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
         axes.set_xticks(range(len(table)), table["source_layer"].map(layer_name), fontsize=7)
         axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
         axes.set_title(f"{first.source} → {first.target}", fontsize=9)
@@ -133,12 +141,10 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
         most = max(parts["share"].abs().max(), 0.01)
         image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
         left.set_yticks(range(len(cells)), cells.index, fontsize=7)
-        places = range(0, len(cells.columns), max(1, round(len(cells.columns) / 8)))
-        left.set_xticks(places, [layer_name(cells.columns[place]) for place in places], fontsize=7)
+        name_layers(left.xaxis, cells.columns, fontsize=7)
         left.set(xlabel="layer", title="share of KL(base ‖ changed)")
         figure.colorbar(image, ax=left)
-        line(right, layers, "distance", ("distance_low", "distance_high"), "distance", COLOURS[0], "o-")
-        places = range(0, len(layers), max(1, round(len(layers) / 8)))
-        right.set_xticks(places, [layer_name(layers["layer"][place]) for place in places], fontsize=7)
+        line(right, layers, "distance", ("distance_low", "distance_high"), "distance", colour_of(0), "o-")
+        name_layers(right.xaxis, layers["layer"], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
         save(figure, folder, "diff")

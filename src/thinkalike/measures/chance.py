@@ -32,10 +32,9 @@ class Chance:
     if those are of fewer than 8 documents, or given the token of documents worth fewer than 15 of equal length.
 
     Attributes:
-        null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
-            was; the others would show part of the likeness itself.
-        calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of all permutations, with the value itself, that are at least as close, (l, m); ties by chance.
+        null: The mean value of permuted documents, of those permutations that leave next to no row where it was.
+        calibrated: (value - null) / (best - null): 0 by chance, 1 for a layer with itself; also of distances.
+        p: The share of all permutations, with the value itself, that are at least as close; ties by chance.
         p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993), for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
@@ -110,10 +109,9 @@ def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
 
     If two models have nothing in common, documents are exchangeable and their rows are not, so documents are permuted
-    as blocks (Winkler et al. 2015): single rows would make chance look smaller than it is. Documents are laid end to
-    end in an order that depends on their numbers and the seed alone. Those of one length are permuted exactly; others
-    lie across two places, as far as their lengths differ. Rows of a single document are rotated by a random number,
-    which keeps neighbours.
+    as blocks (Winkler et al. 2015). They are laid end to end in an order that depends on their numbers and the seed
+    alone. Those of one length are permuted exactly; others lie across two places, as far as their lengths differ. Rows
+    of a single document are rotated by a random number.
     """
     home = documents.argsort(stable=True)  # rows document by document
     ranks = scrambled(documents, seed)
@@ -135,7 +133,7 @@ def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: in
 def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     """Return the first m rows of each of the d documents that have as many, with the most rows d m of d ≥ 8 documents.
 
-    Documents change places exactly where all have as many rows. Fewer than 8 documents all remain.
+    Fewer than 8 documents all remain.
     """
     _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
     sizes = counts.sort(descending=True).values
@@ -158,8 +156,7 @@ def signed_similarities(
     It is Σ K_ij L_ij / √(Σ K_ij² Σ L_ij²) over the rows i and j of one group and different documents, each less what
     its two rows have on average. Were it for chance alone, so would be Σ s_i s_j K_ij L_ij, with the sign s_i that is
     drawn for the document of row i: the wild bootstrap of a degenerate U-statistic over documents (Dehling & Mikosch
-    1994; for HSIC Chwialkowski et al. 2014). Documents may so have any lengths, and any rows of each group. Centring
-    takes from the variance of signed sums; the share that it takes of d documents of equal length is given back.
+    1994; for HSIC Chwialkowski et al. 2014). What centring takes of the variance of signed sums is given back.
 
     Args:
         similarities: Of each layer, by size of groups, as are the documents of the rows.

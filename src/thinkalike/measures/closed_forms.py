@@ -162,10 +162,7 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
 
     The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
-    Without `bias` there is no b, and large means cost digits.
-
-    Raises:
-        ValueError: The ridge is not a number >= 0; see `Moments.of`.
+    Without `bias` there is no b, and large means cost digits. A ValueError says that the ridge is not a number >= 0.
     """
     return least_squares_of(_statistics(moments, pair, bias), ridge)
 
@@ -178,10 +175,8 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
 
     W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the
-    fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011).
-
-    Raises:
-        ValueError: The rank is not in 1..min(d, e); see `least_squares`.
+    fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011). A ValueError says that the rank is not in
+    1..min(d, e).
     """
     statistics = _statistics(moments, pair, bias)
     most = min(statistics.xy.shape)
@@ -197,11 +192,8 @@ def procrustes(moments: Moments, pair: LayerPair, bias: bool = True) -> AffineMa
     """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - Q (xᵢ - μₓ)‖², and its b.
 
     Q = U V' for Y'X = U S V', and b = μᵧ - Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
-    (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. Without `bias` the means
-    are taken as 0.
-
-    Raises:
-        ValueError: The target is narrower than the source; see `Moments.of`.
+    (e > d) Q has orthonormal columns; a narrower one is a ValueError. Where Y'X is singular Q is one of several
+    minimisers. Without `bias` the means are taken as 0.
     """
     statistics = _statistics(moments, pair, bias)
     d, e = statistics.xy.shape
@@ -337,8 +329,7 @@ class Directions(NamedTuple):
 def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]) -> Directions:
     """Return the canonical directions of one layer pair; r is the smaller rank, 0 where one side is constant.
 
-    Args:
-        x, y: Uncorrelated directions of unit variance of each side, which span those that are looked at.
+    x and y are uncorrelated directions of unit variance of each side, which span those that are looked at.
     """
     of_y, across = (each / (statistics.n - 1) for each in (statistics.yy, statistics.xy))
     left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
@@ -380,13 +371,12 @@ class DirectionSums:
         self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
 
     def compute(self, documents: int) -> dict[str, Estimate]:
-        """Return each measure with an interval that leaves out a part of the documents at a time, as numbers.
+        """Return each measure with an interval that leaves out a part of the documents at a time.
 
         `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
         source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
         counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
-        `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
-        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
+        `r2_output`: R² with errors weighed by how much they change the target's output.
         """
         there = self._sums["rows"] > 0
         sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}

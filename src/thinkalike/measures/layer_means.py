@@ -234,12 +234,10 @@ class LayerMeans(Accumulator):
     large that bias is; see `jackknife`. The null is that of the first batch, see `BatchNull`.
 
     Args:
-        source_layers, target_layers, given: See `Accumulator`; the measure must have a form within groups for "token".
+        source_layers, target_layers, given, kwargs: See `Accumulator`.
         measure: The measure; of a ratio, such as CKA, means over batches come before the ratio.
-        permutations: How often to compare also with the target's documents permuted, see `Chance`. A p-value is at
-            least 1 / (permutations + 1). 0: no null.
+        permutations: How often to compare also with the target's documents permuted, see `Chance`. 0: no null.
         after_ratio: Whether to take the mean of each batch's ratio instead.
-        kwargs: Options of `torchmetrics.Metric`.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved", "units")

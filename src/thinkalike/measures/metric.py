@@ -28,16 +28,9 @@ class CKAResult(LayerPairEstimate):
     label: ClassVar[str] = "CKA"
 
     def __init__(
-        self,
-        *,
-        leverages: Float[Tensor, " k"],
-        hsics: Float[Tensor, "b k k"],
-        without: Float[Tensor, "p l m"],
-        aggregate: str,
-        is_unbiased: bool,
-        **estimates: Any,
+        self, leverages: Tensor, hsics: Tensor, without: Tensor, aggregate: str, is_unbiased: bool, **rest: Any
     ):
-        super().__init__(**estimates)
+        super().__init__(**rest)
         self.leverage_source, self.leverage_target = leverages.tensor_split([len(self.value)])
         self.hsics, self.without, self.aggregate, self.is_unbiased = hsics, without, aggregate, is_unbiased
 
@@ -86,8 +79,8 @@ class CKA(LayerMeans):
             batch's CKA (Brown et al. 2023), which is off if batches have few rows.
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
-            their rows, and over batches, come before the ratio. "none" compares all rows.
-        permutations: For a null, see `LayerMeans`; each takes as much time again.
+            their rows, come before the ratio. "none" compares all rows.
+        permutations: For a null, see `LayerMeans`.
         kwargs: Options of `torchmetrics.Metric`.
     """
 

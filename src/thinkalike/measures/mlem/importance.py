@@ -50,10 +50,7 @@ class Importance:
         return self._by_fold([each for each in self.sets if len(each) == 1])
 
     def pair_effects(self) -> Estimate:
-        """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
-
-        S_ab is the score when the values of a and b move together.
-        """
+        """Return S_a + S_b - S_ab - S of each pair of features, (l, pairs), S_ab the score when both move together."""
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
         return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1])
@@ -63,10 +60,7 @@ class Importance:
         return self._share(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
-        """Return the same against the largest null importance of all layers and features in each draw.
-
-        It holds for all of them at once, and so for one that was chosen because it is large (Westfall & Young 1993).
-        """
+        """Return the same against the largest of all layers and features in each draw (Westfall & Young 1993)."""
         return self._share(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:

@@ -176,7 +176,7 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
 
 
 def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:
-    """Return n_a + n_b of each pair of levels in each set of stimuli, from `level_counts`; 0 for another term."""
+    """Return n_a + n_b of each pair of levels in each set, from `level_counts`; 0 for another term."""
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), places in grouped(terms):
         if known := counts[feature].shape[1]:
@@ -197,9 +197,8 @@ LIMIT = 100_000  # steps to them
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
     """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
 
-    Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and solves nearly every system in a few
-    rounds; the others are solved by active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
-    depends on columns in use, gets weight exactly 0. G is X'X, positive semidefinite, and t is X'y.
+    Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and active sets the others
+    (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or depends on columns in use, gets weight exactly 0.
     """
     squares = gram.diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(squares > ROUNDING * squares.amax(-1, keepdim=True), squares.rsqrt(), 0)
@@ -305,8 +304,8 @@ def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r
     """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w, by accelerated projected gradient.
 
     The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
-    uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
-    `TOLERANCE`. G is X'X in the coordinates of `to_matrix`, and t is X'y.
+    uphill (O'Donoghue & Candès 2015), until a projected step of length 1/L moves less than `TOLERANCE`. G is X'X in the
+    coordinates of `to_matrix`, and t is X'y.
     """
     r = target.shape[-1]
     gram, aim = gram.reshape(-1, r, r), target.reshape(-1, r)
