@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import canvas, colour_of, name_layers, save
+from thinkalike.figures.style import canvas, colour_of, save, ticks
 
 MARKS = "osD^vP*X"
 
@@ -41,7 +41,7 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
                 style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
                 lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            name_layers(lower.xaxis, list(held_out["layer"]))
+            ticks(lower.xaxis, list(held_out["layer"]))
             lower.set_xlabel("layer")
             upper.set_title(model)
         for row in range(rows):

@@ -11,17 +11,7 @@ import matplotlib
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import (
-    canvas,
-    colour_of,
-    heatmap,
-    layer_name,
-    line,
-    name_layers,
-    save,
-    shown,
-    write_values,
-)
+from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, line, save, shown, ticks, write_values
 
 BELOW = "#4a90d9"  # the colour of values below the scale
 FEW = 36  # cells into which their values are written
@@ -99,7 +89,7 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
         axes.axhline(end - 0.5, color="black", linewidth=1)
         axes.axvline(end - 0.5, color="black", linewidth=1)
     for axis in (axes.xaxis, axes.yaxis):
-        name_layers(axis, list(layers["source_layer"]), 24, fontsize=6)
+        ticks(axis, list(layers["source_layer"]), 24, fontsize=6)
     middles = ends - counts / 2 - 0.5
     size = 8 if len(counts) <= 3 else 6
     for model, middle in middles.items():
@@ -141,10 +131,10 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
         most = max(parts["share"].abs().max(), 0.01)
         image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
         left.set_yticks(range(len(cells)), cells.index, fontsize=7)
-        name_layers(left.xaxis, cells.columns, fontsize=7)
+        ticks(left.xaxis, cells.columns, fontsize=7)
         left.set(xlabel="layer", title="share of KL(base ‖ changed)")
         figure.colorbar(image, ax=left)
         line(right, layers, "distance", ("distance_low", "distance_high"), "distance", colour_of(0), "o-")
-        name_layers(right.xaxis, layers["layer"], fontsize=7)
+        ticks(right.xaxis, layers["layer"], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
         save(figure, folder, "diff")

@@ -59,8 +59,8 @@ def shown() -> Iterator[dict[str, tuple[Any, Any]]]:
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
     """Draw a matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
     image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
-    name_layers(axes.xaxis, cells.columns)
-    name_layers(axes.yaxis, cells.index)
+    ticks(axes.xaxis, cells.columns)
+    ticks(axes.yaxis, cells.index)
     axes.spines[:].set_visible(False)
     return image
 
@@ -103,7 +103,7 @@ def layer_name(layer: Any) -> str:
     return "embed" if str(layer) == "-1" else str(layer)
 
 
-def name_layers(axis: Any, layers: Any, most: int = 8, **style: Any) -> None:
+def ticks(axis: Any, layers: Any, most: int = 8, **style: Any) -> None:
     """Name at most about so many of the layers at an axis."""
     places = range(0, len(layers), max(1, round(len(layers) / most)))
     axis.set_ticks(places, [layer_name(layers[place]) for place in places], **style)

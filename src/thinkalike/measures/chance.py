@@ -327,9 +327,6 @@ def calibrate(
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
         X, Y: Row i of both is of stimulus i.
         groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
-
-    Raises:
-        ValueError: X and Y differ in their rows, or there is not one group for each.
     """
     estimates.check_groups(groups, len(X))
     numbers = estimates.numbered_by_part(groups)

@@ -181,7 +181,7 @@ def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tens
 
 
 def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
-    return _checked(logits, name).to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    return _checked(logits, name).log_softmax(1)
 
 
 def _top(logits: Float[Tensor, "n v"], name: str) -> Int[Tensor, "n 2"]:

@@ -132,10 +132,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
     """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
     With `groups`, such as the sentence of each word, no group is in two folds: the largest one left goes into the
-    smallest fold so far.
-
-    Raises:
-        ValueError: There are fewer than two folds, fewer stimuli or groups than folds, or not one group per stimulus.
+    smallest fold so far. Fewer than two folds, or fewer stimuli or groups than folds, are a ValueError.
     """
     units, inverse = torch.arange(n), torch.arange(n)
     if groups is not None:
@@ -223,9 +220,6 @@ def bootstrap_interval(
         counts: The number n of tokens of each document; documents without any are left out.
         together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
             smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
-
-    Raises:
-        ValueError: Fewer than two documents have tokens.
     """
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
@@ -233,7 +227,10 @@ def bootstrap_interval(
         raise ValueError(f"an interval over documents needs two of them, not {n}")
     mean = sums.sum(-1, keepdim=True) / counts.sum()
     residuals = sums - mean * counts  # s - R n
-    error = _standard_error(mean[..., 0], residuals, counts)
+    weights = counts / counts.sum()
+    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
+    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
+    error = error.where(error > EQUAL * mean[..., 0].abs(), 0.0)
     generator = torch.Generator().manual_seed(int(seed))
     draws = (drawn_counts(n, len(part), generator) for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)))
     parts = [_beyond(residuals, counts, weights) for weights in draws]
@@ -249,15 +246,6 @@ def bootstrap_interval(
     upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
     low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
     return Estimate(mean[..., 0], mean[..., 0] - low, mean[..., 0] - high)
-
-
-def _standard_error(
-    mean: Float[Tensor, "*b"], residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"]
-) -> Float[Tensor, "*b"]:
-    weights = counts / counts.sum()
-    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
-    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
-    return error.where(error > EQUAL * mean.abs(), 0.0)
 
 
 def _beyond(

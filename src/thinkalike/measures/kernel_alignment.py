@@ -267,8 +267,7 @@ def cka(
         kernel: "linear", or "rbf" with the median distance as its bandwidth.
 
     Raises:
-        ValueError: n < 4 or n differs between the sides, a value is not finite, a side has no variance, or the
-            estimator or kernel is unknown.
+        ValueError: n < 4 or n differs between the sides, a value is not finite, or a side has no variance.
     """
     check_choice("estimator", estimator, CHOICES["estimator"])
     check_choice("kernel", kernel, CHOICES["kernel"])

@@ -146,8 +146,7 @@ class Accumulator(Metric):
                 see `numbered_by_part`, and nulls move them as blocks.
 
         Raises:
-            ValueError: The layers, mask, groups or documents do not fit, or the measure refuses a layer. Nothing is
-                added.
+            ValueError: What is given does not fit, or the measure refuses a layer. Nothing is added.
         """
         self.gather(Batch([source, target], mask, self.next_number(number), groups, documents))
 

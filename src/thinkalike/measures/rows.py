@@ -135,7 +135,7 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
     return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
 
 
-def size_of(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+def size_of(features: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """Return the power of two below the largest absolute value, by which division is exact."""
     exponent = torch.frexp(torch.linalg.vector_norm(features, torch.inf)).exponent - 1
     return torch.ldexp(features.new_ones(()), exponent)

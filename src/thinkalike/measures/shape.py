@@ -61,9 +61,6 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
     1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share `kept` of their
     variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here. Where both counts together
     exceed n - 1, some correlations are 1 whatever the features are: compare the value with its null.
-
-    Raises:
-        ValueError: `kept` is not in (0, 1]; see `procrustes_distance`.
     """
     if not 0 < kept <= 1:
         raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.colors import Normalize
 
 from thinkalike.figures.features import band
-from thinkalike.figures.style import canvas, colour_of, name_layers, save, write_values
+from thinkalike.figures.style import canvas, colour_of, save, ticks, write_values
 
 
 def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> None:
@@ -100,7 +100,7 @@ def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, co
             inside = table[table["recorded"] == name]
             for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
                 band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
-                name_layers(axes.xaxis, list(rows["layer"]))
+                ticks(axes.xaxis, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set(title=str(name), xlabel="layer")
         panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")

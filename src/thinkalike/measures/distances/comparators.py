@@ -53,8 +53,7 @@ def compare(
         The values, (a, b), or (r, a, b) of resamples; NaN where a vector is constant (or zero) in a resample.
 
     Raises:
-        ValueError: The comparator is unknown, or a vector is not finite, has not n (n - 1) / 2 > 1 distances, or is
-            constant (zero, under cosine and cosine_cov).
+        ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines).
     """
     left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
@@ -100,10 +99,7 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
-
-    Errors call the vectors by their names, by default "layer 0", "layer 1", ...
-    """
+    """Return the distances in float64, or for comparators of ranks their `levels_of`; errors have their names."""
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
     vectors = vectors.detach().double()
@@ -162,10 +158,8 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
 
     τ = <x, y> / (‖x‖ ‖y‖), <x, y> = Σ_{i<j} w_ij sgn(x_i - x_j) sgn(y_i - y_j), w_ij = 1/(1 + r_i) + 1/(1 + r_j), with
     r = 0 for the most important feature (Vigna 2015, additive hyperbolic). The value is the mean of that with features
-    ranked by x, ties by y, and the other way round. By default the other profiles are the same.
-
-    Raises:
-        ValueError: A profile is constant, or holds NaN.
+    ranked by x, ties by y, and the other way round. By default the other profiles are the same. A profile that is
+    constant or holds NaN is a ValueError.
     """
     from scipy.stats import weightedtau
 
@@ -223,8 +217,7 @@ def unit_ranks(
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """Return Spearman's ρ along the last axis, in [-1, 1], with ties at mid-ranks, as `scipy.stats.spearmanr` does.
 
-    Raises:
-        ValueError: x or y is constant, holds NaN, or has fewer than two values.
+    Constants, NaN and less than two values are a ValueError.
     """
     refuse_nan(x, "x")
     refuse_nan(y, "y")

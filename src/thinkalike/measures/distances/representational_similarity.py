@@ -34,9 +34,6 @@ def rsa(
         others: The layers to compare with; by default the same.
         distance: See `NeuralDistances`; layers that are `NeuralDistances` keep theirs.
         comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
-
-    Raises:
-        ValueError: Layers differ in the number of stimuli, or all distances of one are equal.
     """
     return compare(*_both(layers, others, distance), comparator)
 
@@ -140,9 +137,6 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
     It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
     deterministic. It returns the points, about 0 on principal axes, with the largest coordinate of each axis positive,
     and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
-
-    Raises:
-        ValueError: The matrix is not symmetric and non-negative with a zero diagonal, or is zero.
     """
     given = dissimilarity.double()
     if not torch.equal(given, given.T) or (given < 0).any() or given.diagonal().any() or not given.any():

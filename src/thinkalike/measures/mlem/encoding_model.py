@@ -98,8 +98,7 @@ class MLEM(BaseEstimator):
             groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay in one fold.
 
         Raises:
-            ValueError: A parameter has an unknown value, the tables do not fit together, every feature is constant, or
-                all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
+            ValueError: The tables do not fit together, or every feature, or all distances of a layer, are constant.
         """
         table = self.read(X, Y, groups)
         self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)

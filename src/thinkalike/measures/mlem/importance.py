@@ -114,9 +114,6 @@ def feature_importance(
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
             `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
             times the work for each draw.
-
-    Raises:
-        ValueError: There are both `given` and folds of pairs, or there is no such feature; see `MLEM.fit`.
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape

@@ -23,6 +23,7 @@ from thinkalike.measures.mlem.sums import StimulusPairs, centred
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
+ROUNDING = 1e-12  # a slope or an eigenvalue below this share of the largest is rounding
 EQUAL = 1e-12  # scores that are nearer differ by rounding; most α give the same ranks
 CONSTANT = 1e-12  # variance of a Δ that is only rounding
 
@@ -187,7 +188,6 @@ def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) ->
 
 # ---- least squares of many small systems at once
 
-ROUNDING = 1e-12  # a slope below this share of the largest is rounding
 DEPENDENT = 1e-10  # a column depends on those before it if they leave a smaller share of its square
 ROUNDS, FULL = 50, 3  # most exchanges of columns, and most exchanges of all wrong columns without progress
 TOLERANCE = 1e-10  # of the optimality conditions of semidefinite matrices, as a share of the largest slope
