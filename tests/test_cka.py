@@ -634,9 +634,9 @@ def test_huge_and_tiny_states_of_float32_have_the_cka_of_others(factor):
 def test_batches_of_any_size_have_the_numbers_of_others(power, options):
     """A ratio of means is that of the largest batch where others are next to nothing; a mean of ratios is of all."""
     data, more = batches(3, n=24), {**options, "permutations": 3}
-    grown = [([x * power for x in sources], targets) for sources, targets in data]
+    grown = [[[x * power for x in side] for side in batch] for batch in data]
     whole = gathered(data, **more)
-    agree(gathered(grown, **more), whole, 0)
+    agree(gathered(grown, **more).compute(), whole, 0)
     mixed = gathered([*data[:2], grown[2]], **more).compute().value
     kept = gathered(data[:2] if power < 1 else data[2:], [0, 1] if power < 1 else [2], **more).compute().value
     same(mixed, whole.compute().value if "aggregate" in options else kept, 1e-12)

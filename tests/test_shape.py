@@ -167,7 +167,7 @@ def test_svcca_of_half_a_shared_subspace_is_one_half():
     q = torch.linalg.qr(torch.cat([torch.ones(N, 1), torch.randn(N, 6)], 1).double()).Q
     assert float(svcca(q[:, 1:5], 7 * q[:, 3:7])) == pytest.approx(0.5, abs=1e-12)
     mixed = (q[:, 1:5] @ torch.randn(4, 20, dtype=q.dtype)).float()
-    assert float(svcca(mixed, 7 * q[:, 3:7], kept=1)) == pytest.approx(0.5, abs=1e-6), "no direction is of rounding"
+    assert float(svcca(mixed, 7 * q[:, 3:7], kept=1.0)) == pytest.approx(0.5, abs=1e-6), "no direction is of rounding"
 
 
 def by_linprog(correlations):
