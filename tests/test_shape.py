@@ -24,7 +24,7 @@ from thinkalike.measures import (
 from thinkalike.measures import shape as matching
 from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
-from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 

@@ -1,4 +1,4 @@
-"""Figures of layer pairs: matrices of measures, the likeness of all layers of models, and what a change did to one."""
+"""Figures of layers: matrices of measures, the likeness of all layers, what a change did, and profiles of features."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
 from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, line, save, shown, ticks, write_values
 
 BELOW = "#4a90d9"  # the colour of values below the scale
+MARKS = "osD^vP*X"
 FEW = 36  # cells into which their values are written
 
 
@@ -138,3 +140,49 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
         ticks(right.xaxis, layers["layer"], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
         save(figure, folder, "diff")
+
+
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
+    """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores.
+
+    Scores have their split-half references beside them, where they are known.
+    """
+    models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
+    rows, columns = -(-len(models) // across), min(len(models), across)
+    shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
+    with canvas(3.0 * columns + 1.4, 4.2 * rows, 2 * rows, columns, **shape) as (figure, panels):
+        pairs = [(panels[2 * row, column], panels[2 * row + 1, column]) for row, column in np.ndindex(rows, columns)]
+        for pair in pairs[len(models) :]:
+            for axes in pair:
+                axes.set_axis_off()
+        for (upper, lower), model in zip(pairs, models, strict=False):
+            if model != models[0]:
+                upper.sharey(pairs[0][0])
+                lower.sharey(pairs[0][1])
+            inside = table[table["model"] == model]
+            for number, feature in enumerate(features):
+                part = inside[inside["feature"] == feature]
+                style = {"color": colour_of(number), "marker": MARKS[number % len(MARKS)]}
+                band(upper, part, "importance", feature, **style)
+            held_out = scores[scores["model"] == model]
+            band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
+            if "reference" in held_out:
+                style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
+                lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
+            upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            ticks(lower.xaxis, list(held_out["layer"]))
+            lower.set_xlabel("layer")
+            upper.set_title(model)
+        for row in range(rows):
+            panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
+            panels[2 * row + 1, 0].set_ylabel("held-out ρ")
+        lines = {name: line for axes in pairs[0] for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(list(lines.values()), list(lines), loc="outside right upper", fontsize=8)
+        save(figure, folder, "profiles")
+
+
+def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+    """Draw a column against the rows, with the band from `low` to `high`."""
+    places = range(len(rows))
+    axes.plot(places, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
+    axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)

@@ -19,9 +19,8 @@ closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE 
 closed_forms: least_squares procrustes reduced_rank unexplained_by
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
-distances.neural: NOISES NeuralDistances crossnobis noise_covariance
-distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
-distances.representational_similarity: distance_vectors mantel mds rsa rsa_estimate
+distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
+distances.neural: distance_vectors mantel mds noise_covariance rsa rsa_estimate
 estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
 estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1

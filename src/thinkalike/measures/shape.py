@@ -113,21 +113,17 @@ def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     An assignment problem where widths are equal, or have a common multiple of at most `COPIES`, of which each unit then
     has several copies; else a linear program, which takes minutes for some hundred units.
     """
-    d, e = likeness.shape
-    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
-    plan = _assigned(scores, size) if size <= COPIES else _transported(scores)
-    return torch.from_numpy(plan).to(likeness.device)
-
-
-def _assigned(scores: np.ndarray, size: int) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
-    d, e = scores.shape
+    d, e = likeness.shape
+    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
+    if size > COPIES:
+        return torch.from_numpy(_transported(scores)).to(likeness.device)
     copies = scores.repeat(size // d, 0).repeat(size // e, 1)
     rows, columns = linear_sum_assignment(copies, maximize=True)
     plan = np.zeros((d, e))
     np.add.at(plan, (rows // (size // d), columns // (size // e)), 1 / size)
-    return plan
+    return torch.from_numpy(plan).to(likeness.device)
 
 
 def _transported(scores: np.ndarray) -> np.ndarray:

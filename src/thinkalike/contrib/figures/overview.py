@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.features import band
+from thinkalike.figures.layers import band
 from thinkalike.figures.style import canvas, colour_of, save, ticks, write_values
 
 
