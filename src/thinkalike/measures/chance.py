@@ -97,8 +97,7 @@ def mixed(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
 
 
 def shifted(codes: Int[Tensor, "*b"], by: int) -> Int[Tensor, "*b"]:
-    """Return the bits moved to the right, with zeros put in; torch's own shift puts in the sign."""
-    return (codes >> by) & ((1 << (64 - by)) - 1)
+    return (codes >> by) & ((1 << (64 - by)) - 1)  # with zeros put in; torch's own shift puts in the sign
 
 
 def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
@@ -185,7 +184,6 @@ def signed_similarities(
 def _centred(
     similarity: Float[Tensor, "g s s"], apart: Float[Tensor, "g s s"], fit: Float[Tensor, "g s s"]
 ) -> Float[Tensor, "g s s"]:
-    """Return similarities of different documents less the a_i + a_j that is nearest to them."""
     between = similarity * apart
     own = (fit @ between.sum(2, keepdim=True))[..., 0]
     return between - apart * (own[:, :, None] + own[:, None, :])

@@ -74,8 +74,7 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
 def equivalence(low: float, high: float, margin: float) -> Verdict:
     """Say whether a value is within ± margin, by an interval of level 1 - 2 α: two one-sided tests (Schuirmann 1987).
 
-    *equivalent* if the interval is inside the margin, which is false with probability α at most; *not equivalent* if it
-    is outside; else, and for an interval without ends, *undecided*.
+    *equivalent* if the interval is inside the margin, false with probability α at most; *not equivalent* if outside.
     """
     if -margin < low and high < margin:
         return "equivalent"

@@ -45,12 +45,10 @@ class PairStatistics(NamedTuple):
 
     @property
     def reversed(self) -> PairStatistics:
-        """The statistics of the same rows with source and target exchanged."""
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
 
     @property
     def of_source(self) -> PairStatistics:
-        """The statistics of the source with itself, for maps from its states to themselves."""
         return PairStatistics(self.n, self.mean_x, self.mean_x, self.xx, self.xx, self.xx)
 
 
@@ -58,7 +56,7 @@ class Moments:
     """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
-    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
+    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979).
     """
 
     def __init__(self, pairs: Iterable[LayerPair]):
@@ -141,7 +139,6 @@ class AffineMap:
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
 
     def __matmul__(self, first: AffineMap) -> AffineMap:
-        """Return the composition that applies `first`, then this map."""
         return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
 
     @property
@@ -311,10 +308,8 @@ class Directions(NamedTuple):
     """Canonical directions of x and y: (x - mean_x) @ source and (y - mean_y) @ target have unit covariance, (.., r).
 
     These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). An invertible affine map of
-    either side leaves them as they are, and so the measures below: the mean over directions is R²_CCA of Kornblith et
-    al. (2019, table 1), but of rows that nothing was fitted on.
-
-    `back` makes states of y of them: (y - mean_y) = (y - mean_y) @ target @ back wherever y varies.
+    either side leaves the measures below as they are: the mean over directions is R²_CCA of Kornblith et al. (2019,
+    table 1), but of rows that nothing was fitted on. `back` makes states of y of them, wherever y varies.
     """
 
     mean_x: Float[Tensor, " d"]
@@ -327,10 +322,7 @@ class Directions(NamedTuple):
 
 
 def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]) -> Directions:
-    """Return the canonical directions of one layer pair; r is the smaller rank, 0 where one side is constant.
-
-    x and y are uncorrelated directions of unit variance of each side, which span those that are looked at.
-    """
+    """Return the canonical directions of one layer pair among `whitening` ones of each side; r is the smaller rank."""
     of_y, across = (each / (statistics.n - 1) for each in (statistics.yy, statistics.xy))
     left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
     target = y @ right.T
@@ -346,10 +338,7 @@ def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> F
 
 
 class DirectionSums:
-    """Sums over held-out rows for one layer pair, by part of their documents, of which no direction was fitted on.
-
-    `output` is a root of the matrix by which errors of the target's states change its output.
-    """
+    """Sums over held-out rows for one layer pair; `output` is a root of the matrix by which errors change outputs."""
 
     def __init__(self, directions: Directions, output: Float[Tensor, "e k"]):
         self.directions, self.output = directions, output

@@ -167,7 +167,7 @@ def _factor(x: Tensor, y: Tensor, over: int | None, eps: float) -> Tensor | None
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
     """Return to how many bits, 1 to 8, the entries of x were rounded to become y, by row or by block; None if not.
 
-    Rounded entries are whole multiples of one step apart in each row or block, and x is about as near as a step.
+    Rounded entries are whole multiples of one step apart, and x is about as near as a step.
     """
     if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
         return None
@@ -197,8 +197,7 @@ def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"],
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     """Return the rank of a change, whether it looks like noise, or neither, from a sketch of its column space.
 
-    Singular values below what rounding of the entries gives count as 0. Independent entries of spread s have none above
-    about s (√n + √m) (Marchenko & Pastur 1967).
+    Independent entries of spread s have no singular values above about s (√n + √m) (Marchenko & Pastur 1967).
     """
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape

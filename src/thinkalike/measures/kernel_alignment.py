@@ -67,10 +67,7 @@ def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
 
 
 def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
-
-    Rows may be of several `groups` of one size, side by side, and the matrices their blocks; then HSICs are summed.
-    """
+    """Return the HSIC of every two symmetric Gram matrices compared, summed over blocks of `groups` of one size."""
     formula, products = unbiased_from_sums, statistics.products
     sums, own = statistics.sums, statistics.diagonals
     if estimator == "biased":  # of K itself
@@ -95,10 +92,7 @@ def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Ten
 
 
 class Tiling(NamedTuple):
-    """Cuts the half of a Gram matrix on and above its diagonal: squares of `height` on it, and tiles to their right.
-
-    A square is cut again into strips of `step` rows, each from its own first column on: less is computed twice.
-    """
+    """Cuts a Gram matrix from its diagonal on: squares of `height`, in strips of `step`, and tiles to their right."""
 
     height: int
     width: int
@@ -312,7 +306,6 @@ def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
 
 
 def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-    """Return the Gram matrices of the groups, each group with the weight of its rows."""
     return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
@@ -385,7 +378,6 @@ def hsics_within(
 
 
 def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
-    """Return HSICs of scaled rows in the unit of the features."""
     squares = [scale.square() for scale in blocks.by_model([layer.scale for layer in layers])]
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
 

@@ -387,8 +387,7 @@ def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
 class LayerShifts(Accumulator):
     """Gathers how far each layer's states y are from those x of the same layer in another model: ‖x - y‖ / ‖x‖.
 
-    It means something between models of one basis alone, such as a model and its copy that was changed. Intervals
-    leave out tenths of the documents, see `jackknife`.
+    It means something between models of one basis alone, such as a model and its copy that was changed.
     """
 
     parts: ClassVar[tuple[str, ...]] = ("sums",)

@@ -152,7 +152,6 @@ def _share_in_common(
 
 
 def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-    """Return which rows are neighbours of each other, 1, or one of the other, a half."""
     found = []
     for block in groups.blocks(numbers):
         member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
@@ -161,8 +160,6 @@ def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[
 
 
 class Neighbours(NamedTuple):
-    """The k nearest neighbours of each of n rows, by cosine similarity."""
-
     numbers: Int[Tensor, "n k"]
     member: Bool[Tensor, "n n"]
     cosine: Float[Tensor, "n n"]

@@ -168,9 +168,8 @@ def massive(
     These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
     `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
 
-    Args:
-        begins: which rows begin their text, each of which attention may rest on. They are judged by themselves, and
-            are left out where they carry more than `ALONE` of the variance, although they may be many.
+    Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
+    they carry more than `ALONE` of the variance, although they may be many.
     """
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:

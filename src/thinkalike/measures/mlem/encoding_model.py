@@ -176,7 +176,6 @@ class MLEM(BaseEstimator):
         return Table(values[kept], levels, columns, pairs, owners, single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds for the choice of α, if there is a choice."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])

@@ -3,9 +3,8 @@
 With weights of pairs of levels, a distance for every two levels of a nominal feature, a fit minimises
 Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with
 n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
-weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
-near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
-precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli.
+weight per feature, and α = 0 the free one. As the mean squared distance of two levels has a variance near 1 / n_a +
+1 / n_b, all pairs of levels shrink by their precision: by half at 1 / α = 1 / n_a + 1 / n_b, in numbers of stimuli.
 """
 
 from __future__ import annotations

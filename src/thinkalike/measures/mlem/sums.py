@@ -1,8 +1,7 @@
 """Sums over all pairs of stimuli that a least-squares fit of squared neural distances on feature differences needs.
 
 One table of sums holds terms against terms, then terms against layers: (s, t, t + l) for s sets of stimuli. The first
-set is all of them, set 1 + c all but cell c. Nothing in the first t columns depends on the layers. Most sums over pairs
-follow from sums over stimuli, so that no pair is formed.
+set is all of them, set 1 + c all but cell c. Most sums over pairs follow from sums over stimuli: no pair is formed.
 
 **Indicators.** With E_T = 1[equal on all features of T], a product of indicators over U is Σ_{T ⊆ U} (-1)^|T| E_T; and
 over the pairs within a block of n stimuli, Σ 1 = n (n - 1) / 2 and Σ ‖x - y‖² = n Σ ‖x‖² - ‖Σ x‖².
@@ -46,13 +45,10 @@ TERMS = 64  # terms; more terms mean fewer pairs
 def normal_equations(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
-    """Return sums of products over the pairs i < j of each set of stimuli.
+    """Return sums of products over the pairs i < j of each set of stimuli, from the cell of each stimulus, from 0.
 
     Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a closed form that needs no
     pairs; products of scaled features and other distances are summed over chunks of pairs.
-
-    Args:
-        cells: The cell of each stimulus, from 0. Each set but the first leaves out one cell, if there are several.
     """
     mixed = [feature for term in terms if len(term) == 2 and term[0] != term[1] for feature in term]
     if any(features.scaled[feature] for feature in mixed) or not all(layer.exact for layer in layers):
@@ -128,7 +124,6 @@ class _Blocks:
         return (counts * (counts - 1)).sum(-1) / 2
 
     def squares_of(self, states: Float[Tensor, "n d"]) -> Callable[[Term, Term], Float[Tensor, " s"]]:
-        """Return a function that sums the squared distances of the pairs that agree."""
         norms = torch.cat([part.square().sum(1, keepdim=True) for part in states.split(PANEL)])
 
         @cache
@@ -294,8 +289,8 @@ PREDICTIONS = 2**22  # in memory
 class StimulusPairs:
     """Pairs of stimuli with their neural distances in every layer.
 
-    They are all pairs i < j of the stimuli in the rows `index` of the feature table, by default all, and folds divide
-    stimuli; or those at the flat indices `chosen`, which folds divide, with the squared distances `targets`, if known.
+    They are all pairs i < j of the stimuli in the rows `index` of the feature table, and folds divide stimuli; or those
+    at the flat indices `chosen`, which folds divide, with the squared distances `targets`, if known.
     """
 
     def __init__(
@@ -311,11 +306,9 @@ class StimulusPairs:
         self._targets = targets
 
     def __len__(self) -> int:
-        """Return the number of units of folds: stimuli, or pairs."""
         return len(self.index) if self.chosen is None else len(self.chosen)
 
     def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
-        """Return the pairs of these stimuli, or these pairs."""
         if self.chosen is not None:
             return StimulusPairs(self.layers, self.index, self.chosen[units], self.targets()[:, units])
         return StimulusPairs([layer.take(units) for layer in self.layers], self.index[units])
@@ -326,7 +319,6 @@ class StimulusPairs:
         return upper(len(self.index), self.index.device) if self.chosen is None else self.chosen
 
     def targets(self) -> Float[Tensor, "l p"]:
-        """Return the squared neural distances."""
         return torch.stack(list(self._squares()))
 
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
