@@ -104,11 +104,11 @@ def comparable(
     stimuli_of(vectors.shape[1])
     vectors = vectors.detach().double()
     for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
+        if not vector.isfinite().all():
+            raise ValueError(f"the distances of {name} are not finite")
         low, high = vector.aminmax()
-        flat = high - low <= TIED * high.abs() if comparator in (*RANKED, *CENTRED) else low == high == 0
-        if flat or not vector.isfinite().all():
-            problem = f"constant over {len(vector)} pairs: leave it out" if flat else "not finite"
-            raise ValueError(f"the distances of {name} are {problem}")
+        if (high - low <= TIED * high.abs()) if comparator in (*RANKED, *CENTRED) else low == high == 0:
+            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs: leave it out")
     return torch.stack([levels_of(each, TIED) if comparator in RANKED else each / size_of(each) for each in vectors])
 
 
