@@ -15,7 +15,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone

@@ -25,7 +25,6 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
-from thinkalike.data.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
@@ -34,9 +33,18 @@ from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
-from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
+from thinkalike.states.contrasts import (
+    CONTRASTS,
+    Contrasts,
+    Prompts,
+    gap,
+    gaps,
+    grammar_contrasts,
+    read_contrasts,
+    read_prompts,
+)
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from thinkalike.measures.contract import LayerMeasure, both_in_order, products
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, unit_ranks
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDINGS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
 NOISES = ("shrinkage", "diagonal", "none")

@@ -20,7 +20,7 @@ from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.sums import StimulusPairs
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
