@@ -320,17 +320,11 @@ def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: t
 
 @dataclass(frozen=True, eq=False)
 class RowGroups:
-    """Which rows of a batch belong together.
+    """Which rows of a batch belong together."""
 
-    Attributes:
-        order: The rows that are in a group, with those of one group side by side, and the smallest groups first.
-        shapes: How many groups there are of each size: (number of groups, size), by size.
-        rows: How many rows the batch has, those without a group included.
-    """
-
-    order: Int[Tensor, " kept"]
-    shapes: Sequence[tuple[int, int]]
-    rows: int
+    order: Int[Tensor, " kept"]  # the rows that are in a group, those of one side by side, the smallest groups first
+    shapes: Sequence[tuple[int, int]]  # the number of groups of each size, and this size
+    rows: int  # how many rows the batch has, those without a group included
 
     @classmethod
     @takes_arrays

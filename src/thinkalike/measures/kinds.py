@@ -60,12 +60,10 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, X: Any, kinds: Kinds = "auto") -> Columns:
-        """Describe a table, with a warning that names the features which are taken for continuous.
+        """Describe a table as `MLEM.fit` takes it, with a warning of features that are taken for continuous.
 
-        Args:
-            X: See `MLEM.fit`.
-            kinds: The kind of all features, of each, or of some by name or number; the others, and "auto", have the
-                kind that their type and values imply. A list of levels is an ordinal feature.
+        `kinds` are of all features, of each, or of some by name or number; the others, and "auto", have the kind that
+        their type and values imply. A list of levels is an ordinal feature.
         """
         frame, typed = _frame(X)
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]

@@ -73,7 +73,7 @@ class CKA(LayerMeans):
     have an offset of 300 (1024 rows of width 256).
 
     Args:
-        source_layers, target_layers: How many layers a batch brings.
+        source_layers, target_layers, kwargs: See `Accumulator`.
         estimator, kernel: See `cka`.
         aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
             batch's CKA (Brown et al. 2023), which is off if batches have few rows.
@@ -81,7 +81,6 @@ class CKA(LayerMeans):
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
             their rows, come before the ratio. "none" compares all rows.
         permutations: For a null, see `LayerMeans`.
-        kwargs: Options of `torchmetrics.Metric`.
     """
 
     higher_is_better = True

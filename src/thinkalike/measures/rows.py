@@ -25,9 +25,6 @@ def rows_of(
         flatten: "token": every token; "sample": a sequence laid out flat, (b, t d); "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
         places: `places_of` the mask, for several layers of a batch.
-
-    Raises:
-        ValueError: The mask has another shape or dtype, or drops a token from a whole sequence.
     """
     if mask is not None:
         if mask.shape != states.shape[:-1]:

@@ -101,8 +101,7 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
     P is a transport plan between units of weight 1/d and units of weight 1/e; of equal widths the best one is a
     permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of standardised units is
     √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
-    the value, as they should; scales of single units do not. It is differentiable where the plan is unique. For its
-    errors see `procrustes_distance`.
+    the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
     """
     return SOFT_MATCHING.of(X, Y)
 
@@ -110,8 +109,8 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     """Return the plan P ≥ 0 with rows that sum to 1/d and columns to 1/e and the largest Σ P likeness, in float64.
 
-    An assignment problem where widths are equal, or have a common multiple of at most `COPIES`, of which each unit then
-    has several copies; else a linear program, which takes minutes for some hundred units.
+    An assignment of copies of units where widths have a common multiple of at most `COPIES`; else a linear program,
+    which takes minutes for some hundred units.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -120,7 +120,7 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as vectors of norm 1.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli. With all counts 1 this is double centring.
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: double centring where all counts are 1.
     """
     n, drawn = len(counts), counts.nonzero()[:, 0]
     square = vectors.new_zeros(len(vectors), n, n)
@@ -135,10 +135,7 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
 
 
 def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
-    """Return Kendall's τ_a = (concordant - discordant) / all pairs of values, in [-1, 1], from SciPy's τ_b.
-
-    A tied pair is neither, but is counted (Kendall 1938), so that a model gains nothing by predicting ties.
-    """
+    """Return Kendall's τ_a, where a tied pair counts, so that a model gains nothing by predicting ties, from τ_b."""
     from scipy.stats import kendalltau  # takes half a second to import
 
     def root(levels: np.ndarray) -> float:

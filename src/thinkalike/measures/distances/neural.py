@@ -162,11 +162,8 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
 
     Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with ν = n (m - 1) degrees of
     freedom; see `noise_covariance`. As it comes from the same runs, it adds a small constant to all distances: for
-    noise=diagonal 4 / (m (ν - 2)) on average.
-
-    Args:
-        runs: The measurements of n stimuli in m ≥ 2 runs by d units.
-        noise: shrinkage, diagonal (each unit's variance alone), or none (Σ is the identity).
+    noise=diagonal 4 / (m (ν - 2)) on average. Noise is shrinkage, diagonal (each unit's variance alone), or none (Σ is
+    the identity). Runs are m ≥ 2.
 
     Raises:
         ValueError: The noise is unknown, or a unit is constant over runs.

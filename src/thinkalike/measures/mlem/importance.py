@@ -106,8 +106,7 @@ def feature_importance(
     and scores 0. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values. Of both there is a warning.
 
     Args:
-        model: The parameters of the fits; the model itself is not changed.
-        X, Y, groups: See `MLEM.fit`.
+        model, X, Y, groups: The parameters of the fits, and see `MLEM.fit`; the model itself is not changed.
         given: A feature, by number or name, within whose levels the values move: variance shared with it does not
             count, and its own importance is 0.
         interactions: Pairs (a, b) of features that are also permuted together, see `Importance.pair_effects`.
@@ -235,7 +234,6 @@ def split_half_reference(
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
         layers: States (n, d) of each layer; a random 1,000 of more stimuli are used.
-        distance: See `NeuralDistances`.
         groups: (n), such as sentences; the stimuli of a group are in the same half. By default each is its own group.
 
     Raises:
