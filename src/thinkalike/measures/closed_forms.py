@@ -392,7 +392,6 @@ class DirectionSums:
 
 
 def _r2(errors: Float[Tensor, "*b r"], whole: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
-    """Return 1 - errors / whole, 0 where there is nothing to predict."""
     return torch.where(whole > 0, 1 - errors / whole.clamp(min=torch.finfo(whole.dtype).tiny), 0.0)
 
 

@@ -161,7 +161,6 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
 
 
 def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[str, tuple[Level, ...] | None]:
-    """Return the kind of a column, and its levels unless it is read as numbers."""
     if not isinstance(kind, str):
         levels = tuple(map(_plain, kind))
         if beyond := [value for value in _values(column) if value not in (None, *levels)]:
@@ -192,7 +191,6 @@ def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
 
 
 def _values(column: pd.Series) -> list[Level | None]:
-    """Return the values of a column as plain text, numbers and truth values; None where one is missing."""
     return [None if absent else _plain(value) for value, absent in zip(column, column.isna(), strict=True)]
 
 

@@ -136,7 +136,6 @@ def _transported(scores: np.ndarray) -> np.ndarray:
 
 
 def _units(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return centred units of norm 1, and those that do not vary as 0."""
     rows = centred_rows(features, name)
     norms = torch.linalg.vector_norm(rows, dim=0)
     varies = norms > CONSTANT * norms.max()

@@ -203,7 +203,6 @@ class MLEM(BaseEstimator):
         self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
 
     def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return the squared distances that become 0 and 1 in the scale of each layer."""
         scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
         if scale == "none":

@@ -179,7 +179,6 @@ def _drops(
 
 
 def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a random permutation within strata."""
     order = torch.randperm(len(strata), generator=generator).to(strata.device)
     within = torch.empty_like(order)
     within[strata.argsort(stable=True)] = order[strata[order].argsort(stable=True)]

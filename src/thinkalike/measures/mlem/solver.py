@@ -279,7 +279,6 @@ def _restricted(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], used
 
 
 def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Tensor, "b f f"]:
-    """Return the used part of the system, and the identity elsewhere."""
     kept = used.to(gram.dtype)
     return gram * kept[:, :, None] * kept[:, None] + torch.diag_embed(1 - kept)
 
