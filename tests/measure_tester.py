@@ -211,10 +211,13 @@ def check_precision(measure: Measure) -> None:
 
 
 def check_size(measure: Measure) -> None:
-    """Features of size 1e-150 and 1e150 have the value of others where isotropic scaling is to leave it as it is."""
+    """Features whose squares are 0 or infinite have the value of others, where isotropic scaling is declared."""
     x, y = measure.draw()
-    for power in (2.0**-498, 2.0**498) if "isotropic_scaling" in measure.properties.invariances else ():
-        torch.testing.assert_close(measure(power * x, y), measure(x, y), rtol=0, atol=measure.tolerance)
+    for dtype, power in ((F64, 498), (F64, -498), (torch.float32, 100), (torch.float32, -100)):
+        if "isotropic_scaling" in measure.properties.invariances:
+            given, other = x.to(dtype), y.to(dtype)
+            size = measure(given * 2.0**power, other), measure(given, other)
+            torch.testing.assert_close(*size, rtol=0, atol=measure.tolerance)
 
 
 def check_chunks(measure: Measure) -> None:
