@@ -95,8 +95,7 @@ def jackknife(
         reference: What the replicates would average if rows did not depend on each other. The distance from their mean,
             times b - 1, is the bias of the value by rows that do (Quenouille 1956). The interval is around the value
             less this bias, and reaches the value itself.
-        is_drawn: Whether the reference is of rows drawn at random, so that the bias has an error of its own. The
-            interval then also holds that of the same width around the value.
+        is_drawn: Whether the reference is of rows drawn at random; the interval then also holds that around the value.
         t: Takes the place of Student's, as where the intervals hold for several values simultaneously.
     """
     b = len(replicates)

@@ -39,7 +39,7 @@ def kind_of(column: pd.Series) -> str:
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         return "nominal"
     values = column.dropna().to_numpy(float)
-    different = np.unique(values[np.isfinite(values)])
+    different = np.unique(_digits(values[np.isfinite(values)]))
     return "continuous" if len(different) >= MANY and (different != np.round(different)).any() else "numeric"
 
 
@@ -100,7 +100,7 @@ class Columns(NamedTuple):
         if self.names and not names:
             warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
         levels = [None if own is None else list(own) for own in self.levels]
-        read = [_read(frame.iloc[:, feature], own) for feature, own in enumerate(levels)]
+        read = [_read(frame.iloc[:, place], *each) for place, each in enumerate(zip(levels, self.kinds, strict=True))]
         values = torch.stack(read, 1).to(device or (X.device if isinstance(X, Tensor) else None))
         if values.isinf().any():
             raise ValueError(f"feature {self.label(int(values.isinf().any(0).nonzero()[0]))} has an infinite value")
@@ -179,11 +179,18 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
     return own, tuple(sorted(present, key=lambda level: (isinstance(level, str), level)))
 
 
-def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
+def _digits(values: np.ndarray) -> np.ndarray:
+    """Return fractions to 12 digits, so that 0.1 + 0.2 and 0.3 are one level."""
+    exact = (values == np.round(values)) | ~np.isfinite(values)
+    return np.where(exact, values, [float(f"{value:.12g}") for value in values])
+
+
+def _read(column: pd.Series, levels: list[Level] | None, kind: str) -> Float[Tensor, " n"]:
     """Return a column as numbers; new values are added to the levels."""
     if levels is None:
         numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
-        return torch.tensor(numbers.to_numpy(dtype=float, na_value=np.nan))
+        values = numbers.to_numpy(dtype=float, na_value=np.nan)
+        return torch.tensor(values if kind == "continuous" else _digits(values))
     places = {level: place for place, level in enumerate(levels)}
     codes = [torch.nan if value is None else float(places.setdefault(value, len(places))) for value in _values(column)]
     levels[:] = list(places)

@@ -145,8 +145,7 @@ class Accumulator(Metric):
                 in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
                 see `numbered_by_part`, and nulls move them as blocks.
 
-        Raises:
-            ValueError: What is given does not fit, or the measure refuses a layer. Nothing is added.
+        A ValueError says that something does not fit, or that the measure refuses a layer, and nothing is added.
         """
         self.gather(Batch([source, target], mask, self.next_number(number), groups, documents))
 

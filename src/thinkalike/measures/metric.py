@@ -67,10 +67,9 @@ class CKA(LayerMeans):
     """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
 
     Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order of
-    the batches does not matter, and processes may share them. A tensor that stands for several layers, as where a model
-    is compared with itself, costs one. Products of bfloat16 and float16 states are taken in float32; the error of
-    rounding states to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions
-    have an offset of 300 (1024 rows of width 256).
+    the batches does not matter, and processes may share them. Products of bfloat16 and float16 states are taken in
+    float32; the error of rounding states to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3
+    where a few dimensions have an offset of 300 (1024 rows of width 256).
 
     Args:
         source_layers, target_layers, kwargs: See `Accumulator`.

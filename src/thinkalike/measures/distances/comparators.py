@@ -47,10 +47,8 @@ def compare(
     -½ H D H, so V is never formed.
 
     Args:
-        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus are no pair.
-
-    Returns:
-        The values, (a, b), or (r, a, b) of resamples; NaN where a vector is constant (or zero) in a resample.
+        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus are no pair. The
+            value is NaN where a vector is constant (or zero) in a resample.
 
     Raises:
         ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines).
