@@ -38,6 +38,7 @@ from thinkalike.models.survey import (
     check_values,
     embedding_of,
     first_tensor,
+    puts_bos,
     relative_error,
     sample_tokens,
     text_config,
@@ -293,11 +294,17 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
             file = cached_file(place, "tokenizer.json", **optional)
-            if file is None or _cuts_as(tokenizer, file):
-                return tokenizer
-            kind = type(tokenizer).__name__
-            log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
-            return PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+            if file and not _cuts_as(tokenizer, file):
+                kind = type(tokenizer).__name__
+                log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+            file = cached_file(place, "tokenizer_config.json", **optional)
+            said = json.loads(Path(file).read_text()).get("add_bos_token") if file else None
+            if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
+                log.warning(
+                    "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said
+                )
+            return tokenizer
     if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
@@ -312,7 +319,7 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
     own.no_padding()
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     return all(
-        list(tokenizer(text, add_special_tokens=False)["input_ids"]) == own.encode(text, add_special_tokens=False).ids
+        list(tokenizer(text)["input_ids"]) == own.encode(text).ids
         for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
     )
 
