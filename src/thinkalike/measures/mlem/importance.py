@@ -271,7 +271,7 @@ def _references(
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 
 
-def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: int) -> Float[Tensor, ""]:
+def _reference(halves: Sequence[tuple[Tensor, ...]], size: int) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions, NaN if r is not above 0.
 
     Halves have the squared distances of pairs, their levels, the pair of cells of each below `size`, and which count.
