@@ -53,7 +53,8 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 
 # the files of weights in the order in which transformers looks for them
-IN_TURN = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
+IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
 
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
@@ -194,8 +195,7 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    if unread := _unread_weights(Path(place)):
-        log.warning("%s: weights that are not read lie in %s: %s", config.called, place, listed(unread))
+    _say_unread(Path(place))
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
@@ -215,13 +215,14 @@ def read_weights(
     return module
 
 
-def _unread_weights(folder: Path) -> list[str]:
-    """Return the files of weights in a folder that transformers passes over, as it reads one kind alone."""
+def _say_unread(folder: Path) -> None:
+    """Say which files of weights in a folder are passed over, as the first kind that there is is read alone."""
     first = next((folder / name for name in IN_TURN if (folder / name).is_file()), None)
-    if first is None:
-        return []
-    read = json.loads(first.read_text())["weight_map"].values() if first.suffix == ".json" else [first.name]
-    return sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern)}.difference(read))
+    if first:
+        read = json.loads(first.read_text())["weight_map"].values() if first.suffix == ".json" else [first.name]
+        others = {path.name for pattern in (*WEIGHTS, "adapter_model.*") for path in folder.glob(pattern)} - {*read}
+        if others:
+            log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(others)))
 
 
 def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
@@ -232,6 +233,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
         try:
+            _say_unread(folder)
             given = load_peft_weights(str(folder), device="cpu")
             known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)

@@ -19,8 +19,7 @@ from thinkalike.config import ModelConfig, compose_job, model_named, options
 from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
-from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
-from thinkalike.contrib.populations.templates import read_pairs
+from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
