@@ -27,7 +27,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import asked, at_boundaries, counted, doing, stop
-from thinkalike.states.tokens import token_states
+from thinkalike.states.tokens import sites
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -298,7 +298,7 @@ def _states(
         for model in dict.fromkeys(models):  # the whole states of one at a time
             added: list[Tensor] = []
             with last_additions(model, added) if measure.site == "update" else contextlib.nullcontext():
-                layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
+                layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
             layers = added or layers
             found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
         waiting.append([found[model] for model in models])
