@@ -109,7 +109,7 @@ def test_every_measure_is_that_of_other_code(models):
         ("foresight", "future"), (plain, beyond), zip(*surprising, strict=True), strict=True
     ):
         foreseen = max(foreseen_by_numpy(states, ahead) for ahead in zip(*missed, strict=True))
-        assert float(found.measures[name].value[0]) == pytest.approx(foreseen, abs=1e-4), name
+        assert float(found.measures[name].value[0]) == pytest.approx(foreseen, abs=3e-4), name
     assert found.rows_used == pytest.approx(used[1])
     assert found.measures.keys() == MEASURES | {f"{name}_beyond" for name in MEASURES} | {
         "context", "context_back", "foresight", "future", "later", "r2_output_untrained", "r2_output_learnt"
@@ -249,7 +249,7 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     assert all((values[name]["future"] > 0.05) == (name in leaks) for name in values)
     assert all((values[name]["later"] > 1e-4) == (name in leaks) for name in values)
     for name in ("token", "token over place", "running mean"):
-        assert found[name]["r2_output_learnt"].low < 0, name
+        assert found[name]["r2_output_learnt"].low <= 0, name
     assert found["other seed"]["r2_output_learnt"].low > 0
     assert 0.05 < values["other seed"]["r2_output_beyond"] < 0.9
     estimate = found["other seed"]["r2_output_beyond"]
