@@ -29,7 +29,7 @@ from omegaconf import DictConfig
 
 from thinkalike.config import CONF, AnalyzeConfig, TrainConfig
 from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, first_line, nearest
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing
 
@@ -52,7 +52,8 @@ def entry_point(job: Job) -> Callable[[], None]:
 
     @functools.wraps(job)
     def task(composed: DictConfig) -> float | None:
-        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+        logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
         with own_process():
@@ -111,6 +112,13 @@ def own_process() -> Iterator[None]:
         sys.exit(1)
 
 
+class _Plainly(logging.Formatter):
+    """Writes messages without control characters, which names of models and tensors may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 class Stdout:
     """A stdout that may be full or closed: what is printed then is lost, and not the result."""
 
@@ -135,7 +143,8 @@ class Stdout:
 
 
 def _one_line(error: BaseException) -> str:
-    return explained(error) if isinstance(error, COMPOSING_ERRORS) else first_line(error) or type(error).__name__
+    said = explained(error) if isinstance(error, COMPOSING_ERRORS) else " ".join(str(error).split())
+    return said or type(error).__name__
 
 
 def _done(job: Job, composed: DictConfig) -> list[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import check_extra, first_line
+from thinkalike.errors import check_extra, one_line
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class WandbTracker:
                 self.run = wandb.init(mode=mode, settings=wandb.Settings(init_timeout=PATIENCE), **options)
         except wandb.Error as error:
             wandb.teardown()  # what is left of the attempt
-            reason = first_line(error)
+            reason = one_line(error)
         if self.run is None:
             upload = f"to upload: wandb sync {job.store}/wandb/offline-run-*"
             log.info("W&B: %s, so the run stays offline; %s", reason, upload)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike.config.compose import from_yaml, to_yaml
 from thinkalike.digests import digest_of
-from thinkalike.errors import StoreError, TrainingError, first_line
+from thinkalike.errors import StoreError, TrainingError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -155,7 +155,7 @@ class Result:
         try:
             return from_yaml(file.read_text())
         except Exception as error:  # the file may come from anywhere
-            raise StoreError(f"{file} cannot be read ({first_line(error)[:100]})") from error
+            raise StoreError(f"{file} cannot be read ({one_line(error)})") from error
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -210,7 +210,17 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
 
 def is_sealed(folder: Path) -> bool:
     """Return whether a folder has a manifest, as that of a finished result does."""
-    return (folder / MANIFEST).is_file()
+    with _reading(folder):
+        return (folder / MANIFEST).is_file()
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """Name the cause of an error of the file system, such as a missing permission, which is no damage."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
 
 
 def damage(folder: Path, content: bool = True) -> str | None:
@@ -224,8 +234,10 @@ def damage(folder: Path, content: bool = True) -> str | None:
         entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
         if manifest["digest"] != _digest_of_entries(manifest["files"]):
             return f"{folder / MANIFEST} is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{folder / MANIFEST} is missing or damaged ({type(error).__name__})"
+    except FileNotFoundError:
+        return f"{folder / MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder / MANIFEST} is damaged ({type(error).__name__})"
     for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
@@ -238,7 +250,9 @@ def damage(folder: Path, content: bool = True) -> str | None:
 
 
 def _undamaged(result: Result) -> Result:
-    if wrong := damage(result.folder):
+    with _reading(result.folder):
+        wrong = damage(result.folder)
+    if wrong:
         raise StoreError(f"{wrong}; delete {result.folder} or do the job again with force=true")
     return result
 

@@ -24,7 +24,7 @@ from typing import Any
 from thinkalike.config import AnalyzeConfig, command_line, relevant
 from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, first_line
+from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, one_line
 from thinkalike.job.instrument import Instrument, Outcome, Phases, Work, phase_of_all
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, rank, together
@@ -329,12 +329,12 @@ def _reason(error: BaseException) -> str | None:
     from thinkalike.memory import exhausted
 
     if cause := exhausted(error):
-        return f"there is too little memory ({first_line(cause)[:200] or type(cause).__name__}): {SMALLER}"
+        return f"there is too little memory ({one_line(cause) or type(cause).__name__}): {SMALLER}"
     for each in chain(error, suppressed=True):
         numbered = NUMBERED.search(str(each))
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
         if number in NO_PLACE:
-            return f"{first_line(each)[:200]}: {PLACES}"
+            return f"{one_line(each)}: {PLACES}"
     return None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -20,8 +19,8 @@ from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
-from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
+from thinkalike.digests import read_json, regular, remembered_digest
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
 from thinkalike.hub import Commit, cause_of, refused, resolved
 
 log = logging.getLogger(__name__)
@@ -69,6 +68,9 @@ def folder_of(config: ModelConfig) -> Path | None:
         return gguf
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
+    for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
+        if Path(name).suffix in READ | {LIGHTNING} and (inside / name).exists():
+            regular(inside / name).open("rb").close()
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
@@ -89,7 +91,7 @@ def gguf_in(place: Path) -> Path | None:
     """Return the GGUF file that a path means: itself, or the only one of a folder without other weights."""
     if is_gguf(place):
         return place
-    files = [] if _has_weights(place) else sorted(place.glob("*.gguf"))
+    files = [] if _has_weights(place) else sorted(file for file in place.glob("*.gguf") if file.is_file())
     if len(files) > 1:
         names = listed([file.name for file in files])
         raise ModelError(f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}")
@@ -118,7 +120,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
             raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
         return None
     said = config.base or _json(folder / ADAPTER).get("base_model_name_or_path")
-    if not said:
+    if not said or not isinstance(said, str):
         raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
     try:
         base = model_named(str(Path(said).absolute()) if Path(said).exists() else str(said), {})
@@ -126,6 +128,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         base = None
     if base is None or (base.path and not Path(base.path).exists()):
         raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
+    if base.path and is_adapter(Path(base.path)):
+        raise ModelError(f"model={config.called}: its base {said} is an adapter itself; {GIVE}")
     return replace(base, **{key: getattr(config, key) for key in (*HOW_IT_RUNS, "bos", "side")})
 
 
@@ -165,12 +169,16 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
 
     That of an adapter covers its base. It raises the errors of `reached`.
     """
+    with explained(config):
+        return _fingerprint_of_files(config)
+
+
+def _fingerprint_of_files(config: ModelConfig) -> str:
     folder = folder_of(config)
     if folder is None:
         if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
             return config.revision
-        with explained(config):
-            return _commit_of(config).sha
+        return _commit_of(config).sha
     digest = hashlib.sha256()
     inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
     others = [path for path in revisions_in(folder) if STEP.search(path.name)]
@@ -275,8 +283,8 @@ def _shape_in(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
 
@@ -354,10 +362,7 @@ def _cause(config: ModelConfig, error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Return the first line of what an error says, and the next ones as long as a colon announces them."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    return f"{type(error).__name__}: {' '.join(lines[:end])[:300]}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _quieten() -> None:

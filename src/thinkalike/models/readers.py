@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, check_extra, listed
+from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import gguf_said
@@ -201,8 +201,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise ModelError(f"{folder.name}: the adapter does not fit its base ({said}); {GIVE}") from error
+            raise ModelError(f"{folder.name}: the adapter does not fit its base ({one_line(error)}); {GIVE}") from error
         if whole.active_peft_config.is_prompt_learning:
             kind = whole.active_peft_config.peft_type.value
             raise ModelError(f"{folder.name}: an adapter of the kind {kind} cannot be merged")

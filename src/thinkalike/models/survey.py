@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from thinkalike.digests import BYTE_OF, tokenizer_parts
-from thinkalike.errors import ModelError, first_line
+from thinkalike.errors import ModelError, one_line
 from thinkalike.models.families import EMBED, Layer, after
 from thinkalike.models.surgery import first_tensor
 
@@ -83,7 +83,7 @@ def passing(name: str) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ImportError) as error:
         if isinstance(error, ModelError) or "memory" in str(error):
             raise
-        said = f"{type(error).__name__}: {first_line(error)[:200]}"
+        said = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 

@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from thinkalike.arguments import seeded
-from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import StitchError, ThinkalikeError, first_line
+from thinkalike.digests import read_json, regular, tokenizer_fingerprint
+from thinkalike.errors import StitchError, ThinkalikeError, one_line
 from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
@@ -39,14 +39,17 @@ class StitchMap(nn.Module, ModelHubMixin):
         source, target: The sites that it goes from and to.
 
     Raises:
-        StitchError: Weight and bias have other shapes.
+        StitchError: Weight and bias have other shapes, or entries that are no finite numbers in float32.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
         super().__init__()
-        if weight.dim() != 2 or bias.shape != weight.shape[:1]:
+        if weight.dim() != 2 or bias.shape != weight.shape[:1] or not weight.numel():
             shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             raise StitchError(f"a stitch has a weight (e, d) and a bias (e), not {shapes}")
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if not (tensor.is_floating_point() and tensor.float().isfinite().all()):
+                raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
         self.weight = nn.Parameter(weight.detach().float().contiguous(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
         self.source, self.target = source, target
@@ -111,11 +114,11 @@ class StitchMap(nn.Module, ModelHubMixin):
             StitchError: A file is missing or damaged, or holds something else.
         """
         folder = Path(folder).expanduser()
-        with _explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
-            config = json.loads((folder / CONFIG).read_text())
+        with explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
+            config = read_json(folder / CONFIG)
             if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
                 raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
-            parts: dict[str, Any] = load_file(folder / WEIGHTS)
+            parts: dict[str, Any] = load_file(regular(folder / WEIGHTS))
             return cls(**parts, source=Site(**config["source"]), target=Site(**config["target"]))
 
     @classmethod
@@ -134,7 +137,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         place = os.fspath(pretrained_model_name_or_path)
         if Path(place).expanduser().is_dir():
             return cls.load(place)
-        with _explained(f"cannot get the stitch {place}", place, revision):
+        with explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
             for name in (CONFIG, WEIGHTS):
                 file = hf_hub_download(place, name, revision=commit, **options)
@@ -152,7 +155,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         Raises:
             StitchError: The upload fails.
         """
-        with _explained(f"cannot push the stitch to {repo_id}", repo_id):
+        with explained(f"cannot push the stitch to {repo_id}", repo_id):
             address: str = super().push_to_hub(repo_id, **options)
         resolved.cache_clear()  # the branch has moved
         return address
@@ -204,7 +207,7 @@ That the stitched model does well does not show that the two models are alike.
 
 
 @contextlib.contextmanager
-def _explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
+def explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
     """Turn an error of files or of the hub into one line."""
     try:
         yield
@@ -212,7 +215,7 @@ def _explained(attempt: str, repository: str = "", revision: str | None = None) 
         raise
     except Exception as error:  # of the hub's library and of those that it is built on
         known = cause_of(error, repository, revision) if repository else None
-        reason = known or f"{type(error).__name__}: {first_line(error)[:200]}"
+        reason = known or f"{type(error).__name__}: {one_line(error)}"
         raise StitchError(f"{attempt}: {reason}") from error
 
 
@@ -233,6 +236,11 @@ class Site:
     layer: int
     fingerprint: str
     dtype: str
+
+    def __post_init__(self) -> None:
+        texts = (self.model, self.revision, self.fingerprint, self.dtype)
+        if type(self.layer) is not int or self.layer < 0 or not all(isinstance(each, str) for each in texts):
+            raise StitchError(f"{self!r} is no site: its layer must be a number from 0 on, and all else text")
 
     @classmethod
     def of(cls, described: Mapping[str, Any], layer: int) -> Site:
