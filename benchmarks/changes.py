@@ -39,7 +39,6 @@ import torch
 from scipy.stats import mannwhitneyu
 
 import thinkalike
-from thinkalike.arguments import seeded
 from thinkalike.config import compose_job
 from thinkalike.data.contrasts import grammar_contrasts
 from thinkalike.data.corpus import TokenRows
@@ -58,6 +57,7 @@ from thinkalike.evaluation.changes import (
 from thinkalike.instruments.diff.answers import Answers
 from thinkalike.instruments.diff.instrument import FORKED, NULLS, read_rows
 from thinkalike.measures.changes import equivalence, rank_p, signed_permutation
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import Part, parts_of

@@ -26,7 +26,6 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 # A module imports from its own part and from lower levels only.
 LEVELS = {
     "errors": 0,
-    "progress": 0,
     "plugins": 0.5,  # knows errors
     "processes": 0.5,
     "config": 1,  # knows errors and plugins, and nothing else
@@ -37,7 +36,7 @@ LEVELS = {
     "arguments": 1,
     "models": 2,
     "data": 2,
-    "measures": 1.5,  # knows arguments, errors and progress at most: no models, files or configuration
+    "measures": 1.5,  # knows arguments, errors and processes at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,

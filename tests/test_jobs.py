@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 import tiny
 import wandb_runs
 from conftest import kill_and_resume, untrained
-from thinkalike.config import pairs_of_layers
 from thinkalike.instruments.stitching.instrument import warn_of_far_states
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.job import Work
+from thinkalike.models.families import pairs_of_layers
 from thinkalike.store import Job, newest_state
 
 

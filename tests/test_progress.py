@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from thinkalike import progress
-from thinkalike.progress import Activity, counted, doing, under_way
+from thinkalike import processes
+from thinkalike.processes import Activity, counted, doing, under_way
 from thinkalike.screen import PROGRESS, watched
 
 
@@ -40,7 +40,7 @@ def test_items_are_counted_when_done():
 
 def test_rate_and_rest_are_of_this_run(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(processes.time, "monotonic", lambda: now)
     activity = Activity("step", 170)
     assert (activity.rate, activity.left(now)) == (None, None)
     activity.begin(50)  # an earlier run did
@@ -76,7 +76,7 @@ def test_a_job_shows_its_phases_and_no_librarys_progress_bar(cli, small_stitchin
             said.append(activity.name)
             super().append(activity)
 
-    monkeypatch.setattr(progress, "_open", Listener())
+    monkeypatch.setattr(processes, "_open", Listener())
     ended = cli("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
     assert ended.status == 0, ended.stderr
     expected = ["starting", "loading", "likeness", "batch of token means", "fit", "training step", "report"]

@@ -30,11 +30,6 @@ NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
 
 
-def seeded(seed: int) -> torch.Generator:
-    """Return a generator of random numbers; the seed may be a whole number of NumPy's, too."""
-    return torch.Generator().manual_seed(int(seed))
-
-
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise a ValueError unless a value is one of the choices."""
     if value not in choices:

@@ -30,8 +30,7 @@ from omegaconf import DictConfig
 from thinkalike.config import CONF, AnalyzeConfig, TrainConfig
 from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
-from thinkalike.processes import Interrupted, follow_parent, heeded
-from thinkalike.progress import doing
+from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it

@@ -31,7 +31,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from thinkalike.errors import plain
-from thinkalike.progress import Activity, under_way
+from thinkalike.processes import Activity, under_way
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -138,19 +138,12 @@ class Result:
 
     @property
     def provenance(self) -> Record:
-        """Versions, commit, seed, models and data with their fingerprints, peak memory, and how it was made.
-
-        That is the date (UTC), command line, host, wall time and seconds of each phase; older results lack some.
-        """
+        """Versions, seed, models and data with fingerprints, memory, date, command line, host, seconds of phases."""
         return dict(self._record["provenance"])
 
     @cached_property
     def config(self) -> Record:
-        """The resolved configuration; a part that the job does not read is None.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
         file = self.folder / "config.yaml"
         try:
             return from_yaml(file.read_text())
@@ -208,34 +201,29 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     return _undamaged(result)
 
 
-def is_sealed(folder: Path) -> bool:
-    """Return whether a folder has a manifest, as that of a finished result does."""
-    with _reading(folder):
-        return (folder / MANIFEST).is_file()
-
-
 @contextlib.contextmanager
-def _reading(folder: Path) -> Iterator[None]:
+def _reading() -> Iterator[None]:
     """Name the cause of an error of the file system, such as a missing permission, which is no damage."""
     try:
         yield
     except OSError as error:
-        raise StoreError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
+        raise StoreError(f"{error.filename} cannot be read: {error.strerror}") from error
 
 
+@_reading()
+def is_sealed(folder: Path) -> bool:
+    """Return whether a folder has a manifest, as that of a finished result does."""
+    return (folder / MANIFEST).is_file()
+
+
+@_reading()
 def damage(folder: Path, content: bool = True) -> str | None:
-    """Return what is wrong with a sealed folder, as half a sentence, or None.
-
-    Args:
-        content: compare all digests, and not sizes and the digest of result.json alone.
-    """
+    """Return what is wrong with a sealed folder, or None, by sizes and by all digests or that of result.json alone."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
         if manifest["digest"] != _digest_of_entries(manifest["files"]):
             return f"{folder / MANIFEST} is damaged"
-    except FileNotFoundError:
-        return f"{folder / MANIFEST} is missing"
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder / MANIFEST} is damaged ({type(error).__name__})"
     for name, size, digest in entries:
@@ -250,9 +238,7 @@ def damage(folder: Path, content: bool = True) -> str | None:
 
 
 def _undamaged(result: Result) -> Result:
-    with _reading(result.folder):
-        wrong = damage(result.folder)
-    if wrong:
+    if wrong := damage(result.folder):
         raise StoreError(f"{wrong}; delete {result.folder} or do the job again with force=true")
     return result
 
@@ -404,10 +390,8 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     before, aside = _states(folder, name), folder / f"{name}.aside"
-    with aside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    torch.save(state, aside)
+    _sync(aside)
     path = folder / f"{name}-{max(before, default=0) + 1}-{digest_of(aside)[:16]}.pt"
     os.replace(aside, path)
     _sync(folder)

@@ -34,11 +34,11 @@ from thinkalike.config.roots import (
     measure_module,
     measure_schema,
 )
-from thinkalike.config.schema import Recipe, layers_of_sides, left_open, not_in_key, pairs_of_layers, ranged, relevant
+from thinkalike.config.schema import Recipe, left_open, not_in_key, ranged, relevant
 
 __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig",
            "DataConfig", "LoggerConfig", "MeasureConfig", "ModelConfig", "Recipe", "StimuliConfig",
            "StitchConfig", "TrainConfig", "TrainerConfig", "command_line", "completed", "compose_job",
-           "instrument", "instrument_of", "jobs_of", "keys_of", "layers_of_sides", "left_open",
-           "measure_module", "measure_schema", "model_named", "not_in_key", "options", "pairs_of_layers",
-           "ranged", "relevant", "settings_of"]  # fmt: skip
+           "instrument", "instrument_of", "jobs_of", "keys_of", "left_open", "measure_module",
+           "measure_schema", "model_named", "not_in_key", "options", "ranged", "relevant",
+           "settings_of"]  # fmt: skip

@@ -14,7 +14,6 @@ that Hydra composed until `completed` asks the schema for its value.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import MISSING
@@ -239,31 +238,3 @@ Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, m
 Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
 Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=5000)]
 Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
-
-
-def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means.
-
-    Raises:
-        ConfigError: one of the layers does not exist.
-    """
-    if layers == "same":
-        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
-    if layers == "all":
-        return list(itertools.product(range(source_layers), range(target_layers)))
-    layers = [each if isinstance(each, list) else [each, each] for each in layers]
-    for layer, depth in layers:
-        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
-            has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
-            raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
-    return list(dict.fromkeys((layer, depth) for layer, depth in layers))
-
-
-def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
-    """Return the layers of the source and those of the target that are in the pairs of `layers=`, in their order.
-
-    Args:
-        itself: whether both sides are one model, of which the layers of both are compared.
-    """
-    source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))
-    return [sorted(source | target)] * 2 if itself else [sorted(source), sorted(target)]

@@ -26,7 +26,7 @@ from thinkalike.data.cache import Entry, cache_folder, kept
 from thinkalike.data.documents import Sides, text_fingerprint
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.progress import Activity, doing
+from thinkalike.processes import Activity, doing
 
 log = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from thinkalike.config import DataConfig
 from thinkalike.data.sources import Record, commit_of, json_lines, parquet_rows, reading, stream_records
 from thinkalike.errors import DataError, nearest
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 # changed together with any sentence of the grammar; this value is made of the source code of the first grammar
 GRAMMAR = bytes.fromhex(

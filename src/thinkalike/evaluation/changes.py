@@ -19,7 +19,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.arguments import seeded
 from thinkalike.data.corpus import TokenRows
 from thinkalike.measures.changes import (
     TokenChanges,
@@ -29,12 +28,19 @@ from thinkalike.measures.changes import (
     signed_permutation,
     token_changes,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, bootstrap_interval, interval_around, sum_by_document
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    Estimate,
+    bootstrap_interval,
+    interval_around,
+    seeded,
+    sum_by_document,
+)
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
 from thinkalike.models.surgery import first_tensor
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 AT_ONCE = 2**24  # logits of one model in memory
 SCREENED = 128  # tokens that decide which parts are exchanged

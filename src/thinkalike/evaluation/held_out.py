@@ -14,7 +14,7 @@ from thinkalike.data.corpus import Corpus
 from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
 from thinkalike.measures.losses import unigram_entropy
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 
 def masked_losses(

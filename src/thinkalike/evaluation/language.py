@@ -20,7 +20,7 @@ from thinkalike.measures.estimates import Estimate, bootstrap_interval, effectiv
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 BATCH_TOKENS = 8192  # of a report
 COPIES = 6  # of the states of a layer pair: mapped and last ones of two kinds of maps, and two of parts of them

@@ -27,7 +27,7 @@ from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more

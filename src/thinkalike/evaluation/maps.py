@@ -13,7 +13,7 @@ from thinkalike.evaluation.language import halved, states_of_both
 from thinkalike.measures.closed_forms import LayerPair, Moments
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel, StateSource
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 
 @torch.no_grad()

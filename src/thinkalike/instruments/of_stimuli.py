@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import pandas as pd
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import CONTEXT
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
@@ -21,7 +21,7 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
-from thinkalike.models.families import names_of
+from thinkalike.models.families import layers_of_sides, names_of
 from thinkalike.states.batches import StateBatches, array_batches
 from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows

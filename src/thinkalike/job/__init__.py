@@ -1,9 +1,19 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
-from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Phases, Work, fingerprints, phase_of_all
-from thinkalike.job.performing import is_stored, key_of, perform, perform_all
+from thinkalike.job.instrument import (
+    OF_STITCHES,
+    Instrument,
+    Outcome,
+    Phases,
+    Work,
+    asked_for,
+    check_read,
+    fingerprints,
+    phase_of_all,
+)
+from thinkalike.job.performing import is_stored, key_of, passes, perform, perform_all, run_job, run_jobs
 
 __all__ = [
-    "OF_STITCHES", "Instrument", "Outcome", "Phases", "Work", "fingerprints", "is_stored", "key_of", "perform",
-    "perform_all", "phase_of_all",
+    "OF_STITCHES", "Instrument", "Outcome", "Phases", "Work", "asked_for", "check_read", "fingerprints", "is_stored",
+    "key_of", "passes", "perform", "perform_all", "phase_of_all", "run_job", "run_jobs",
 ]  # fmt: skip

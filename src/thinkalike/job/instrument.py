@@ -11,23 +11,33 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import time
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, completed
+from thinkalike.config import (
+    PROCESSES,
+    AnalyzeConfig,
+    ModelConfig,
+    TrainConfig,
+    completed,
+    instrument,
+    instrument_of,
+    jobs_of,
+    keys_of,
+    measure_module,
+)
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.errors import ResultError, ThinkalikeError
+from thinkalike.errors import ConfigError, ResultError, ThinkalikeError
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.processes import ProcessGroup
-from thinkalike.progress import doing
+from thinkalike.processes import ProcessGroup, doing
 from thinkalike.screen import Table, show_table, text_column
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
@@ -45,6 +55,10 @@ OF_PRETRAINING = frozenset(
     for side in ("model", "target")
     for name in ("cls_sep", "pretrain_tokens", "pretrain_tokens_per_step", "pretrain_lr", "pretrain_vocabulary")
 )
+EVERY_JOB = {  # settings that every job reads, or that decide which job it is
+    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
+    "screen", "wait", "dry_run",
+}  # fmt: skip
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -70,11 +84,7 @@ class Outcome:
     blank: Sequence[str] = ()
 
     def guarded(self) -> Outcome:
-        """Return this outcome with two blank cells for each interval without ends.
-
-        Raises:
-            ResultError: a number is not finite; the message names where it stands.
-        """
+        """Return this outcome with blank ends of unbounded intervals; raise a ResultError of what is not finite."""
         for name, value in self.scalars.items():
             self._check(f"the headline number {name}", value)
         for table in (self.table, *self.tables.values()):
@@ -87,7 +97,6 @@ class Outcome:
         return replace(self, table=_with_ends(self.table, math.nan), tables=tables)
 
     def _check(self, name: str, values: Any, table: pd.DataFrame | None = None) -> None:
-        """Raise a ResultError that names the first of these values that is not finite, if there is one."""
         import numpy as np
 
         wrong = np.argwhere(np.isinf(values) if name in self.blank else ~np.isfinite(values))
@@ -112,22 +121,15 @@ def _with_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
 
 
 class Phases:
-    """The seconds that a job has spent in each of its phases, in earlier runs of an interrupted job, too.
+    """The seconds that this run of a job has spent in each of its phases.
 
-    A phase inside another one takes its time from it, so that the seconds of all phases add up to those of the job.
-
-    Args:
-        folder: where a job keeps its states, and the seconds of its earlier runs; None: they are not kept.
+    A phase inside another one takes its time from it, so that the seconds of all phases add up to those of the run.
     """
 
-    def __init__(self, folder: Path | None = None):
-        self._file = folder / "phases.json" if folder else None
-        self._seconds: dict[str, float] = {}
+    def __init__(self) -> None:
+        self._seconds: defaultdict[str | None, float] = defaultdict(float)
         self._now: str | None = None
         self._since = time.monotonic()
-        if self._file:
-            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is missing or damaged
-                self._seconds = {name: float(value) for name, value in json.loads(self._file.read_text()).items()}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -143,43 +145,30 @@ class Phases:
             yield
         finally:
             self._turn_to(before)
-            if self._file and self._file.parent.is_dir():  # else the job has left no state
-                self._file.write_text(json.dumps(self._seconds))
 
     @property
     def seconds(self) -> dict[str, float]:
         """The seconds of each phase that has ended, to a hundredth."""
-        return {name: round(value, 2) for name, value in self._seconds.items()}
+        return {name: round(value, 2) for name, value in self._seconds.items() if name}
 
     def _turn_to(self, name: str | None) -> str | None:
         now, before = time.monotonic(), self._now
-        if before is not None:
-            self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._seconds[before] += now - self._since
         self._now, self._since = name, now
         return before
 
 
 @dataclass
 class Work:
-    """The context of a running job.
+    """The context of a running job."""
 
-    Attributes:
-        job: its folders: `job.partial` for a state to go on from, `job.aside` for files of the result.
-        settings: the configuration as dictionaries, without the parts that the job does not read.
-        inputs: what `Instrument.inputs` read.
-        opened: contexts that stay open until the result is there.
-        processes: the processes that share the job.
-        tracker: of `thinkalike.loggers`, or None without W&B and TensorBoard, or in a process that only helps.
-        phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
-    """
-
-    job: Job
-    settings: dict[str, Any]
-    inputs: Mapping[str, Any]
-    opened: contextlib.ExitStack
-    processes: ProcessGroup = field(default_factory=ProcessGroup)
-    tracker: Any = None
-    phase: Phases = field(default_factory=Phases)
+    job: Job  # `job.partial` is the folder of its states, `job.aside` that of files of the result
+    settings: dict[str, Any]  # as dictionaries, without the parts that the job does not read
+    inputs: Mapping[str, Any]  # what `Instrument.inputs` read
+    opened: contextlib.ExitStack  # contexts that stay open until the result is there
+    processes: ProcessGroup = field(default_factory=ProcessGroup)  # that share the job
+    tracker: Any = None  # of `thinkalike.loggers`, if W&B or TensorBoard get the curves
+    phase: Phases = field(default_factory=Phases)  # `with work.phase("loading"): ...`; the rest is "computing"
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the state that an earlier run kept under a name, or None; a damaged one is put aside."""
@@ -202,22 +191,12 @@ def phase_of_all(works: Iterable[Work], name: str) -> Iterator[None]:
 
 
 class Instrument(ABC):
-    """A kind of job.
+    """A kind of job."""
 
-    Args:
-        kind: the folder of its results in a store.
-        version: raised when its numbers change for one and the same configuration.
-        config: which door's configuration it takes.
-        reads: the parts of it that can change the numbers.
-
-    Raises:
-        TypeError: a part does not exist.
-    """
-
-    kind: str
-    version: ClassVar[int]
-    reads: ClassVar[tuple[str, ...]]
-    config: ClassVar[type]
+    kind: str  # the folder of its results in a store
+    version: ClassVar[int]  # raised when its numbers change for one and the same configuration
+    reads: ClassVar[tuple[str, ...]]  # the parts of the configuration that can change the numbers
+    config: ClassVar[type]  # of train.py or of analyze.py
     inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
     ignores: ClassVar[frozenset[str]] = OF_PRETRAINING  # settings of the parts that it reads that change nothing of it
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
@@ -240,9 +219,7 @@ class Instrument(ABC):
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read, before the job begins, everything besides the settings that decides the numbers.
 
-        Returns:
-            By name a fingerprint, or something that has one as `.fingerprint()`. Unless a kind says otherwise, the
-            fingerprints of the models' checkpoints and of the text, if it reads them.
+        Each is a fingerprint, or something that has one as `.fingerprint()`; by default those of models and text.
         """
         return fingerprints(config, self.reads)
 
@@ -255,12 +232,28 @@ class Instrument(ABC):
         return ()
 
     def completed(self, config: Any) -> Any:
-        """Return the configuration with everything decided that this job reads and that was left open."""
+        """Return the configuration with everything decided that was left open and that this job reads."""
         return completed(config, self.reads)
 
     def with_unread_reset(self, config: Any) -> Any:
         """Return the configuration with every setting that this job ignores reset to its default, or to None."""
         return config
+
+    def reads_setting(self, key: str, read: Any, config: Any) -> bool:
+        """Return whether this job reads the value that `config` has for a key, given `read` of `with_unread_reset`."""
+        part, _, setting = key.partition(".")
+        if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
+            return key not in self.ignores
+        parts = {*self.reads, *self.inner_jobs_read, *(["activations"] if self.takes_activations else [])}
+        if key in self.ignores or not {part, key} & parts:
+            return False
+        own, given = getattr(read, part, None), getattr(config, part)
+        if not setting:
+            return own == given or is_dataclass(own)
+        name = setting.partition(".")[0]
+        value = getattr(given, name)
+        is_same = getattr(own, name, MISSING) == value or value == "auto"  # which other settings have decided by now
+        return value is None or (own is not None and name not in own.unused and is_same)
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
         """Return the models that a job runs: by the part of the configuration, or by their names."""
@@ -276,10 +269,7 @@ class Instrument(ABC):
         return {part: shape_of(model, name) for (part, model), name in zip(models.items(), names, strict=True)}
 
     def passes(self, config: Any, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of the models of a job, from the shapes of `models_of`; other work is left out.
-
-        Unless a kind says otherwise, each model reads the text of the report once.
-        """
+        """Return the passes of the models of a job, given their shapes; by default each reads the report once."""
         if "data" not in self.reads or not config.data.report_tokens:
             return []
         row = config.data.context or min((shape.context for shape in shapes.values()), default=0)
@@ -302,10 +292,9 @@ class Instrument(ABC):
         """Draw the figures of a result into a folder; a kind may have none."""
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the numbers that summarise a result, the most important one first.
+        """Return the numbers that summarise a result, the most important one first; by default the first scalar.
 
-        Screens, lists of results, the table of a sweep and W&B's summary show them. Unless a kind says otherwise, it is
-        the first of the scalars.
+        Screens, lists of results, the table of a sweep and W&B's summary show them.
         """
         return first_scalar(result.scalars)
 
@@ -328,3 +317,36 @@ def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
     if found:
         found["labels"] = ", ".join(told_apart([models[part] for part in found]))
     return found | ({"data": text_fingerprint(config.data)} if "data" in parts and config.data is not None else {})
+
+
+def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | AnalyzeConfig]:
+    """Return the jobs that a configuration stands for: itself, or those of the models of its list, see `jobs_of`."""
+    if isinstance(config, AnalyzeConfig) and config.models is not None:
+        stands_for = instrument(measure_module(config.measure.kind)).of_models
+        if stands_for != "all":
+            return jobs_of(config, stands_for)
+    return [completed(config)]
+
+
+def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:
+    """Raise a ConfigError unless each setting of the overrides is read by a job that a configuration stands for.
+
+    Models that a command line names for an experiment are checked by it.
+    """
+    keys = [key for key in keys_of(overrides) if key not in EVERY_JOB]
+    if isinstance(config, TrainConfig) or config.experiment is None or config.models is not None:
+        jobs = [(instrument_of(job), job) for job in asked_for(config)]
+    else:
+        own = instrument_of(config)
+        jobs = [(instrument_of(job), job) for _, job in own.jobs(config)[1]] or [(own, config)]
+        keys = [key for key in keys if key.partition(".")[0] not in ("model", "target")]
+    read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
+    for key in keys:
+        if any(kind.reads_setting(key, job, config) for kind, job in read):
+            continue
+        names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
+        parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+        if part in parts and part != key:
+            raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
+        key = key if key != "target" else "model@target"
+        raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")

@@ -21,14 +21,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, command_line, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, instrument_of, relevant
 from thinkalike.config.roots import chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, one_line
-from thinkalike.job.instrument import Instrument, Outcome, Phases, Work, phase_of_all
+from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all
 from thinkalike.plugins import digest, named_in
-from thinkalike.processes import Interrupted, ProcessGroup, rank, together
-from thinkalike.progress import doing
+from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
@@ -45,12 +44,41 @@ log = logging.getLogger(__name__)
 LOGGER = logging.getLogger("thinkalike")
 
 
-def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
-    """Do a job, or return its result if that is in the store.
+def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
+    """Do the job that a configuration describes, or return its result if that is in the store.
 
-    Args:
-        config: a dataclass with the parts of `ALWAYS` and those that the instrument reads.
-        shown: whether the result is printed, as those of parts of another job are not.
+    It is printed unless `shown` is false, as the results of parts of another job are not.
+
+    Raises:
+        ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
+    """
+    chosen = instrument_of(config)
+    if isinstance(config, AnalyzeConfig) and config.models is not None and chosen.of_models != "all":
+        raise ConfigError(f"models={config.models} stands for several jobs; call run_jobs(asked_for(config))")
+    return perform(chosen, config, shown)
+
+
+def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown: bool = True) -> list[Result]:
+    """Do several jobs, those together that have less work in one pass; returns the result of each, see `run_job`."""
+    configs = [configs] if isinstance(configs, TrainConfig | AnalyzeConfig) else list(configs)
+    found: dict[int, Result] = {}
+    for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
+        results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown)
+        found |= zip(places, results, strict=True)
+    return [found[place] for place in range(len(configs))]
+
+
+def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
+    """Return the places of the jobs of each pass: those of kinds that can share one, and every other by itself."""
+    together: dict[Any, list[int]] = {}
+    for place, config in enumerate(configs):
+        shares = None if getattr(config, "activations", None) else instrument_of(config).run_all
+        together.setdefault(shares or place, []).append(place)
+    return list(together.values())
+
+
+def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
+    """Do a job, or return its result if that is in the store; see `perform_all`.
 
     Raises:
         StoreError: the store cannot be written, the result in it is damaged, or another process is at the same job and
@@ -61,10 +89,11 @@ def perform(instrument: Instrument, config: Any, shown: bool = True) -> Result:
 
 
 def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> list[Result]:
-    """Do the jobs that the store lacks, in one pass; returns the result of each.
+    """Do the jobs that the store lacks, in one pass; returns the result of each, which is printed if it is `shown`.
 
-    Each is an instrument with a configuration; several have the same `run_all`. Each has a key, a lock, a state and a
-    folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
+    Each is an instrument with a configuration that has the parts of `ALWAYS` and those that it reads; several have the
+    same `run_all`. Each has a key, a lock, a state and a folder as if it were done alone. Where some fail the others
+    are finished, and then the first error is raised.
     """
     with Warnings() as warnings, contextlib.ExitStack() as opened:
         with doing("reading what the job needs", steps_aside=True):
@@ -99,22 +128,15 @@ def is_stored(instrument: Instrument, config: Any) -> bool:
 
 @dataclass(frozen=True)
 class Planned:
-    """A job whose key is known.
-
-    Attributes:
-        read: the configuration with every setting that the job ignores reset.
-        inputs, contents: what it reads besides its settings, and their fingerprints.
-        entered: the settings that are in the key.
-        plugins: the files of the user by name, each with its digest.
-    """
+    """A job whose key is known."""
 
     instrument: Instrument
     config: Any
-    read: Any
-    inputs: Mapping[str, Any]
-    contents: dict[str, str]
-    entered: dict[str, Any]
-    plugins: dict[str, str]
+    read: Any  # the configuration with every setting that the job ignores reset
+    inputs: Mapping[str, Any]  # what it reads besides its settings
+    contents: dict[str, str]  # the fingerprints of these
+    entered: dict[str, Any]  # the settings that are in the key
+    plugins: dict[str, str]  # the files of the user by name, each with its digest
     job: Job
 
     def check(self) -> str:
@@ -135,7 +157,6 @@ class Planned:
         settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
-            work.phase = Phases(self.job.states)
             work.tracker = work.opened.enter_context(self.tracked(self.job.partial / "curves", settings))
         return work
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
 from thinkalike.measures.estimates import (
     FEWEST_EQUAL,
@@ -22,9 +22,10 @@ from thinkalike.measures.estimates import (
     effective_number,
     jackknife,
     numbered_by_part,
+    seeded,
 )
 from thinkalike.measures.groups import RowGroups
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone

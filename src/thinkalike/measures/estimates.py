@@ -19,6 +19,11 @@ AT_ONCE = 2**24  # numbers of drawn documents in memory at once
 EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
 
 
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator of random numbers; the seed may be a whole number of NumPy's, too."""
+    return torch.Generator().manual_seed(int(seed))
+
+
 class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape.
 

@@ -17,7 +17,6 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
 from thinkalike.measures.estimates import (
@@ -28,6 +27,7 @@ from thinkalike.measures.estimates import (
     Estimate,
     effective_number,
     jackknife,
+    seeded,
 )
 from thinkalike.measures.groups import RowGroups
 

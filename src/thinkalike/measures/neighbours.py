@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
+from thinkalike.measures.estimates import seeded
 from thinkalike.measures.groups import RowGroups
 
 NEIGHBOURS = 10

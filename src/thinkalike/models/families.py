@@ -8,14 +8,15 @@ the blocks.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
-from thinkalike.config import ModelConfig, pairs_of_layers
-from thinkalike.errors import ModelError, nearest, one_of
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError, ModelError, nearest, one_of
 from thinkalike.models.places import base_of, known_shape, named_folder, pick_device
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
@@ -180,6 +181,34 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
     mine, theirs = outline(source).layers, outline(target).layers
     if mine and theirs:
         pairs_of_layers(layers, mine, theirs)
+
+
+def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return the pairs (source layer, target layer) that `layers=` means.
+
+    Raises:
+        ConfigError: one of the layers does not exist.
+    """
+    if layers == "same":
+        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
+    if layers == "all":
+        return list(itertools.product(range(source_layers), range(target_layers)))
+    layers = [each if isinstance(each, list) else [each, each] for each in layers]
+    for layer, depth in layers:
+        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
+            has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
+            raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
+    return list(dict.fromkeys((layer, depth) for layer, depth in layers))
+
+
+def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
+    """Return the layers of the source and those of the target that are in the pairs of `layers=`, in their order.
+
+    Args:
+        itself: whether both sides are one model, of which the layers of both are compared.
+    """
+    source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))
+    return [sorted(source | target)] * 2 if itself else [sorted(source), sorted(target)]
 
 
 def label(config: ModelConfig) -> str:

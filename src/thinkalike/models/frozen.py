@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded
 from thinkalike.errors import ModelError
+from thinkalike.measures.estimates import seeded
 from thinkalike.models import surgery
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
 from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, tensors_of, without_cache

@@ -21,7 +21,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.native import Checkpoint, read_mini
 from thinkalike.models.places import base_of, explained, named_folder, pick_device, reached, read_shape
 from thinkalike.models.survey import check_loss
-from thinkalike.progress import doing
+from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 

@@ -20,13 +20,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.config import DataConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import numbered_by_part
+from thinkalike.measures.estimates import numbered_by_part, seeded
 from thinkalike.measures.groups import FEWEST, RowGroups
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer

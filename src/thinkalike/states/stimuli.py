@@ -26,7 +26,7 @@ from thinkalike.models.families import names_of
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint, pick_device
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states
 

@@ -17,11 +17,11 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.arguments import seeded
 from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line
 from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"

@@ -28,8 +28,7 @@ from torch.utils.data import DataLoader
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import DataError, ShareDone, TrainingError
-from thinkalike.processes import asked, at_boundaries, check_processes, stop, take_back
-from thinkalike.progress import Activity, doing
+from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)

@@ -9,12 +9,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.training import Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
+from thinkalike.measures.estimates import seeded
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel, fresh, variant

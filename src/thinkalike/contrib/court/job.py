@@ -25,8 +25,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.survey import same_vocabulary
-from thinkalike.processes import asked, at_boundaries, stop
-from thinkalike.progress import doing
+from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 from thinkalike.training.run import Run, StepData, SteppedModule, fit

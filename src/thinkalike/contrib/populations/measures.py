@@ -15,8 +15,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.arguments import refuse_nan, seeded
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.arguments import refuse_nan
+from thinkalike.measures.estimates import Estimate, interval_around, seeded, student_t
 
 MOST = 20_000  # assignments of models to groups that a test looks at
 FEWEST = 4  # models of a group, within which an interval is

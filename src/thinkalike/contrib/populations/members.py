@@ -27,8 +27,7 @@ from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.processes import asked, at_boundaries, stop
-from thinkalike.progress import counted, doing
+from thinkalike.processes import asked, at_boundaries, counted, doing, stop
 from thinkalike.states.tokens import token_states
 from thinkalike.store import Result
 

@@ -11,10 +11,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, mid_ranks, stimuli_of
-from thinkalike.measures.estimates import Estimate, drawn_counts, interval_around, student_t, two_sided
-from thinkalike.progress import counted
+from thinkalike.measures.estimates import Estimate, drawn_counts, interval_around, seeded, student_t, two_sided
+from thinkalike.processes import counted
 
 FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare
 AT_ONCE = 16  # resamples whose scores are computed together

@@ -27,7 +27,7 @@ from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.screen import Table, number_column, number_of_documents, show_table, show_text
 from thinkalike.store import Headline, Result
 

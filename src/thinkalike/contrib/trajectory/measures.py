@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.arguments import seeded
 from thinkalike.contrib.transfer.measures import balanced_accuracies
 from thinkalike.measures import estimates
-from thinkalike.measures.estimates import Estimate, interval_around, jackknife, splits
+from thinkalike.measures.estimates import Estimate, interval_around, jackknife, seeded, splits
 from thinkalike.measures.mlem.importance import regrouped
 
 SHRINKAGE = 0.1

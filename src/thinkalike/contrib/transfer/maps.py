@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import COUNTS
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
@@ -21,7 +21,7 @@ from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair
 from thinkalike.measures.round_trips import Unexplained, both_directions
 from thinkalike.memory import Budget
-from thinkalike.models.families import check_layer_pairs
+from thinkalike.models.families import check_layer_pairs, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes

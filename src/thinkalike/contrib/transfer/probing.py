@@ -15,14 +15,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.estimates import Estimate, seeded
 
 log = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, not_in_key, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, not_in_key, ranged
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
@@ -31,9 +31,10 @@ from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
 from thinkalike.store import Headline, Result

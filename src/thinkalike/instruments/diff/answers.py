@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import (
@@ -41,10 +40,17 @@ from thinkalike.measures.changes import (
     false_discovery_rates,
     rank_p,
 )
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, bootstrap_interval, interval_around, sum_by_document
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    ROUNDING,
+    bootstrap_interval,
+    interval_around,
+    seeded,
+    sum_by_document,
+)
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 from thinkalike.states.contrasts import Prompts, gaps, read_prompts
 
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05

@@ -14,7 +14,7 @@ from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
 from thinkalike.models.survey import embedding_of, tensors_of, text_config
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"

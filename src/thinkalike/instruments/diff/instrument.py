@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.arguments import seeded
 from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
 from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.data.corpus import TokenRows, read_corpus
@@ -25,6 +24,7 @@ from thinkalike.instruments.diff.answers import NULLS, Answers, unchanged
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference

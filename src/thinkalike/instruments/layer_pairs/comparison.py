@@ -12,8 +12,7 @@ from torchmetrics import Metric
 
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.job import Work
-from thinkalike.processes import asked, at_boundaries, stop
-from thinkalike.progress import doing
+from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 log = logging.getLogger(__name__)

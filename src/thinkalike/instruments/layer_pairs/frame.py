@@ -19,7 +19,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, layers_of_sides, left_open, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
@@ -27,7 +27,7 @@ from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_p
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
 from thinkalike.measures.groups import FEW
-from thinkalike.models.families import Layer
+from thinkalike.models.families import Layer, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches

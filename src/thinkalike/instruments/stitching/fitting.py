@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig
 from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
@@ -40,6 +40,7 @@ from thinkalike.measures.closed_forms import (
     reduced_rank,
 )
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
+from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.survey import check_alignable

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinkalike import figures
-from thinkalike.config import TrainConfig, pairs_of_layers
+from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.families import check_stitchable
+from thinkalike.models.families import check_stitchable, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, span, text_column
 from thinkalike.store import Headline, Result

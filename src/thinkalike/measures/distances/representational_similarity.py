@@ -16,7 +16,7 @@ from thinkalike.measures.distances.comparators import compare, mid_ranks, stimul
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
 LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops

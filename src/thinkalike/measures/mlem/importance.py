@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import seeded
 from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import (
@@ -22,6 +21,7 @@ from thinkalike.measures.estimates import (
     interval_around,
     jackknife,
     numbered_by_part,
+    seeded,
     splits,
     stimulus_folds,
 )
@@ -30,7 +30,7 @@ from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.sums import StimulusPairs
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie

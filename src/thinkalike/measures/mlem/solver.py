@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinkalike.measures.mlem.features import Features, Term, grouped, of_features, terms_of
 from thinkalike.measures.mlem.sums import StimulusPairs, centred
-from thinkalike.progress import counted
+from thinkalike.processes import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
 EQUAL = 1e-12  # scores that are nearer differ by rounding; most α give the same ranks
