@@ -36,7 +36,18 @@ SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
-SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "rate")  # of `diff`
+SHORT = (
+    "margin",
+    "null",
+    "tokens",
+    "tokens_per_part",
+    "contrast",
+    "path",
+    "pairs",
+    "steps",
+    "rate",
+    "other",
+)  # of `diff`
 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of its results
 
@@ -275,14 +286,18 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
-    base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
+    base, changed = (f"./{name}" if _in_this_folder(name) else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
 
 def _is_model(word: str) -> bool:
-    return "=" not in word or Path(word).exists()  # such as epoch=0-step=500.ckpt
+    return "=" not in word or word.endswith(".ckpt") or Path(word).exists()  # such as epoch=0-step=500.ckpt
+
+
+def _in_this_folder(name: str) -> bool:
+    return "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))
 
 
 def diff() -> None:

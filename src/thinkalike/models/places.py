@@ -33,6 +33,8 @@ STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, c
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
+MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
+         "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -298,6 +300,12 @@ def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
     return ""
 
 
+def _mini_like(config: ModelConfig) -> str:
+    """Return the mini whose architecture is that of a model of the hub, as far as its names tell."""
+    named = f"{config.name} {config.family} {config.hub_id}".lower()
+    return next((mini for words, mini in MINIS.items() if re.search(words, named)), "gelu-3l-mini")
+
+
 def _commit_of(config: ModelConfig) -> Commit:
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
@@ -309,7 +317,7 @@ def _commit_of(config: ModelConfig) -> Commit:
         raise ModelError(
             f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and "
             f"HF_HOME={home} has no copy; set HF_HOME to a cache that has it, give a folder (model=local "
-            "model.path=DIR), or take a mini (model=gelu-3l-mini)"
+            f"model.path=DIR), or take a mini (model={_mini_like(config)})"
         ) from error
     _check_no_adapter(config, str(config.hub_id), commit.files)
     return commit

@@ -13,16 +13,20 @@ import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 from unittest.mock import patch
+from zipfile import is_zipfile
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
+from thinkalike.digests import read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
@@ -69,6 +73,7 @@ def read_transformers(
         )
     options: dict[str, Any] = {"attn_implementation": "eager"} if in_compat else _placement(config, device)
     quantization: str = config.quantization or ""
+    check_one_set(Path(place))
     if is_gguf(place):
         if quantization:
             raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")
@@ -185,6 +190,39 @@ def read_weights(
     return module
 
 
+def check_one_set(folder: Path) -> None:
+    """Raise a ModelError if a folder holds two sets of weights, one of which transformers passes over, that differ.
+
+    Equal ones differ in the dtype of one at most, or in names that only one has, such as those of tied weights.
+    """
+    sets: dict[str, dict[str, Any]] = {}
+    for stem, ending in (("model", "safetensors"), ("pytorch_model", "bin")):
+        for name in (f"{stem}.{ending}", f"{stem}.{ending}.index.json"):
+            if (path := folder / name).is_file():
+                parts = {name} if path.suffix != ".json" else {*read_json(path)["weight_map"].values()}
+                sets[name] = {part: folder / part for part in sorted(parts)}
+    (first, own), *others = sets.items() or [("", {})]
+    for name, parts in others:
+        try:
+            mine, theirs = (dict(_tensors_in(each.values())) for each in (own, parts))
+        except (OSError, RuntimeError, SafetensorError, UnpicklingError):
+            continue  # such as a pointer of Git LFS; what transformers reads is checked when it is read
+        common = mine.keys() & theirs.keys()
+        lower = {key: min(mine[key].dtype, theirs[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
+        if not common or not all(torch.equal(mine[key].to(lower[key]), theirs[key].to(lower[key])) for key in common):
+            raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
+
+
+def _tensors_in(paths: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of files, which are mapped and not read; nothing in them can run code."""
+    for path in paths:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        else:
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
+
+
 def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     """Return a module that runs with an adapter, and how many rows the adapter's embedding has; 0: it has none."""
     check_extra("peft", ["peft"], f"{folder} is an adapter")
@@ -201,7 +239,9 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelError(f"{folder.name}: the adapter does not fit its base ({one_line(error)}); {GIVE}") from error
+            raise ModelError(
+                f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); {GIVE}"
+            ) from error
         if whole.active_peft_config.is_prompt_learning:
             kind = whole.active_peft_config.peft_type.value
             raise ModelError(f"{folder.name}: an adapter of the kind {kind} cannot be merged")
@@ -209,7 +249,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
-            raise ModelError(f"{folder.name}: the adapter is of another model than its base, by {names}; {GIVE}")
+            raise ModelError(f"{folder.name}: the adapter and its base do not have the same weights ({names}); {GIVE}")
     return whole, rows
 
 

@@ -234,8 +234,9 @@ def check_loss(model: Any) -> None:
     loss, guess = float(nn.functional.cross_entropy(logits, targets)), math.log(model.vocabulary)
     if not loss <= LARGEST * guess:
         raise ModelError(
-            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}, "
-            "so its weights are damaged or not those of its config.json"
+            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
+            "flipped bits or weights of another model do that, and so does training on other text: "
+            "model.implausible=true takes it as it is"
         )
 
 
@@ -244,8 +245,8 @@ def same_vocabulary(source: Any, target: Any) -> None:
     first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
-            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
-            f"other tokens; choose models of one tokenizer, {OTHERWISE}"
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
+            f"tokenizer, {OTHERWISE}"
         )
 
 
