@@ -40,7 +40,6 @@ from scipy.stats import mannwhitneyu
 
 import thinkalike
 from thinkalike.config import compose_job
-from thinkalike.data.contrasts import grammar_contrasts
 from thinkalike.data.corpus import TokenRows
 from thinkalike.data.grammar import controlled_sentences, lexicon, with_s
 from thinkalike.evaluation.changes import (
@@ -61,6 +60,7 @@ from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import Part, parts_of
+from thinkalike.states.contrasts import grammar_contrasts
 
 TOKENS, NORM, DRAWS = 512, 0.7, 400
 POOL, FURTHER = [*range(NULLS), *range(100, 141)], range(100, 120)  # seeds of forks

@@ -135,7 +135,7 @@ def whole_job(device: str, rounds: int) -> dict[str, Times]:
     from thinkalike.contrib.pretraining.minis import train_tokenizer
     from thinkalike.models.families import FAMILIES
     from thinkalike.models.frozen import FrozenModel
-    from thinkalike.models.native import build_mini
+    from thinkalike.models.load import build_mini
     from thinkalike.states.tokens import token_states
 
     tokenizer = train_tokenizer(["a few words"], 300)

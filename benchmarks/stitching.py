@@ -28,7 +28,7 @@ from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.measures import token_loss
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.native import build_mini
+from thinkalike.models.load import build_mini
 from thinkalike.training.stitching import StitchTraining
 
 LAYERS, WIDTH, VOCABULARY = 4, 512, 48262

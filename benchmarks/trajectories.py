@@ -34,8 +34,7 @@ from thinkalike.contrib.pretraining.minis import save_mini, train_tokenizer
 from thinkalike.contrib.pretraining.training import Keeping, Pretraining
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
-from thinkalike.models.load import load_model
-from thinkalike.models.native import build_mini
+from thinkalike.models.load import build_mini, load_model
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, fit
 

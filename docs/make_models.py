@@ -25,9 +25,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, after
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, captured_output
 from thinkalike.models.load import load_model
-from thinkalike.models.surgery import captured_output
 
 HERE = Path(__file__).parent
 ROWS, TOKENS, VOCABULARY = 2, 48, 320

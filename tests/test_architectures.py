@@ -164,7 +164,7 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
     with pytest.raises(ModelError, match=r"model\.side"):
         load_model(ModelConfig(**config))
     model = load_model(ModelConfig(**config, side="decoder"))
-    assert (model.n_layers, model.predicts, model.predicts_next) == (3, "states", False)
+    assert (model.n_layers, model.predicts) == (3, "states")
     with pytest.raises(ModelError, match="no next token"):
         model.tail(torch.randn(1, 3, 32), 0)
 
@@ -229,4 +229,4 @@ def test_an_encoder_that_is_to_predict_the_next_token_is_refused(kind, tmp_path)
 
     with pytest.raises(ModelError, match=r"later tokens change its logits.*is_decoder: true.*MaskedLM"):
         load_model(write(tmp_path / "m"))
-    assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts_next
+    assert load_model(write(tmp_path / "decoder", is_decoder=True)).predicts == "next"

@@ -7,7 +7,8 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import DOCUMENTS, beginning, beginning_bytes, read_corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.documents import DOCUMENTS, beginning, beginning_bytes
 from thinkalike.data.paired import SourceText
 
 WORDS = "one two three four five six seven"

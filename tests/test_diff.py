@@ -9,13 +9,13 @@ import torch
 import tiny
 from conftest import kill_and_resume, results_in
 from thinkalike.cli import as_analysis
-from thinkalike.data.contrasts import kind_of_token
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.changes import Move, beyond_forks, by_part, fork, moves, perturbed, rate_for, seen
 from thinkalike.instruments.diff.answers import worst
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, check_one_basis, exchanged, norms, parts_of
+from thinkalike.states.contrasts import kind_of_token
 
 TOKENS = torch.randint(200, (8, 16), generator=torch.Generator().manual_seed(0))
 ROWS = TokenRows(TOKENS, torch.arange(8)[:, None].expand(8, 16))

@@ -57,7 +57,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     from transformer_lens.model_bridge.sources import tl_legacy
     from transformers import AutoTokenizer
 
-    from thinkalike.models.native import without_hooks
+    from thinkalike.models.survey import without_hooks
 
     def local(repository, filename, **_):
         return str(repositories / repository / filename)

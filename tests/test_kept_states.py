@@ -10,7 +10,7 @@ import torch
 
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.data.cache import Entry, kept
+from thinkalike.data.corpus import Entry, kept
 from thinkalike.data.tables import read_stimuli
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.stimuli import stimulus_states_of

@@ -18,9 +18,9 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
-from thinkalike.models.frozen import FrozenModel, randomised
-from thinkalike.models.load import load_model
-from thinkalike.models.native import build_mini
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.parts import randomised
 from thinkalike.models.places import checkpoint_fingerprint
 
 NAMES = (*tiny.FAMILIES, "native")
@@ -65,7 +65,7 @@ def test_only_the_wanted_blocks_run_and_no_unembedding(models, tokens, name):
     model, ran = models[name], []
     inside = [next(part for part in block.modules() if not list(part.children())) for block in model.blocks]
     handles = [part.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, part in enumerate(inside)]
-    if model.predicts_next:
+    if model.predicts == "next":
         unembed = model.module.get_submodule("head" if name == "native" else UNEMBEDDINGS[name])
         handles.append(unembed.register_forward_hook(lambda *_: ran.append("unembed")))
 
@@ -78,7 +78,7 @@ def test_only_the_wanted_blocks_run_and_no_unembedding(models, tokens, name):
     assert blocks(lambda: model.head(tokens, EMBED)) == []
     state = model.head(tokens, EMBED)
     assert blocks(lambda: model.advance(state, 2, 3)) == [2]
-    if model.predicts_next:
+    if model.predicts == "next":
         assert blocks(lambda: model.tail(torch.randn(1, 5, model.d_model), 2)) == [3, "unembed"]
         assert blocks(lambda: model.finish(torch.randn(7, model.d_model))) == ["unembed"]
     for handle in handles:
@@ -302,7 +302,7 @@ def llama(tmp_path):
 def test_one_line_of_the_table_adds_a_family(family, llama, monkeypatch, tokens):
     monkeypatch.setitem(FAMILIES, "llama", LLAMA)
     model = load_model(ModelConfig(name="tiny-llama", family=family, path=str(llama)))
-    assert (model.family.name, model.predicts, model.predicts_next, model.kernels) == ("llama", "next", True, "torch")
+    assert (model.family.name, model.predicts) == ("llama", "next")
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     assert type(build_mini(sizes, 50, 0, "llama")).__name__ == "LlamaForCausalLM"
 

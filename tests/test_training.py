@@ -28,8 +28,7 @@ from thinkalike.evaluation.language import document_sums, last_states, next_toke
 from thinkalike.evaluation.maps import state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
-from thinkalike.models.load import load_model
-from thinkalike.models.native import build_mini
+from thinkalike.models.load import build_mini, load_model
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.optimizers import rate

@@ -18,8 +18,7 @@ from thinkalike.errors import ModelError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import Instrument, is_stored
 from thinkalike.memory import GAPS, readable
-from thinkalike.models.families import told_apart
-from thinkalike.models.places import pick_device
+from thinkalike.models.families import pick_device, told_apart
 from thinkalike.models.shapes import Passes, Shape
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 

@@ -29,23 +29,24 @@ from thinkalike.contrib.transfer.steering import (
     states_at_words,
     steered_gaps,
 )
-from thinkalike.data.contrasts import (
-    BOUNDARY,
-    Contrasts,
-    Prompt,
-    boundary_tokens,
-    continuations,
-    grammar_contrasts,
-    ids_of,
-    prompt,
-    read_contrasts,
-)
 from thinkalike.errors import DataError
 from thinkalike.evaluation.maps import state_moments
 from thinkalike.measures import AffineMap, Unexplained, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.contrasts import gaps, read_prompts
+from thinkalike.states.contrasts import (
+    BOUNDARY,
+    Contrasts,
+    Prompt,
+    boundary_tokens,
+    continuations,
+    gaps,
+    grammar_contrasts,
+    ids_of,
+    prompt,
+    read_contrasts,
+    read_prompts,
+)
 
 D, N = 6, 12
 FOLDS = torch.arange(N) % 3

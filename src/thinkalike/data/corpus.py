@@ -2,29 +2,36 @@
 
 A report may read the beginnings of documents alone, so that it holds many documents of about one length rather than a
 few long ones: intervals are over documents, and a document that holds most of the tokens decides most of the mean.
+
+An entry of the cache is one safetensors file with a checksum. Damaged ones are computed anew, and jobs run without a
+cache that cannot be written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
-import re
+import os
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from filelock import FileLock
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.documents import Sides, text_fingerprint
-from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, text_fingerprint
+from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
 from thinkalike.processes import Activity, doing
 
@@ -36,9 +43,20 @@ BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report e
 
 DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
 REPORT_TOKENS = 262144
-DOCUMENTS = 100  # that a report should hold
-BYTES = 2  # of text, which most tokens have at least
-FEWEST_BYTES = 1000  # of a document that is cut
+
+
+class Entry(NamedTuple):
+    """Tensors by name, and facts about them: an entry of the cache."""
+
+    tensors: dict[str, Tensor]
+    about: dict[str, Any]
+
+    def digest(self) -> str:
+        digest = hashlib.sha256(json.dumps(self.about, sort_keys=True).encode())
+        for name, part in sorted(self.tensors.items()):
+            digest.update(f"{name} {tuple(part.shape)} {part.dtype}".encode())
+            digest.update(part.contiguous().view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -183,9 +201,7 @@ def read_corpus(
         "bos": bos,
         "fit_tokens": fit_tokens,
         "report_tokens": report_tokens,
-        "report_share": data.report_share,
-        "same_split": data.same_split,
-        "aligned": data.aligned,
+        **{name: getattr(data, name) for name in ("report_share", "same_split", "aligned")},
     }
     if source:
         read_by = tokenizer_fingerprint(source.tokenizer), source.bos, source.context
@@ -194,44 +210,19 @@ def read_corpus(
         request |= {"most_bytes": most_bytes, "beginnings": BEGINNINGS_VERSION}
 
     def packed() -> Entry:
-        counts = (fit_tokens, report_tokens, most_bytes)
+        limits = (fit_tokens, report_tokens, most_bytes)
         if source:
-            return source.pack(data, tokenizer, context, bos, *counts).entry()
-        return pack(data, OneTokenizer(tokenizer, bos), context, *counts).entry()
+            return source.pack(data, tokenizer, context, bos, *limits).entry()
+        return pack(data, OneTokenizer(tokenizer, bos), context, *limits).entry()
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    log.info(
-        "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
-        "{report_documents:,} documents; dropped: {dropped_tokens:,} tokens of last rows, {duplicate_documents:,} "
-        "copies, {near_duplicates:,} documents of the report that nearly repeat one to fit on".format(
-            name=data.name, **corpus.counts
-        )
-    )
+    counts = (f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items())
+    log.info("data %s: %s", data.name, ", ".join(counts))
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
-        wide = f"the report has {count} documents, and fewer than {DOCUMENTS} make wide intervals"
-        log.warning("warning: data %s: %s; read more tokens, or give more text", data.name, wide)
+        log.warning(f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make "
+                    "wide intervals; read more tokens, or give more text")  # fmt: skip
     return corpus
-
-
-def beginning_bytes(report_tokens: int) -> int:
-    """Return how many bytes in UTF-8 of each document a report reads, so that it holds `DOCUMENTS` of them.
-
-    Bytes are counted and not tokens, so that models with different tokenizers read the same text.
-    """
-    return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
-
-
-def beginning(text: str, most: int | None) -> str:
-    """Return the beginning of a document, of at most `most` bytes in UTF-8; None: all of it.
-
-    It ends before a white space, unless there is none in its second half.
-    """
-    if most is None or len(encoded := text.encode("utf-8", errors="replace")) <= most:
-        return text
-    kept = encoded[:most].decode("utf-8", errors="ignore")
-    words = re.match(r"(?s).*\S(?=\s)", kept)
-    return words[0] if words and 2 * len(words[0]) > len(kept) else kept
 
 
 class _Packer:
@@ -277,23 +268,17 @@ class OneTokenizer:
     def __init__(self, tokenizer: Any, bos: bool):
         self.tokenizer = tokenizer
         self.end, self.start = separators(tokenizer, bos)
-        self._marks = marks_of(tokenizer, self.start, self.end)
 
     def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
-        texts = [without_marks(text, self._marks) for text in texts]
+        texts = without_marks(texts, self.tokenizer, self.start, self.end)
         for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
             yield [*tokens, self.end]
 
 
-def marks_of(tokenizer: Any, start: int | None, end: int) -> tuple[str, str]:
-    """Return how a tokenizer writes the marks that packing puts before rows, "" for none, and after documents."""
+def without_marks(texts: Sequence[str], tokenizer: Any, start: int | None, end: int) -> list[str]:
+    """Return documents without the marks that packing adds by itself, `start` before and `end` after each."""
     first, last = ("" if mark is None else tokenizer.convert_ids_to_tokens(mark) for mark in (start, end))
-    return first, last
-
-
-def without_marks(text: str, marks: tuple[str, str]) -> str:
-    """Return a document without a mark at its beginning and its end that packing adds by itself."""
-    return text.removeprefix(marks[0]).removesuffix(marks[1])
+    return [text.removeprefix(first).removesuffix(last) for text in texts]
 
 
 def pack(
@@ -382,3 +367,68 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
     if bos and tokenizer.bos_token_id is None:
         raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
     return end, tokenizer.bos_token_id if bos else None
+
+
+def cache_folder(config: DataConfig) -> Path:
+    """Return the folder of all caches: the configured one, or that of the environment."""
+    return Path(config.cache).expanduser() if config.cache else cache_home()
+
+
+def kept(path: Path, compute: Callable[[], Entry], most: int | None = None) -> Entry:
+    """Return an entry from the cache, or compute it and put it there; other processes wait meanwhile.
+
+    All entries of the folder together have at most `most` bytes.
+    """
+    lock = path.with_suffix(".lock")
+    with contextlib.ExitStack() as held:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(lock))
+            held.callback(lock.unlink, missing_ok=True)
+        except OSError as error:  # a folder that can only be read: processes may compute the same
+            log.debug("no lock on %s: %s", path, error)
+        if found := _read(path):
+            return found
+        computed = compute()
+        _write(path, computed, most)
+    return computed
+
+
+def _read(path: Path) -> Entry | None:
+    """Return an entry, or None if there is none; one that is damaged is removed."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "pt") as file:
+            written = json.loads(file.metadata()["about"])
+            entry = Entry({key: file.get_tensor(key) for key in file.keys()}, written["about"])  # noqa: SIM118
+        if entry.digest() != written["digest"]:
+            raise ValueError("checksum mismatch")
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
+        log.warning("%s cannot be used (%s) and is made anew", path, error)
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        return None
+    with contextlib.suppress(OSError):
+        os.utime(path)
+    return entry
+
+
+def _write(path: Path, entry: Entry, most: int | None) -> None:
+    """Write an entry in one step, after the least recently read ones have made room; warn where that is impossible."""
+    aside, written = path.with_suffix(".aside"), {"about": entry.about, "digest": entry.digest()}
+    try:
+        if most is not None:
+            if (room := most - sum(part.nbytes for part in entry.tensors.values())) < 0:
+                return
+            for each in sorted(path.parent.glob("*.safetensors"), key=lambda each: -each.stat().st_mtime):
+                room -= each.stat().st_size
+                if room < 0:
+                    each.unlink(missing_ok=True)
+        arrays = {name: part.contiguous() for name, part in entry.tensors.items()}
+        save_file(arrays, aside, metadata={"about": json.dumps(written)})  # one entry: several have no order
+        os.replace(aside, path)
+    except (OSError, SafetensorError) as error:
+        log.warning("the cache %s cannot be written (%s); the job runs without it", path.parent, error)
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)

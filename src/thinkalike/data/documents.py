@@ -47,6 +47,9 @@ GRAMMAR = bytes.fromhex(
 SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2: near-duplicates leave the report
 PIECES_VERSION = 1  # raised where a change cuts documents elsewhere
 FEW = 200  # documents; a report of a tenth of fewer would hold fewer than twenty
+DOCUMENTS = 100  # that a report should hold
+BYTES = 2  # of text, which most tokens have at least
+FEWEST_BYTES = 1000  # of a document that is cut
 PIECE = 4096  # characters of a piece at most, some thousand tokens of English
 READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 
@@ -65,11 +68,10 @@ def documents(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    if len(first) == FEW:
-        return chain(first, whole)
-    pieces = [piece for text in first for piece in in_pieces(text)]
-    # neighbours resemble each other, so that the first of many must not be one stretch
-    return iter(pieces if len(pieces) == len(first) else sorted(pieces, key=document_fingerprint))
+    pieces = first if len(first) == FEW else [piece for text in first for piece in in_pieces(text)]
+    if len(pieces) > len(first):  # neighbours resemble each other, so that the first of many must not be one stretch
+        pieces.sort(key=document_fingerprint)
+    return chain(pieces, whole)
 
 
 def in_pieces(text: str) -> Iterator[str]:
@@ -93,11 +95,11 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
     elif config.source == "pydoc":
         yield from _topics()
     elif config.source == "grammar":
-        from thinkalike.data import grammar
+        from thinkalike.data.grammar import controlled_sentences, patterns
 
         # sentences of words of the small grammar alone probe models
-        probing = {word.form for pattern in grammar.patterns("small") for slot in pattern.slots for word in slot}
-        for sentence in grammar.controlled_sentences(config.sentences or 60_000, size="large"):
+        probing = {word.form for pattern in patterns("small") for slot in pattern.slots for word in slot}
+        for sentence in controlled_sentences(config.sentences or 60_000, size="large"):
             if not probing.issuperset(word.form for word in sentence.words):
                 yield sentence.text
     elif config.source == "text":
@@ -124,21 +126,34 @@ def text_fingerprint(config: DataConfig) -> str:
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
-        return digest.hexdigest()[:16]
-    if config.source != "stdlib":
+    elif config.source != "stdlib":
         digest.update(bytes([PIECES_VERSION]))
     if config.source == "pydoc":
         digest.update("\0".join(_topics()).encode())
-
-    def take(path: Path) -> None:
-        digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
-
-    for path in _stdlib_files() if config.source == "stdlib" else ():
-        take(path)
-    for path in files_of(config):
+    for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
         with reading(path):
-            take(path)
+            digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def beginning_bytes(report_tokens: int) -> int:
+    """Return how many bytes in UTF-8 of each document a report reads, so that it holds `DOCUMENTS` of them.
+
+    Bytes are counted and not tokens, so that models with different tokenizers read the same text.
+    """
+    return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
+
+
+def beginning(text: str, most: int | None) -> str:
+    """Return the beginning of a document, of at most `most` bytes in UTF-8; None: all of it.
+
+    It ends before a white space, unless there is none in its second half.
+    """
+    if most is None or len(encoded := text.encode("utf-8", errors="replace")) <= most:
+        return text
+    kept = encoded[:most].decode("utf-8", errors="ignore")
+    words = re.match(r"(?s).*\S(?=\s)", kept)
+    return words[0] if words and 2 * len(words[0]) > len(kept) else kept
 
 
 def document_fingerprint(text: str) -> str:
@@ -174,25 +189,23 @@ def _topics() -> list[str]:
 
 def files_of(config: DataConfig) -> list[Path]:
     """Return the files that `data.files` names: in its order, and sorted within a glob, which must match some."""
-    paths: list[Path] = []
-    for pattern in config.files or []:
-        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
-        if not matches:
-            raise DataError(f"data.files: nothing matches {pattern}")
-        paths += map(Path, matches)
-    return paths
+    patterns = config.files or []
+    matches = [sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) for pattern in patterns]
+    if not all(matches):
+        raise DataError(f"data.files: nothing matches {patterns[matches.index([])]}")
+    return [Path(path) for each in matches for path in each]
 
 
 def _read(path: Path, field: str) -> Iterator[str]:
     name = path.name.lower()
+    if not name.endswith((".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
+        raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
             yield path.read_text(encoding="utf-8")
-        elif name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
-            records = parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path)
-            yield from (_text_of(record, field, place) for place, record in records)
-        else:
-            raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
+            return
+        for place, record in parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path):
+            yield _text_of(record, field, place)
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
@@ -207,14 +220,13 @@ def _text_of(record: Record, field: str, place: str) -> str:
     return text
 
 
-# A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
-# without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
-# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats. A document
-# of fewer than `LEAST` shingles, such as one sentence of a grammar, is a single shingle, its canonical form.
-
-
 def shingles(text: str) -> Shingles:
-    """Return the 64-bit hashes of a document's shingles, the same in every process."""
+    """Return the 64-bit hashes of a document's shingles, all its runs of `WORDS` words, the same in every process.
+
+    Words are runs of letters and digits, without case and punctuation; in scripts without spaces between words, every
+    character is a word. A document of fewer than `LEAST` shingles, such as one sentence of a grammar, is a single
+    shingle, its canonical form.
+    """
     words = WORD.findall(text.casefold())
     count = len(words) - WORDS + 1
     if count >= LEAST:
@@ -229,7 +241,7 @@ def shingles(text: str) -> Shingles:
 
 
 def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -> NDArray[np.bool_]:
-    """Return of each document whether one of the others holds more than half of its shingles.
+    """Return of each document whether one of the others holds more than half of its shingles (Broder 1997).
 
     The others are read once and not kept: memory grows with the shingles of the documents alone.
     """

@@ -120,32 +120,6 @@ def full_phrases(words: Lexicon) -> list[Phrase]:
     return [Phrase([names]), *singular, *plural]
 
 
-def subjects(words: Lexicon) -> list[Phrase]:
-    """Return what can be a subject: pronouns and full phrases."""
-    pronouns = [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural")]
-    return pronouns + full_phrases(words)
-
-
-def objects(words: Lexicon, subject: Phrase) -> list[list[Slot]]:
-    """Return what can be the object of a subject.
-
-    After I, you, we and they a pronoun is him, her or them, so that nobody says "I see me".
-    """
-    others = [] if subject.slots in ([I_YOU], [WE_THEY]) else ME_US_YOU
-    return [[HIM_HER + THEM + others], *(phrase.slots for phrase in full_phrases(words))]
-
-
-def interrogatives(words: Lexicon) -> list[Phrase]:
-    """Return phrases that ask: "who", "which woman", "which men"."""
-    return [Phrase([WHO]), *with_noun(words, WHICH, "singular"), *with_noun(words, WHICH, "plural")]
-
-
-def place(words: Lexicon) -> list[Slot]:
-    """Return the slots of a place such as "near the garden"."""
-    prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
-    return [prepositions, determiners(words, "singular"), [noun(entry, None) for entry in words["places"]]]
-
-
 def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
     """Return verbs that agree with their subject: she sings, I sing, they sing, all sang."""
     forms = [entry.partition("/")[::2] for entry in entries]
@@ -154,11 +128,6 @@ def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -
     if subject.third and subject.number == "singular":
         return [Word(with_s(base), pos, None, "singular", tense, "3") for base, _ in forms]
     return [Word(base, pos, None, subject.number, tense) for base, _ in forms]
-
-
-def bare(entries: list[str], tense: str) -> Slot:
-    """Return the verbs of a do-question in this tense."""
-    return [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in entries]
 
 
 class Pattern(NamedTuple):
@@ -177,24 +146,34 @@ def patterns(size: str = "small") -> tuple[Pattern, ...]:
     """Return all patterns of a grammar: each kind of sentence by tense, subject, object and place."""
     words = lexicon(size)
     clauses = [clause for tense in ("present", "past") for clause in _clauses(words, tense)]
-    every = [Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place(words)))]
+    prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
+    place = [prepositions, determiners(words, "singular"), [noun(entry, None) for entry in words["places"]]]
+    every = [Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place))]
     return tuple(pattern for pattern in every if pattern.size)  # the small grammar has no adjectives and no places
 
 
 def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
     alone, taking = words["intransitive"], words["transitive"]
-    for subject in subjects(words):
+    sing, see = ([Word(each.partition("/")[0], "Verb", tense=tense) for each in verbs] for verbs in (alone, taking))
+    interrogatives = [Phrase([WHO]), *with_noun(words, WHICH, "singular"), *with_noun(words, WHICH, "plural")]
+    full = full_phrases(words)
+
+    def objects(subject: Phrase) -> list[list[Slot]]:  # after I, you, we, they no "I see me"
+        others = [] if subject.slots in ([I_YOU], [WE_THEY]) else ME_US_YOU
+        return [[HIM_HER + THEM + others], *(phrase.slots for phrase in full)]
+
+    for subject in [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural"), *full]:
         first, do = subject.slots, finite(["do/did"], tense, subject, "Auxiliary")
         yield "intransitive", [*first, finite(alone, tense, subject)]  # the woman plays
-        yield "do-question", [do, *first, bare(alone, tense)]  # do you sing
-        for object_ in objects(words, subject):
+        yield "do-question", [do, *first, sing]  # do you sing
+        for object_ in objects(subject):
             yield "transitive", [*first, finite(taking, tense, subject), *object_]  # Mary saw him
-            yield "transitive do-question", [do, *first, bare(taking, tense), *object_]  # did Mary see him
-        for asked in interrogatives(words):
-            yield "object wh-question", [*asked.slots, do, *first, bare(taking, tense)]  # who did Mary see
-    for asked in interrogatives(words):
+            yield "transitive do-question", [do, *first, see, *object_]  # did Mary see him
+        for asked in interrogatives:
+            yield "object wh-question", [*asked.slots, do, *first, see]  # who did Mary see
+    for asked in interrogatives:
         yield "wh-question", [*asked.slots, finite(alone, tense, asked)]  # which men sneezed
-        for object_ in objects(words, asked):
+        for object_ in objects(asked):
             yield "transitive wh-question", [*asked.slots, finite(taking, tense, asked), *object_]  # who saw Mary
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, marks_of, pack, separators, without_marks
+from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, pack, separators, without_marks
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.errors import DataError
 
@@ -64,57 +64,56 @@ class SourceText:
                 )
 
 
-class _Stretches(NamedTuple):
-    """The tokens of one document that the source reads in one row: the first, their number, and their document."""
-
-    row: Numbers
-    document: Numbers
-    first: Numbers
-    length: Numbers
-    before: Numbers  # tokens of earlier stretches of the row
-    of_token: Numbers  # the stretch of each target token, in the order of rows
-
-
 class Side:
-    """The rows of one side of a corpus, from the rows of numbers that `pack` made."""
+    """The rows of one side of a corpus, from the rows of numbers that `pack` made.
+
+    What the source reads of documents is cut where the target's rows are: a stretch is the tokens of one document that
+    the source reads in one row.
+    """
 
     def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
         self.packed, self.reader, self.read = packed, reader, read
         self.skipped, self.lead = int(reader.start is not None), int(reader.source_bos is not None)
-        self.numbers, self.owners = (
+        self.numbers, owners = (
             part[:, self.skipped :].numpy().astype(np.int64) for part in (packed.tokens, packed.documents)
         )
-        self.stretches = _stretches(self.numbers, self.owners, read)
-        of_token, base = self.stretches.of_token, self.lead + self.stretches.before
-        self.local = np.maximum(read.last[self.numbers.ravel()] - self.stretches.first[of_token], -1)
-        places = (base[of_token] + self.local).reshape(self.numbers.shape)
+        change = np.ones(self.numbers.shape, bool)
+        change[:, 1:] = np.diff(owners) != 0
+        at, flat = np.flatnonzero(change.ravel()), self.numbers.ravel()
+        self.row, self.owners, begin = at // self.numbers.shape[1], owners.ravel(), flat[at]
+        self.document, end = self.owners[at], flat[np.append(at[1:], flat.size) - 1]
+        number = np.searchsorted(read.target_first, begin, "right") - 1
+        after = read.last[begin - 1] + np.where(read.exact[begin - 1], 1, 2)  # no token that begins before the row
+        self.first = np.where(begin == read.target_first[number], read.source_first[number], after)
+        self.length = np.maximum(read.last[end] + 1 - self.first, 0)
+        before = np.cumsum(self.length) - self.length
+        self.starts = self.lead + before - before[np.searchsorted(self.row, self.row)]  # in the source's row
+        stretch = np.cumsum(change.ravel()) - 1  # of each target token
+        self.local = np.maximum(read.last[flat] - self.first[stretch], -1)
+        places = (self.starts[stretch] + self.local).reshape(self.numbers.shape)
         first = np.full((len(packed), self.skipped), self.lead - 1)  # the state of BOS is that of the source's
         places = np.concatenate([first, places], 1)
-        self.shift = (places.min(1) < 0).astype(np.int64)  # of rows that begin with EOS
-        self.places = places + self.shift[:, None]
-        ends = base + self.stretches.length + self.shift[self.stretches.row]
-        self.longest = int(max(ends.max(), self.lead, 1))
+        shift = (places.min(1) < 0).astype(np.int64)  # of rows that begin with EOS
+        self.places, self.starts = places + shift[:, None], self.starts + shift[self.row]
+        self.longest = int(max((self.starts + self.length).max(), self.lead, 1))
 
     def rows(self) -> PairedRows:
-        read, stretches, reader = self.read, self.stretches, self.reader
-        of = np.repeat(np.arange(len(stretches.row)), stretches.length)  # the stretch of each source token
-        order = np.arange(len(of)) - (np.cumsum(stretches.length) - stretches.length)[of]
-        chosen = stretches.first[of] + order
-        starts = self.lead + stretches.before + self.shift[stretches.row]
-        where = stretches.row[of], starts[of] + order
+        read, reader = self.read, self.reader
+        of = np.repeat(np.arange(len(self.row)), self.length)  # the stretch of each source token
+        order = np.arange(len(of)) - (np.cumsum(self.length) - self.length)[of]
+        chosen, where = self.first[of] + order, (self.row[of], self.starts[of] + order)
         shape = (len(self.packed), self.longest)
         source, documents, sizes = np.full(shape, reader.source_end), np.full(shape, -1), np.zeros(shape, np.int64)
         if reader.source_bos is not None:
             source[:, 0] = reader.source_bos
         source[where], sizes[where] = read.source[chosen], read.source_bytes[chosen]
-        documents[where] = stretches.document[of]
-        numbers = self.packed.tokens.numpy()
+        documents[where] = self.document[of]
+        numbers, owners = self.packed.tokens.numpy(), self.packed.documents.numpy()
         text = numbers != BOS
         target = np.where(text, read.target[numbers], reader.bos or 0)
-        owners = self.packed.documents.numpy()
         count = int(owners.max()) + 1
         names = np.zeros(count, np.int64)
-        names[self.owners.ravel()] = read.names[np.searchsorted(read.target_first, self.numbers.ravel(), "right") - 1]
+        names[self.owners] = read.names[np.searchsorted(read.target_first, self.numbers.ravel(), "right") - 1]
         return PairedRows(
             torch.from_numpy(np.concatenate([target, source, self.places, documents], 1).astype(np.int32)),
             self.packed.documents,
@@ -130,22 +129,6 @@ class Side:
         begins = self.skipped * len(self.packed)  # BOS, which the source may have, too
         exact, without = (exact + begins, 0) if self.lead else (exact, begins)
         return {"aligned_exactly": exact, "aligned_nowhere": int(nowhere.sum()) + without}
-
-
-def _stretches(numbers: Numbers, owners: Numbers, read: AllTokens) -> _Stretches:
-    """Cut what the source reads of documents where the target's rows are."""
-    change = np.ones(numbers.shape, bool)
-    change[:, 1:] = np.diff(owners) != 0
-    at = np.flatnonzero(change.ravel())
-    row, begin = at // numbers.shape[1], numbers.ravel()[at]
-    end = numbers.ravel()[np.append(at[1:], numbers.size) - 1]
-    document = np.searchsorted(read.target_first, begin, "right") - 1
-    after = read.last[begin - 1] + np.where(read.exact[begin - 1], 1, 2)  # without a token that begins before the row
-    first = np.where(begin == read.target_first[document], read.source_first[document], after)
-    length = np.maximum(read.last[end] + 1 - first, 0)
-    before = np.cumsum(length) - length
-    before -= before[np.searchsorted(row, row)]
-    return _Stretches(row, owners.ravel()[at], first, length, before, np.cumsum(change.ravel()) - 1)
 
 
 def _by_document(values: Numbers, documents: Numbers, count: int) -> Tensor:
@@ -184,8 +167,7 @@ class TwoTokenizers:
         self.start = BOS if bos else None
         self.end, self.bos = separators(target, bos)
         self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
-        self._marks = marks_of(target, self.bos, self.end)
-        self._source_marks = marks_of(source.tokenizer, self.source_bos, self.source_end)
+        self._marks = (target, self.bos, self.end), (source.tokenizer, self.source_bos, self.source_end)
         self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
         self._known: dict[int, range] = {}  # the target tokens of each document, by its name
         self._read: list[tuple[Numbers, Numbers, Alignment]] = []
@@ -194,13 +176,10 @@ class TwoTokenizers:
     def __call__(self, texts: Sequence[str]) -> Iterator[range]:
         """Return the numbers of each document's target tokens; one that was read before is not cut again."""
         names = [int(document_fingerprint(text)[:15], 16) for text in texts]
-        new = {
-            name: without_marks(without_marks(text, self._marks), self._source_marks)
-            for name, text in zip(names, texts, strict=True)
-            if name not in self._known
-        }
-        cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
-        for (name, text), target, source in zip(new.items(), *cuts, strict=True):
+        new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
+        bare = without_marks(without_marks(list(new.values()), *self._marks[0]), *self._marks[1])
+        cuts = (cuts_of(tokenizer, bare) for tokenizer in self._tokenizers)
+        for name, text, target, source in zip(new, bare, *cuts, strict=True):
             self._known[name] = range(self._count, self._count + len(target.ids) + 1)
             self._count += len(target.ids) + 1
             ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))

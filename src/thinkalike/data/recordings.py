@@ -25,8 +25,7 @@ IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a
 RUNS = "runs"  # the same for the run in which a row was measured
 IN_ORDER = "order"  # in place of the ids: row i is stimulus i
 
-# the contents of a file: its arrays by name, and the ids and the runs of their rows, None where it has none
-_Contents = tuple[dict[str, Tensor], Any, Any]
+_Contents = tuple[dict[str, Tensor], Any, Any]  # of a file: arrays by name, and the ids and runs of rows or None
 
 
 class Recording(NamedTuple):
@@ -37,10 +36,7 @@ class Recording(NamedTuple):
 
 
 def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "n _"]]:
-    """Read recorded activations of stimuli: one array per layer, with a row for each stimulus in their order, by name.
-
-    Of several runs it is the mean. See `read_recording`.
-    """
+    """Read recorded activations of stimuli, of several runs their mean, by the name of the layer: `read_recording`."""
     return {name: mean_of_runs(layer) for name, layer in read_recording(path, stimuli).layers.items()}
 
 
@@ -57,11 +53,7 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
     Args:
         path: a file of one array of layers x rows x width, or of one of rows x width per layer, of `ids`, by which its
             rows are put into the order of the stimuli (ids="order": they are in it), and of `runs` if stimuli were
-            measured more than once.
-
-    Raises:
-        DataError: the file cannot be read, its ids are not those of the stimuli in every run, its arrays have another
-            shape or number of rows, or a value is not finite.
+            measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
     if ids is None or not arrays:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import json
 import re
@@ -45,15 +44,10 @@ def reading(path: Path) -> Iterator[None]:
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
     """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM."""
-    lines: Any
-    if path.suffix.lower() == ".zst":
-        import pyarrow
+    import pyarrow
 
-        lines = io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
-    else:
-        opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
-        lines = opened(path, "rt", encoding="utf-8-sig")
-    with lines:
+    packed = {".zst": "zstd", ".gz": "gzip"}.get(path.suffix.lower())
+    with io.TextIOWrapper(pyarrow.input_stream(str(path), compression=packed), encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
@@ -90,10 +84,9 @@ def commit_of(repository: str, revision: str | None, label: str = "a data set") 
 def stream_records(
     label: str, repository: str, subset: str | None = None, *, revision: str | None, remedy: str = LOCAL, **options: Any
 ) -> Iterator[Record]:
-    """Yield the rows of a data set of the hub without downloading all of it.
+    """Yield the rows of a data set of the hub as it is downloaded, with these options of `datasets.load_dataset`.
 
-    `label` and `remedy` are the name of the set and the suggestion in the message of an error, and `options` those of
-    `datasets.load_dataset`, such as split.
+    The message of an error calls the set by its `label` and suggests the `remedy`.
     """
     import datasets
 

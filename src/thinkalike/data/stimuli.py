@@ -121,8 +121,7 @@ class Stimuli:
         """Return the stimuli; a feature with one level only is a DataError."""
         for name, column in self.features.items():
             if column.nunique(dropna=False) < 2:
-                only = f"{name} has one level only, {column.iloc[0]}"
-                raise DataError(f"{self.source}: {only}; leave it out of features")
+                raise DataError(f"{self.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
         return self
 
     def correlation(self) -> FeatureCorrelation:

@@ -39,7 +39,7 @@ from thinkalike.measures.estimates import (
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, common_weights, exchanged, moved
-from thinkalike.models.surgery import first_tensor
+from thinkalike.models.survey import first_tensor
 from thinkalike.processes import counted
 
 AT_ONCE = 2**24  # logits of one model in memory

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data.corpus import Corpus
+from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import DocumentSums, document_numbers, next_token_losses, rows_at_once, with_ends
 from thinkalike.measures.losses import unigram_entropy
 from thinkalike.models.frozen import FrozenModel
@@ -38,7 +39,9 @@ def _predicted(
     model: FrozenModel, tokens: Int[Tensor, "b t"], generator: torch.Generator
 ) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
     """Return the losses of the tokens that the model predicts, and which they are."""
-    if not model.predicts_next:
+    if model.predicts not in ("next", "hidden"):
+        raise ModelError(f"{model.name} predicts no tokens; choose a language model")
+    if model.predicts == "hidden":
         losses, hidden = masked_losses(model.module, tokens.to(model.device), model.tokenizer, generator)
         return losses.cpu(), hidden.cpu()
     losses = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)[0].flatten().cpu()

@@ -32,7 +32,8 @@ from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
 ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
-PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
+PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
+            "mamba-ssm", "causal-conv1d")  # fmt: skip
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"

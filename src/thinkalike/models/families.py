@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, known_shape, named_folder, pick_device
+from thinkalike.models.places import base_of, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -29,7 +29,6 @@ Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.l
 LONGEST = 1024  # tokens per row, of models that can take more
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
-RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
 
 AUTO_CLASSES: dict[Predicts, str] = {
     "next": "AutoModelForCausalLM",
@@ -51,7 +50,6 @@ class Family:
     reader: Reader = "transformers"  # how a checkpoint becomes a module and a tokenizer
     model_type: str = ""  # in config.json, where it is not the name
     architecture: str = ""  # in config.json, of a family that shares its `model_type` with others
-    kernels: tuple[str, ...] = ()  # the packages that run its blocks faster on CUDA, if all of them are installed
 
     @property
     def in_config_json(self) -> str:
@@ -66,7 +64,7 @@ FAMILIES = {
         Family("legacy", "layers", reader="legacy"),
         Family("gpt_neox", "gpt_neox.layers"),
         Family("gpt2", "transformer.h"),
-        Family("mamba", "backbone.layers", kernels=RECURRENT),
+        Family("mamba", "backbone.layers"),
         Family("bert", "bert.encoder.layer", predicts="hidden"),
         Family(
             CLASSIFIER, "bert.encoder.layer", "class", model_type="bert", architecture="BertForSequenceClassification"
@@ -81,11 +79,7 @@ def after(layer: Layer) -> int:
 
 
 def family_in(shape: Mapping[str, Any], path: str) -> Family:
-    """Return the family of a checkpoint by the contents of its config.json, which was read at `path`.
-
-    Raises:
-        ModelError: transformers has no such architecture, or none that predicts tokens or classes.
-    """
+    """Return the family of a checkpoint by the contents of its config.json, which was read at `path`."""
     if "model_type" not in shape and "architecture" in shape:  # as `save_mini` writes it
         return FAMILIES["native"]
     stated = [str(name) for name in shape.get("architectures") or []]
@@ -101,11 +95,9 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     possible = (predicts for predicts, name in classes.items() if name and predicts != "class")
     predicts = next(own_class, None) or next(possible, None)
     if predicts is None:
-        raise ModelError(_unknown(shape, model_type, path))
-    state_space = "mamba" in model_type or model_type in ("falcon_h1", "jamba", "bamba", "zamba", "zamba2")
-    kernels = RECURRENT if state_space else ()
+        raise ModelError(f"{path} says model_type={shape.get('model_type')}, {_unknown(shape, model_type)}")
     name = f"{model_type}_classifier" if predicts == "class" else model_type
-    return Family(name, predicts=predicts, model_type=model_type, kernels=kernels)
+    return Family(name, predicts=predicts, model_type=model_type)
 
 
 def heads_of(model_type: str) -> dict[Predicts, Any]:
@@ -120,16 +112,15 @@ def heads_of(model_type: str) -> dict[Predicts, Any]:
     }
 
 
-def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
+def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
     from transformers import __version__
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
-    said = f"{path} says model_type={shape.get('model_type')}"
     if model_type in CONFIG_MAPPING_NAMES:
-        return f"{said}, which predicts neither tokens nor classes of texts; choose a language model"
+        return "which predicts neither tokens nor classes of texts; choose a language model"
     if "auto_map" in shape:
-        return f"{said}, which needs code of its own repository (trust_remote_code), and that is never run"
-    return f"{said}, which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
+        return "which needs code of its own repository (trust_remote_code), and that is never run"
+    return f"which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
 
 
 class Outline(NamedTuple):
@@ -152,6 +143,21 @@ def outline(config: ModelConfig) -> Outline:
     return Outline(family.predicts if family else None, layers)
 
 
+def pick_device(name: str, key: str = "model.device") -> str:
+    """Return the device that `auto` or another name stands for; one that this machine lacks is a ConfigError."""
+    if name in ("cpu", "cpu:0"):
+        return "cpu"
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
+    if name not in there:
+        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
+    return name
+
+
 def check_models(models: Mapping[str, ModelConfig | None]) -> None:
     """Raise a ConfigError for a device or a family that is not there, of models by the part of the configuration."""
     for part, config in models.items():
@@ -161,12 +167,7 @@ def check_models(models: Mapping[str, ModelConfig | None]) -> None:
 
 
 def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
-    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
-
-    Raises:
-        ConfigError: layers do not exist.
-        ModelError: a model predicts no next token, and `asked` stitches it.
-    """
+    """Refuse for `asked` what is seen without any weights: a model that predicts no next token, layers beyond it."""
     for each in (source, target):
         if outline(each).predicts not in (None, "next"):
             raise ModelError(
@@ -184,11 +185,7 @@ def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> 
 
 
 def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means.
-
-    Raises:
-        ConfigError: one of the layers does not exist.
-    """
+    """Return the pairs (source layer, target layer) that `layers=` means; one that does not exist is a ConfigError."""
     if layers == "same":
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
@@ -202,11 +199,7 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
 
 
 def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
-    """Return the layers of the source and those of the target that are in the pairs of `layers=`, in their order.
-
-    Args:
-        itself: whether both sides are one model, of which the layers of both are compared.
-    """
+    """Return the layers of each side in the pairs of `layers=`; of one model with itself those of both sides."""
     source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))
     return [sorted(source | target)] * 2 if itself else [sorted(source), sorted(target)]
 
@@ -217,10 +210,7 @@ def label(config: ModelConfig) -> str:
 
 
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
-    """Return the labels of models; where different ones share a label, with the settings in which they differ.
-
-    Folders of one name are called by as much of their paths as tells them apart.
-    """
+    """Return the labels of models; where different ones share a label, with settings or paths in which they differ."""
     return [_with_settings(each, [other for other in configs if label(other) == label(each)]) for each in configs]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import logging
 import os
 import threading
@@ -16,18 +16,16 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, told_apart
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.native import Checkpoint, read_mini
-from thinkalike.models.places import base_of, explained, named_folder, pick_device, reached, read_shape
-from thinkalike.models.survey import check_loss
+from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
+from thinkalike.models.survey import Checkpoint, check_loss, without_hooks
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
-THREE = ["entailment", "neutral", "contradiction"]  # classes of pairs of sentences
-TWO = ["entailment", "non-entailment"]
+END = "<|endoftext|>"  # the only special token of a mini
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -38,10 +36,7 @@ def load_models(*configs: ModelConfig) -> list[FrozenModel]:
 
 
 def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
-    """Load the models of several groups, each different one once, under labels that tell those of a group apart.
-
-    A model with different labels in two groups has one module. See `load_model`.
-    """
+    """Load the models of several groups, each different one once, under labels that tell those of a group apart."""
     loaded: list[tuple[ModelConfig, FrozenModel]] = []
 
     def called(config: ModelConfig, name: str) -> FrozenModel:
@@ -139,15 +134,10 @@ def _configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[s
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
-    of_transformers = family.reader == "transformers"
-    for key, is_read in {
-        "device_map": of_transformers,
-        "quantization": of_transformers,
-        "side": family.predicts == "states",
-        "classes": family.predicts == "class",
-    }.items():
-        value = getattr(config, key)
-        if value is not None and not is_read:
+    read = ["device_map", "quantization"] if family.reader == "transformers" else []
+    read += {"states": ["side"], "class": ["classes"]}.get(family.predicts, [])
+    for key in ("device_map", "quantization", "side", "classes"):
+        if (value := getattr(config, key)) is not None and key not in read:
             raise ConfigError(f"model.{key}={value} has no effect for {config.called}, a {family.name}; leave it out")
 
 
@@ -181,7 +171,6 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         tokenizer,
         context=min(longest or LONGEST, config.context or LONGEST),
         bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
-        kernels=_kernels_of(family),
         classes=_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
         **facts,
@@ -195,6 +184,39 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
     return frozen
 
 
+def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> torch.nn.Module:
+    """Build a randomly initialised model of these sizes, in the names of the family's own configuration class.
+
+    The same seed gives the same weights whatever the activation.
+    """
+    known = FAMILIES[family]
+    if known.reader == "transformers":
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
+
+        torch.manual_seed(seed)
+        kind = AutoModelForMaskedLM if known.predicts == "hidden" else AutoModelForCausalLM
+        return kind.from_config(AutoConfig.for_model(known.in_config_json, vocab_size=vocabulary, **architecture))
+    from transformer_lens.model_bridge import TransformerBridge
+
+    config = {**architecture, "d_vocab": vocabulary, "seed": seed}
+    bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
+    return without_hooks(bridge.original_model).train().requires_grad_(True)
+
+
+def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+    """Read a folder that `save_mini` wrote for the family `native`."""
+    from safetensors.torch import load_file
+    from transformers import PreTrainedTokenizerFast
+
+    config = json.loads(Path(place, "config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=f"{place}/tokenizer.json", bos_token=END, eos_token=END, pad_token=END
+    )
+    module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
+    module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
+    return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
+
+
 def puts_bos(tokenizer: Any) -> bool:
     """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not."""
     bos = tokenizer.bos_token_id
@@ -204,25 +226,11 @@ def puts_bos(tokenizer: Any) -> bool:
 def _classes(config: ModelConfig, module: Any) -> list[str]:
     """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint."""
     stated = [module.config.id2label[number] for number in range(module.config.num_labels)]
-    own = [name.lower().replace("_", "-").replace("not-entailment", TWO[1]) for name in stated]
+    own = [name.lower().replace("_", "-").replace("not-entailment", "non-entailment") for name in stated]
     classes = list(config.classes or own)
-    if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
-        raise ModelError(
-            f"{config.called}: its {len(own)} classes are {classes}; name them in the order of its logits as in "
-            f"{THREE} or {TWO}: model.classes=[{','.join(THREE)}]"
-        )
-    if sorted(own) == sorted(classes) and own != classes:
+    if len(classes) != len(own) or (sorted(own) == sorted(classes) and own != classes):
         raise ModelError(f"{config.called}: model.classes={classes}, but its config.json says {own}; leave it out")
     return classes
-
-
-def _kernels_of(family: Family) -> str:
-    """Return which code runs the blocks, for the provenance."""
-    if not family.kernels:
-        return "torch"
-    package = family.kernels[0].replace("_", "-")
-    fused = all(importlib.util.find_spec(name) for name in family.kernels)
-    return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"
 
 
 def _device_of(module: Any, device: torch.device) -> torch.device:

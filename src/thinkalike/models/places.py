@@ -6,21 +6,33 @@ Nothing here imports torch or transformers before a model is read.
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 import logging
 import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
 from thinkalike.digests import read_json, regular, remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
+from thinkalike.errors import (
+    ConfigError,
+    ModelError,
+    ResourceError,
+    ThinkalikeError,
+    check_extra,
+    listed,
+    natural_order,
+    one_line,
+)
 from thinkalike.hub import Commit, cause_of, refused, resolved
 
 log = logging.getLogger(__name__)
@@ -35,6 +47,9 @@ LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose c
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
          "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
+SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
+KEEPS_SCALES = ("gpt-oss",)  # the architectures whose scales transformers reads from a GGUF file
+OWN = "take the model's own folder or repository"  # in place of a GGUF file
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -56,9 +71,7 @@ def revisions_in(folder: Path) -> list[Path]:
 def folder_of(config: ModelConfig) -> Path | None:
     """Return the folder of a checkpoint, or its GGUF file or that of Lightning, or None if it is on the hub.
 
-    Raises:
-        ConfigError: a setting contradicts what the folder holds; it would change a name and no number.
-        ModelError: the folder holds no whole checkpoint.
+    A folder without a whole checkpoint is refused, and so is a setting that would change a name and no number.
     """
     folder = named_folder(config)
     if folder is None:
@@ -167,40 +180,28 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
-
-    That of an adapter covers its base. It raises the errors of `reached`.
-    """
+    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
     with explained(config):
-        return _fingerprint_of_files(config)
-
-
-def _fingerprint_of_files(config: ModelConfig) -> str:
-    folder = folder_of(config)
-    if folder is None:
-        if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
-            return config.revision
-        return _commit_of(config).sha
-    digest = hashlib.sha256()
-    inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    others = [path for path in revisions_in(folder) if STEP.search(path.name)]
-    inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
-    for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
-        digest.update(path.name.encode())
-        digest.update(bytes.fromhex(remembered_digest(path)))
-    if base := base_of(config):
-        digest.update(checkpoint_fingerprint(base).encode())
-    return digest.hexdigest()[:16]
+        folder = folder_of(config)
+        if folder is None:
+            if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
+                return config.revision
+            return _commit_of(config).sha
+        digest = hashlib.sha256()
+        inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+        others = [path for path in revisions_in(folder) if STEP.search(path.name)]
+        inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
+        for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
+            digest.update(path.name.encode())
+            digest.update(bytes.fromhex(remembered_digest(path)))
+        if base := base_of(config):
+            digest.update(checkpoint_fingerprint(base).encode())
+        return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
 def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """Yield the folder, the GGUF file or the repository of a checkpoint, which can be read meanwhile, and its commit.
-
-    Raises:
-        ConfigError: see `folder_of`.
-        ModelError: see `folder_of`; or the hub does not answer, and its cache has no copy.
-    """
+    """Yield the folder, GGUF file or repository of a checkpoint, which can be read meanwhile, and its commit."""
     folder = folder_of(config)
     if folder is None:
         with _hub(config) as commit:
@@ -245,11 +246,7 @@ def _beside(file: Path) -> list[Path]:
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
-    """Return the contents of the config.json of a checkpoint that is `reached`, or what a GGUF file says instead.
-
-    Raises:
-        ModelError: it is damaged, or it names code of the hub that transformers would run.
-    """
+    """Return the config.json of a checkpoint that is `reached`, without code of the hub, or what a GGUF file says."""
     import huggingface_hub
 
     path = _stated_in(Path(place))
@@ -277,10 +274,45 @@ def _stated_in(place: Path) -> Path:
 
 def _shape_in(path: Path) -> dict[str, Any]:
     if path.suffix == ".gguf":
-        from thinkalike.models.gguf import gguf_said  # imports nothing of this project but errors
-
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     return _json(path)
+
+
+def gguf_said(path: Path) -> tuple[Any, str]:
+    """Return the configuration of transformers for a GGUF file, and the types of its tensors, such as "Q4_1 x 210".
+
+    A file that transformers cannot read, or would read wrongly, is a ModelError.
+    """
+    check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
+    shape, types = _gguf(path, path.stat().st_mtime_ns)
+    return copy.deepcopy(shape), types
+
+
+@cache
+def _gguf(path: Path, _changed: int) -> tuple[Any, str]:
+    """Read what `gguf_said` returns, which takes seconds; the second argument makes a changed file another one."""
+    from gguf import GGUFReader
+    from transformers import AutoConfig
+
+    try:
+        reader = GGUFReader(path)
+        shape = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    except (ValueError, LookupError, NotImplementedError, OSError) as error:
+        raise ModelError(f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}") from error
+    facts = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+    if (parts := facts.get("split.count", 1)) > 1:
+        raise ModelError(f"{path} is one of {parts} parts; join them: llama-gguf-split --merge FIRST WHOLE.gguf")
+    scales = [tensor.name for tensor in reader.tensors if tensor.name in SCALES]
+    architecture = facts["general.architecture"]
+    if (scaling := facts.get(f"{architecture}.rope.scaling.type", "none")) != "none":
+        scales.append(f"rope.scaling.type={scaling}")
+    if scales and architecture not in KEEPS_SCALES:
+        raise ModelError(
+            f"{path} scales its rotary positions ({listed(scales)}), which transformers does not read from GGUF files, "
+            f"so that all states would be wrong; {OWN}"
+        )
+    types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
+    return shape, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -382,22 +414,3 @@ def _quieten() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-
-
-def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that `auto` stands for on this machine, or any other name unchanged.
-
-    Raises:
-        ConfigError: this machine has no such device; the message calls the setting `key`.
-    """
-    if name in ("cpu", "cpu:0"):
-        return "cpu"
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
-    there = ["cpu", *["cuda"][: len(gpus)], *gpus, *["mps"][: torch.backends.mps.is_available()]]
-    if name not in there:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
-    return name

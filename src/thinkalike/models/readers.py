@@ -30,11 +30,18 @@ from thinkalike.digests import read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf import gguf_said
-from thinkalike.models.native import Checkpoint, without_hooks
-from thinkalike.models.places import GIVE, is_gguf, located
-from thinkalike.models.surgery import first_tensor
-from thinkalike.models.survey import TOLERANCE, check_values, embedding_of, relative_error, sample_tokens, text_config
+from thinkalike.models.places import GIVE, gguf_said, is_gguf, located
+from thinkalike.models.survey import (
+    TOLERANCE,
+    Checkpoint,
+    check_values,
+    embedding_of,
+    first_tensor,
+    relative_error,
+    sample_tokens,
+    text_config,
+    without_hooks,
+)
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +66,6 @@ def read_transformers(
 
     It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
     attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
-
-    Raises:
-        ModelError: weights or the tokenizer are missing, the adapter does not fit, or an encoder-decoder has no
-            `model.side`.
     """
     import transformers
 
@@ -158,13 +161,8 @@ def read_weights(
     Buffers, and heads that are not used, may be left over.
 
     Args:
-        kind: the class whose `from_pretrained` reads it.
-        place: a folder, a GGUF file, or a repository of the hub.
+        kind: the class whose `from_pretrained` reads it, with these options.
         body: the beginnings of the parts below the head that must be complete; None: the head must be, too.
-        options: more options of `from_pretrained`.
-
-    Raises:
-        ModelError: a part that is needed lacks weights, or there are others.
     """
     module, loading = kind.from_pretrained(
         **located(place),
@@ -268,11 +266,7 @@ def _merged(whole: Any, family: Family) -> tuple[Any, float]:
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:
-    """Read the tokenizer of a checkpoint.
-
-    Raises:
-        ModelError: the checkpoint has none; transformers would make up one without words.
-    """
+    """Read the tokenizer of a checkpoint, which must have one: transformers would make up one without words."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
     from transformers.utils import cached_file
 
@@ -317,9 +311,6 @@ def blocks_of(module: Any, name: str) -> str:
     """Return the path from a module of transformers to its list of blocks; the proof at load shows if it is right.
 
     It is the list with as many entries as the configuration has layers; of several, the one with most weights.
-
-    Raises:
-        ModelError: there is none, for example where one block is used again and again.
     """
     root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
     shape, side = root.config.get_text_config(), "encoder" if "Encoder" in type(root).__name__ else "decoder"

@@ -20,9 +20,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig
 from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
-from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
-from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import embedding_of, text_config
 
 log = logging.getLogger(__name__)
@@ -170,7 +169,7 @@ def _built(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     """
     shape = json.loads(sizes)
     try:
-        module, path, row = _native(shape["architecture"]) if "architecture" in shape else _of_transformers(shape)
+        module, path, row = _on_meta(shape)
     except Exception as error:  # whatever the libraries raise for sizes that they do not know
         log.debug("no shape of %s: %s", shape, error)
         return None
@@ -186,15 +185,14 @@ def _built(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     return len(blocks), width, len(embedding), weights[0], row, operations
 
 
-def _native(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
-    from transformer_lens.model_bridge import TransformerBridge
+def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
+    """Return a module of these sizes without weights, the path to its blocks, and its longest row."""
+    if "architecture" in sizes:
+        from transformer_lens.model_bridge import TransformerBridge
 
-    with torch.device("meta"):
-        module: Any = TransformerBridge.boot_native(dict(sizes), device="meta", dtype=torch.float32).original_model
-    return module, "layers", module.cfg.n_ctx
-
-
-def _of_transformers(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
+        with torch.device("meta"):
+            native: Any = TransformerBridge.boot_native(dict(sizes["architecture"]), device="meta", dtype=torch.float32)
+        return native.original_model, "layers", native.original_model.cfg.n_ctx
     import transformers
 
     from thinkalike.models.readers import blocks_of, longest_row

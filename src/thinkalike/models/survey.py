@@ -11,18 +11,18 @@ import inspect
 import logging
 import math
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.digests import BYTE_OF, tokenizer_parts
 from thinkalike.errors import ModelError, one_line
 from thinkalike.models.families import EMBED, Layer, after
-from thinkalike.models.surgery import first_tensor
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +43,33 @@ OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
+class Checkpoint(NamedTuple):
+    """What was read of a checkpoint."""
+
+    module: Any  # on its device
+    tokenizer: Any
+    longest: int | None  # row of tokens that it can take; None: nothing limits it
+    quantization: str = ""  # how its weights are or were quantised
+
+
 def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
     """Return short rows of tokens, the same each time."""
     return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
-    """Return the width of the residual stream and the form of what each block returns, see `surgery.passed_over`.
+    """Return the width of the residual stream, and of each block the length of the tuple that it returns, or None.
 
-    Raises:
-        ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
+    Blocks must run one after the other and once each, and return states of one width. From then on no pass keeps keys
+    and values for later tokens; nothing is ever generated.
     """
+    for shape in (getattr(model.module, "config", None), text_config(model.module)):
+        if hasattr(shape, "use_cache"):
+            shape.use_cache = False  # type: ignore[union-attr]
     ran: list[tuple[int, Any]] = []
-
-    def note(number: int, _: nn.Module, __: tuple, output: Any) -> None:
-        ran.append((number, output))
-
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
-            hooks.callback(block.register_forward_hook(functools.partial(note, number)).remove)
+            hooks.enter_context(block.register_forward_hook(lambda _, __, out, own=number: ran.append((own, out))))
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
@@ -87,22 +95,14 @@ def passing(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 
-def without_cache(module: Any) -> None:
-    """Let no pass keep keys and values for later tokens; nothing is ever generated."""
-    for each in (getattr(module, "config", None), text_config(module)):
-        if hasattr(each, "use_cache"):
-            each.use_cache = False  # type: ignore[union-attr]
-
-
-def accepted(module: Any) -> Callable[[str], bool]:
-    """Return whether a module's forward pass takes an argument of this name.
+def accepted(module: Any) -> set[str]:
+    """Return the names of the arguments of a module's forward pass.
 
     Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
     """
     names = set(inspect.signature(module.forward).parameters)
-    if (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) <= 1:
-        names -= {"token_type_ids"}
-    return names.__contains__
+    several = (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) > 1
+    return names if several else names - {"token_type_ids"}
 
 
 def text_config(module: Any) -> Any:
@@ -116,6 +116,11 @@ def embedding_of(module: Any) -> Tensor:
     with contextlib.suppress(AttributeError, NotImplementedError):
         return module.get_input_embeddings().weight  # type: ignore[no-any-return]
     return next(weight for weight in module.parameters() if weight.dim() == 2)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """Return the output of a module that returns a tensor, or the first of several."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -143,10 +148,7 @@ def prove(model: Any) -> None:
 
     Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
     middle one also on a row that is longer than the windows of the layers that attend to one. Where the model predicts
-    the next token, no token may change the logits of earlier ones.
-
-    Raises:
-        ModelError: they do not, one does, or see `check_values`.
+    the next token, no token may change the logits of earlier ones. Anything else is a ModelError.
     """
     check_values(model.module, model.name)
     last, shape = model.n_layers - 1, text_config(model.module)
@@ -251,11 +253,7 @@ def same_vocabulary(source: Any, target: Any) -> None:
 
 
 def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
-    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all.
-
-    Raises:
-        ModelError: a text is cut differently, or only one model has a row of the embedding for a token.
-    """
+    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
     if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
         raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
     if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
@@ -273,11 +271,7 @@ def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
 
 
 def check_alignable(source: Any, target: Any) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
-
-    Raises:
-        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
-    """
+    """Check that two models, or anything with `name` and `tokenizer`, read the same letters, however they cut them."""
     for model in (source, target):
         if not getattr(model.tokenizer, "is_fast", False):
             raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
@@ -292,8 +286,52 @@ def check_alignable(source: Any, target: Any) -> None:
 
 def _as_read(tokenizer: Any, word: str) -> str:
     """Return a word as a tokenizer's normaliser writes it, without added spaces."""
-    normalizer = tokenizer.backend_tokenizer.normalizer
-    read = word if normalizer is None else normalizer.normalize_str(word)
-    with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
-        read = read if normalizer is None else bytes(BYTE_OF[character] for character in read).decode()
+    read = word
+    if normalizer := tokenizer.backend_tokenizer.normalizer:
+        read = normalizer.normalize_str(word)
+        with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
+            read = bytes(BYTE_OF[character] for character in read).decode()
     return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
+
+    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
+    """
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            without_hooks(child)
+    if getattr(module, "_supports_sdpa", False):
+        module.set_attn_implementation("sdpa")  # type: ignore[operator]
+        return module
+    is_plain = isinstance(module, NativeAttention) and module.causal and module.rotary is None
+    if is_plain and module.kv_repeats == 1 and not module.attn_scores_soft_cap > 0:  # type: ignore[operator]
+        module.__class__ = _fused()  # the weights stay where they are
+    return module
+
+
+@functools.cache
+def _fused() -> type[nn.Module]:
+    """Return the class of a NativeAttention that runs through the fused kernel.
+
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
+    """
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    class FusedAttention(NativeAttention):
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+            if attention_mask is not None:
+                return super().forward(hidden_states, attention_mask=attention_mask)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
+            return self.o(mixed.transpose(1, 2).flatten(2)), None
+
+    return FusedAttention

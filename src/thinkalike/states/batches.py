@@ -212,12 +212,10 @@ class TextBatches(ABC):
         order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
         size = max(min(len(order) // len(numbers), size), 1)
         batch = partial(self.batch, pool, labels, numbers)
-        if outliers is None:
-            for own, chosen in zip(numbers, order.split(size), strict=False):
-                yield batch(own, chosen, key)
-            return
-        left, moved = order[~outliers[order]], (key, outliers.numpy().tobytes())
-        beside = 0 if hasattr(self.measure, "fit_batches") else BESIDE  # maps are fitted once
+        left, moved, beside = order, key, 0
+        if outliers is not None:
+            left, moved = order[~outliers[order]], (key, outliers.numpy().tobytes())
+            beside = 0 if hasattr(self.measure, "fit_batches") else BESIDE  # maps are fitted once
         for own, chosen, every in zip(numbers, left.split(size), order.split(size), strict=False):
             whole = batch(own, every, key) if own < beside else None
             yield batch(own, chosen, moved)._replace(with_massive=whole)
@@ -275,13 +273,11 @@ class TokenBatches(TextBatches):
         tokens = measure.batches * measure.tokens_per_batch
         every = _tokens_at_once(measure, {model: model.n_layers for model in self.models})
         held = tokens if self.is_whole else min(tokens, every)
-        contexts = (model.context for model in self.models)
-        context = data.context or min(*contexts, max(held // FEWEST_ROWS, SHORTEST))
+        context = data.context or min(*(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST))
         wanted = -(-tokens // context)
-        data = replace(data, report_tokens=SPREAD * wanted * context)
-        asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
-        how = partial(read_corpus, bos=first.bos_each_row, fit_tokens=1, whole=True)
-        corpus = self.runs.text(asked, partial(how, data, first.tokenizer, context))
+        data, bos = replace(data, report_tokens=SPREAD * wanted * context), first.bos_each_row
+        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=1, whole=True)
+        corpus = self.runs.text((repr(data), tokenizer_fingerprint(first.tokenizer), context, bos), read)
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
         for model in self.models:
@@ -358,8 +354,7 @@ def text_batches(
     if level == "auto":
         level = "token" if len({tokenizer_fingerprint(model.tokenizer) for model in models}) == 1 else "word"
         if level == "word":
-            names = " and ".join(model.name for model in models)
-            log.info("%s have different tokenizers: compared word by word", names)
+            log.info(" and ".join(model.name for model in models) + " have different tokenizers: compared word by word")
     if level == "word" and (measure.skip_first or measure.skip_special_tokens):
         raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
     drawn = (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs)
@@ -371,12 +366,8 @@ def array_batches(
 ) -> StateBatches:
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
-    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size.
-    Each batch is a pool.
-
-    Args:
-        groups: what each stimulus belongs to, such as a sentence.
-        fewest: how many stimuli there must be in a batch; a DataError says if there are fewer.
+    Where a batch can hold all of them, there is one. Else they are drawn, one by one, into batches of about equal size,
+    of at least `fewest`. Each batch is a pool. `groups` is what each stimulus belongs to, such as a sentence.
     """
     n, total = len(groups), -(-len(groups) // rows_per_batch)
     if n // total < fewest:
@@ -398,11 +389,8 @@ def array_batches(
 def pool_tokens(batch: int, floats: int, parameters: int) -> int:
     """Return how many tokens models run over, at most, before these are drawn into batches; a job ends between pools.
 
-    Args:
-        batch: the tokens of a batch.
-        floats: of the states of a token. In float32 those of a pool take `POOL_BYTES`, or a quarter of what the
-            weights take, and more where that is below `POOL_BATCHES` batches.
-        parameters: of the models.
+    With so many `floats` for a token, states of a pool take `POOL_BYTES` in float32, or a quarter of what the weights
+    take, and more where that is below `POOL_BATCHES` batches of so many tokens.
     """
     held = max(POOL_BYTES, parameters) // (4 * batch * floats)
     return batch * max(min(POOL_TOKENS // batch, max(held, POOL_BATCHES), MOST_BATCHES), 1)

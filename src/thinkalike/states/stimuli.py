@@ -15,17 +15,17 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data.cache import Entry, cache_folder, kept
+from thinkalike.data.corpus import Entry, cache_folder, kept
 from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import versions_of
 from thinkalike.errors import DataError
 from thinkalike.measures.rows import massive
-from thinkalike.models.families import names_of
+from thinkalike.models.families import names_of, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import checkpoint_fingerprint, pick_device
+from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import counted
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, site_numbers, sites, word_states

@@ -81,10 +81,7 @@ class Pieces:
 
 
 def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
-    """Return the first texts, of at least `words` words if there are so many, in pieces of at most `WORDS_AT_ONCE`.
-
-    A piece has fewer words where they need too many tokens.
-    """
+    """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models."""
     found, left = Pieces([], [], []), words
     for number, text in enumerate(texts):
         spans = [match.span() for match in re.finditer(r"\S+", text)]
@@ -161,14 +158,10 @@ def _first_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], tok
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
-    """Return for each word the number of the last token that holds a character of it.
+    """Return for each word the number of the last token that holds a character of it, by the characters of each token.
 
     A normaliser may leave the last character out of all offsets, such as an accent that it composes or strips; what is
-    read up to the last one that a token holds is then the whole word.
-
-    Args:
-        offsets: the characters of each token.
-        name: of the model, for the error that no token holds a character of a word.
+    read up to the last one that a token holds is then the whole word. The message of an error calls the model `name`.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
     found = []

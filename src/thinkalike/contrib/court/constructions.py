@@ -17,7 +17,8 @@ from thinkalike.measures.chance import mixed
 from thinkalike.measures.estimates import seeded
 from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.families import EMBED
-from thinkalike.models.frozen import FrozenModel, fresh, variant
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import fresh, variant
 from thinkalike.models.survey import embedding_of
 from thinkalike.training.run import StepData
 

@@ -12,7 +12,7 @@ import torch
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.language import BigramMeans, TokenMeans
-from thinkalike.models.frozen import fresh, perturbed, randomised
+from thinkalike.models.parts import fresh, perturbed, randomised
 
 
 class Entry(NamedTuple):

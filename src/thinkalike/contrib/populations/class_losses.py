@@ -64,7 +64,10 @@ def _owners(classes: Sequence[str], wanted: Sequence[str]) -> Int[Tensor, " c"]:
     coarse = "non-entailment" in wanted
     named = ["non-entailment" if coarse and name in ("neutral", "contradiction") else name for name in classes]
     if {*named} != {*wanted}:
-        raise ModelError(f"a model of the classes {list(classes)} cannot be asked for {list(wanted)}")
+        raise ModelError(
+            f"a model of the classes {list(classes)} cannot be asked for {list(wanted)}; name them in the order of its "
+            "logits: model.classes=[entailment,neutral,contradiction]"
+        )
     return torch.tensor([list(wanted).index(name) for name in named])
 
 

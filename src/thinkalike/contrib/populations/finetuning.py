@@ -19,10 +19,10 @@ from thinkalike.contrib.pretraining.minis import card_text, save_mini
 from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
-from thinkalike.models.families import CLASSIFIER, FAMILIES
+from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import ASSETS, explained, pick_device, reached, read_shape
+from thinkalike.models.places import ASSETS, explained, reached, read_shape
 from thinkalike.models.readers import read_tokenizer, read_weights
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column

@@ -19,11 +19,10 @@ from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
-from thinkalike.models.families import FAMILIES, Family
+from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model
-from thinkalike.models.native import build_mini
-from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.places import ASSETS
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result

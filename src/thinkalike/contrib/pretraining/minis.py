@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from thinkalike.models.native import END
+from thinkalike.models.load import END
 
 SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 

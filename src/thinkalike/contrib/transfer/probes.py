@@ -28,7 +28,7 @@ from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
-from thinkalike.models.frozen import fresh
+from thinkalike.models.parts import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column

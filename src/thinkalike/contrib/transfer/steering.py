@@ -25,7 +25,6 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
 from thinkalike.contrib.transfer import measures
 from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
-from thinkalike.data.contrasts import CONTRASTS, Contrasts, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
@@ -36,7 +35,16 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span, text_column
-from thinkalike.states.contrasts import Prompts, gap, gaps, read_prompts
+from thinkalike.states.contrasts import (
+    CONTRASTS,
+    Contrasts,
+    Prompts,
+    gap,
+    gaps,
+    grammar_contrasts,
+    read_contrasts,
+    read_prompts,
+)
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from jaxtyping import Float, Int
 from scipy.special import stdtrit
 from torch import Tensor
 
-from thinkalike.data.contrasts import Contrasts, kind_of_token
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import (
     AT_ONCE,
@@ -51,7 +50,7 @@ from thinkalike.measures.estimates import (
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import Part, norms, parts_of
 from thinkalike.processes import counted
-from thinkalike.states.contrasts import Prompts, gaps, read_prompts
+from thinkalike.states.contrasts import Contrasts, Prompts, gaps, kind_of_token, read_prompts
 
 NULLS = 19  # random changes: the fewest that can be exceeded with p = .05
 EXIT_STATUS = {"equivalent": 0, "not equivalent": 1, "undecided": 3}

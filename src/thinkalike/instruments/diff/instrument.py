@@ -16,7 +16,6 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, model_named, not_in_key, ranged
-from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
@@ -32,6 +31,7 @@ from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.survey import check_rows
 from thinkalike.screen import show_text
+from thinkalike.states.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
