@@ -134,6 +134,18 @@ def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files,
     assert "are compared untied" in run.stderr
 
 
+def test_a_mixture_names_the_model_that_was_mixed_in(base):
+    first, second, third = (load_model(base) for _ in range(3))
+    third.name = "third"
+    for own, mixed, other in zip(*(each.module.parameters() for each in (first, second, third)), strict=True):
+        other.data = own + 0.05 * torch.randn(own.shape)
+        mixed.data = 0.75 * own + 0.25 * other
+    table, _ = edits_of(first, second, third)
+    assert {*table["operation"]} == {"linear mixture"}
+    assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
+    assert "mixed" not in weights_in_words(edits_of(first, second)[0]), "control"
+
+
 def test_a_tied_matrix_is_one_part(base, changed):
     first, second = load_model(base), load_model(changed(swap(70, 90)))
     assert [str(part) for part in changed_parts(first, second)] == ["embedding"]
