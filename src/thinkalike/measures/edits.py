@@ -182,10 +182,11 @@ def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "
     where Ω is the angle between x and z, so that (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point.
     """
     x, y, z, eps = x.double().flatten(), y.double().flatten(), z.double().flatten(), _precision(y)
-    (xx, xz, zz), right = (x @ x, x @ z, z @ z), torch.stack([x @ y, z @ y])
+    (xx, xz, zz), right = (x @ x if x.any() else x.new_ones(()), x @ z, z @ z), torch.stack([x @ y, z @ y])
     if (determinant := xx * zz - xz * xz) <= 1e-12 * xx * zz:
         return None  # they are multiples of each other
     a, b = torch.linalg.solve(torch.stack([xx, xz, xz, zz]).view(2, 2), right).tolist()
+    a = a if x.any() else 1 - b  # any a will do
     rounding = 2 * eps * y.square().mean().sqrt() / determinant.sqrt()  # moves a by √zz of this at most, and b by √xx
     of_x = 4 * torch.finfo(torch.float32).eps * abs(a) + rounding * zz.sqrt()
     of_z = 4 * torch.finfo(torch.float32).eps * abs(b) + rounding * xx.sqrt()
