@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import results_in
+from thinkalike.errors import StitchError
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import weights_in_words
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, one_form
+from thinkalike.stitches.stitch_map import Site
 
 EMBEDDING = "transformer.wte.weight"
 
@@ -109,6 +111,13 @@ def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
     (result,) = results_in(cli.folder / "results", "diff")
     (row,) = result.tables["settings"].itertuples()
     assert (row.base, row.changed) == (False, True), "dropout is off"
+
+
+def test_a_stitch_is_of_a_model_with_its_settings(base, changed):
+    site = Site.of(load_model(base).describe(), 1)
+    site.check_model(load_model(base, dtype="float32"))
+    with pytest.raises(StitchError, match="but other settings in its config"):
+        site.check_model(load_model(changed(activation_function="relu")))
 
 
 def test_settings_of_equal_models_do_not_differ(base, changed):

@@ -10,8 +10,9 @@ import functools
 import inspect
 import logging
 import math
+import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -33,6 +34,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, tor
 # the names that configurations give to the kinds of layers, and to the lengths of windows of attention in tokens
 KINDS = ("layer_types", "layers_block_type", "attention_layers")
 WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
+# entries of a configuration that no pass of an evaluated model reads
+UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
+                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
@@ -109,6 +113,30 @@ def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def settings_of(module: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows and a pass may read, inner ones as "outer.inner".
+
+    With `chosen` those that have the default of the class are left out, and so are all of a class without defaults.
+    """
+    if (config := getattr(module, "config", None)) is None:
+        given = vars(module.cfg) if hasattr(module, "cfg") and not chosen else {}
+    else:
+        known = type(config)().to_dict()
+        given = {
+            name: value for name, value in config.to_dict().items()
+            if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
+        }  # fmt: skip
+    return dict(_flat({name: value for name, value in given.items() if not UNREAD.search(name)}))
+
+
+def _flat(given: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
 
 
 def embedding_of(module: Any) -> Tensor:

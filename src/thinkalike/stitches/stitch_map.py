@@ -229,6 +229,7 @@ class Site:
         layer: The number of the block.
         fingerprint: Of the weights, see `FrozenModel.fingerprint`; it tells models apart.
         dtype: Of the weights; the fingerprint depends on it.
+        settings: A digest of the configuration, see `FrozenModel.settings`; older sites have none.
     """
 
     model: str
@@ -236,9 +237,10 @@ class Site:
     layer: int
     fingerprint: str
     dtype: str
+    settings: str = ""
 
     def __post_init__(self) -> None:
-        texts = (self.model, self.revision, self.fingerprint, self.dtype)
+        texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
         if type(self.layer) is not int or self.layer < 0 or not all(isinstance(each, str) for each in texts):
             raise StitchError(f"{self!r} is no site: its layer must be a number from 0 on, and all else text")
 
@@ -246,7 +248,8 @@ class Site:
     def of(cls, described: Mapping[str, Any], layer: int) -> Site:
         """Return the site of a model that `FrozenModel.describe` describes, as the provenance of results does."""
         names = {"model": "name", "revision": "revision", "fingerprint": "weights", "dtype": "dtype"}
-        return cls(layer=layer, **{own: str(described[theirs]) for own, theirs in names.items()})
+        facts = {own: str(described[theirs]) for own, theirs in names.items()}
+        return cls(layer=layer, settings=str(described.get("settings", "")), **facts)
 
     def __str__(self) -> str:
         return f"{self.model}:{self.layer}"
@@ -258,6 +261,11 @@ class Site:
             raise StitchError(
                 f"{model.name} has the weights {found} in {dtype}, but the stitch was made with {self.model} of "
                 f"{self.fingerprint} in {self.dtype}: load that model, or give check=False"
+            )
+        if self.settings not in ("", model.settings()):
+            raise StitchError(
+                f"{model.name} has the weights of {self.model}, with which the stitch was made, but other settings in "
+                "its config.json: load that model, or give check=False"
             )
 
 
