@@ -165,6 +165,9 @@ def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] * 1e6})
     assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
+    rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] / 1e6,
+                                               "transformer.ln_f.weight": torch.full((32,), 6e4)})  # fmt: skip
+    assert "output on sample tokens is not finite in float16; load" in line_of("gpt2", folder, dtype="float16")
 
 
 @pytest.mark.parametrize(("kind", "change"), [("native", torch.Tensor.sign), ("gpt2", torch.Tensor.sign)])

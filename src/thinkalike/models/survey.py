@@ -224,6 +224,11 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
         types[:, tokens.shape[1] // 2 :] = 1
     with torch.no_grad():
         full, states = model.full(tokens, mask, types)[:, late].clone(), model.residuals(tokens, cuts, mask, types)
+        if not full.isfinite().all():
+            remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
+            raise ModelError(
+                f"{model.name}: its output on sample tokens is not finite in {str(model.dtype)[6:]}{remedy}"
+            )
         for cut, state in zip(cuts, states, strict=True):
             joined = model.advance(state, after(cut), model.n_layers, mask)
             joined = model.finish(joined[:, late]) if model.predicts == "next" else model.output(joined, mask)
