@@ -12,7 +12,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.families import outline, told_apart
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.places import base_of, checkpoint_fingerprint
 from thinkalike.models.shapes import shape_of
 
 peft = pytest.importorskip("peft")
@@ -134,6 +134,29 @@ def test_a_prompt_cannot_be_merged(base, adapter):
     write_adapter(base, adapter, kind=peft.PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"))
     with pytest.raises(ModelError, match="cannot be merged"):
         load_model(adapter)
+
+
+def test_a_start_that_took_a_random_part_of_the_base_is_refused(base, adapter, tmp_path):
+    write_adapter(
+        base, adapter, kind=peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa_niter_2")
+    )
+    with pytest.raises(ModelError, match="init_lora_weights=pissa_niter_2 its training took a part out of the base"):
+        load_model(adapter)
+    kind = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa", modules_to_save=["lm_head"])
+    whole = write_adapter(base, tmp_path / "whole", kind=kind)  # with a head of its own, and no tokenizer
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_model(tmp_path / "whole").full(tokens), whole(tokens).logits, atol=1e-3, rtol=1e-4
+        )
+
+
+def test_its_base_is_of_the_revision_that_it_names(adapter):
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    settings |= {"base_model_name_or_path": "gpt2", "revision": "v1"}
+    (adapter / "adapter_config.json").write_text(json.dumps(settings))
+    assert base_of(local(adapter)).revision == "v1"
+    assert base_of(local(adapter, base="gpt2")).revision is None
 
 
 def test_a_missing_extra_is_named(adapter, monkeypatch):

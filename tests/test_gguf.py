@@ -4,12 +4,14 @@ import sys
 
 import pytest
 import torch
+import transformers
 
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.instruments import run_job
+from thinkalike.models.gguf import _fill_in
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import shape_of
@@ -89,6 +91,8 @@ def test_it_is_cast_as_any_other(file, dtype):
 REFUSED = {
     "of one is a part": ({"split.count": 2}, r"one of 2 parts; join them"),
     "scaled positions": ({"llama.rope.scaling.type": "linear"}, r"rope\.scaling\.type=linear.*take the model's own"),
+    "an unknown cut": ({"tokenizer.ggml.pre": "deepseek-llm"}, r"cuts texts by tokenizer\.ggml\.pre=deepseek-llm"),
+    "a field without a place": ({"llama.attention.scale": 3}, r"states llama\.attention\.scale=3, which"),
     "a tensor is missing": ({"leave_out": "model.layers.1.mlp.up_proj.weight"}, r"missing: model\.layers\.1\.mlp\.up"),
 }
 
@@ -98,6 +102,22 @@ def test_what_would_be_read_wrongly_is_refused_in_one_line(case, folder, tmp_pat
     fields, said = REFUSED[case]
     with pytest.raises(ModelError, match=said):
         load_model(tiny.write_gguf(folder, tmp_path / "m.gguf", **fields))
+
+
+def test_fields_that_transformers_passes_over_are_read(folder, tmp_path):
+    """Digits stand alone in texts of SmolLM and StarCoder, and the latter states a base of its own."""
+    file = tiny.write_gguf(folder, tmp_path / "m.gguf", **{"tokenizer.ggml.pre": "smollm"})
+    cut = load_model(file).tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 2023")
+    assert [piece for piece, _ in cut] == ["in", "Ġ", *"2023"]
+    shape = transformers.Starcoder2Config(num_attention_heads=4, hidden_size=32)
+    facts = {"s.rope.freq_base": 1e6, "s.rope.dimension_count": 8, "s.attention.layer_norm_epsilon": 0.5}
+    assert _fill_in(shape, {**facts, "s.attention.sliding_window": 7, "s.logit_scale": 2.0}, "s.") == [
+        "s.logit_scale=2.0"
+    ]
+    assert (shape.rope_parameters["rope_theta"], shape.norm_epsilon, shape.sliding_window) == (1e6, 0.5, 7)
+    assert shape.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
+    _fill_in(shape, {"s.rope.dimension_count": 2}, "s.")
+    assert shape.rope_parameters["partial_rotary_factor"] == 0.25
 
 
 def test_an_unknown_architecture_is_refused_in_one_line(tmp_path):

@@ -17,10 +17,11 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models import readers
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.parts import randomised
+from thinkalike.models.parts import fresh, randomised
 from thinkalike.models.places import checkpoint_fingerprint
 
 NAMES = (*tiny.FAMILIES, "native")
@@ -197,6 +198,40 @@ def test_compat_folds_norms_and_keeps_the_distribution(checkpoints, models, toke
     folded = load_model(ModelConfig(name="local", path=str(checkpoints[name]), processing="compat"))
     ours, theirs = (model.full(tokens).log_softmax(-1) for model in (folded, models[name]))
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def test_folding_that_changes_the_distribution_is_refused(checkpoints, monkeypatch):
+    monkeypatch.setattr(readers, "_folded", lambda bridge: tiny.frozen(seed=5, vocabulary=300).module)
+    with pytest.raises(ModelError, match=r"processing=compat changes its log-probabilities by .* leave it out"):
+        load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]), processing="compat"))
+
+
+def test_rotary_positions_keep_their_precision(tmp_path):
+    """In bfloat16 as transformers has them: frequencies that are rounded as well make late positions wrong."""
+    import transformers as hf
+
+    folder = tiny.write_llama(tmp_path)
+    plain = hf.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    tokens = torch.randint(300, (1, 60))
+    with torch.no_grad():
+        expected = plain(tokens).logits
+    for model in (load_model(folder, dtype="bfloat16"), load_model(plain.float(), tiny.tokenizer(), dtype="bfloat16")):
+        assert torch.equal(model.full(tokens), expected)
+        assert fresh(model, 1).module.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_rows_end_where_states_would_depend_on_longer_rows():
+    import transformers as hf
+
+    scaling = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+    shape = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 1, "vocab_size": 300, "pad_token_id": 0}
+    lengths = {"max_position_embeddings": 64, "original_max_position_embeddings": 16}
+    module = hf.Phi3ForCausalLM(hf.Phi3Config(**shape, **lengths, rope_parameters=scaling)).eval()
+    tiny.enlarge(module)
+    rows = torch.randint(300, (1, 17))
+    first, longer = (module(rows[:, :length]).logits[:, :8] for length in (16, 17))
+    assert (first - longer).abs().max() > 1e-3, "control"
+    assert readers.longest_row(module) == 16
 
 
 def test_fingerprint_sees_one_changed_weight():

@@ -421,6 +421,15 @@ def test_stimuli_written_as_a_table_are_read_as_they_were(name, words, tmp_path)
     assert not same(read_table(path, features=COLUMNS[1:], kinds={"Person": "nominal"}), words), "control"
 
 
+def test_two_names_that_are_one_number_stay_two(tmp_path):
+    rows = {"id": list("abcd"), "version": ["1.10", "1.1", "1.2", "1.1"]}
+    path = write_table(tmp_path / "x.csv", pd.DataFrame(rows))
+    columns = {"text": None}
+    named = read_table(path, kinds={"version": "nominal"}, columns=columns)
+    assert list(named.features["version"]) == rows["version"]
+    assert list(read_table(path, columns=columns).features["version"]) == [1.1, 1.1, 1.2, 1.1]
+
+
 def test_a_word_is_found_in_its_text(tmp_path):
     """As a word before as a part of one: `he` is not looked for in `she`."""
     rows = [("she said he ran", "he"), ("a (null) value", "null"), ("NA is None", "NA"), ("天気がいい", "天気")]

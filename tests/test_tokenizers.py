@@ -15,6 +15,7 @@ from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model, puts_bos
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.readers import read_tokenizer
 from thinkalike.models.survey import same_vocabulary
 
 
@@ -111,6 +112,25 @@ def with_mark(mark="<|endoftext|>", **options):
         "special_tokens": {mark: {"id": mark, "ids": [number], "tokens": [mark]}},
     }
     return fast(lambda whole: whole.update(post_processor=template), **options)
+
+
+def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
+    """Llama's class puts a space before a text, and a file of its model type may say that there is none."""
+    import transformers as hf
+
+    whole = json.loads(tiny.tokenizer().backend_tokenizer.to_str().replace("Ġ", "▁"))
+    whole |= dict.fromkeys(["pre_tokenizer", "post_processor", "decoder"])
+    whole["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(whole))).save_pretrained(tmp_path)
+    hf.LlamaConfig().save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "tokenizer_class": "LlamaTokenizer"}))
+    own = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("abc abd", add_special_tokens=False).ids
+    overruled = hf.AutoTokenizer.from_pretrained(tmp_path)
+    assert overruled("abc abd", add_special_tokens=False)["input_ids"] != own, "control"
+    read = read_tokenizer(ModelConfig(name="local", path=str(tmp_path)), str(tmp_path))
+    assert read("abc abd", add_special_tokens=False)["input_ids"] == own
+    assert "LlamaTokenizer cuts texts otherwise than tokenizer.json" in caplog.text
 
 
 def test_a_tokenizer_shows_whether_it_adds_bos():

@@ -8,10 +8,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
+from classifiers import THREE
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.finetuning import new_classifier
 from thinkalike.errors import ModelError
-from thinkalike.models.load import THREE, load_model
+from thinkalike.models.load import load_model
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 ONE_EACH = KINDS[:-1]  # a new classifier is no model yet
@@ -128,7 +129,7 @@ def test_only_the_head_of_a_new_classifier_is_new(whole):
     assert {name for name in new.keys() - old.keys() if name.startswith("bert.") and "pooler" not in name} == set()
 
 
-def test_older_files_and_several_files_are_read_alike(whole, tmp_path):
+def test_older_files_and_several_files_are_read_alike(whole, caplog):
     import transformers
 
     folder = whole("gpt2")
@@ -142,7 +143,10 @@ def test_older_files_and_several_files_are_read_alike(whole, tmp_path):
     model.load_state_dict(weights, strict=False)
     model.save_pretrained(folder, max_shard_size="60KB")
     assert len(list(folder.glob("model-*.safetensors"))) > 2
+    torch.save(weights, folder / "pytorch_model.bin")
+    assert not caplog.text
     assert all(torch.equal(each, expected[name]) for name, each in load("gpt2", folder).items())
+    assert f"weights that are not read lie in {folder}: pytorch_model.bin" in caplog.text
     last = sorted(folder.glob("model-*.safetensors"))[-1]
     kept = dict(list(load_file(last).items())[1:])
     save_file(kept, last, metadata={"format": "pt"})
@@ -195,6 +199,14 @@ def test_two_sets_of_weights_must_be_equal(whole):
     weights[MATRIX["gpt2"]][7, 3] += 1
     torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert "two sets of weights that differ, model.safetensors and pytorch_model.bin" in line_of("gpt2", folder)
+
+
+def test_a_class_that_transformers_lacks_is_said(whole, caplog):
+    folder = whole("gpt2")
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "architectures": ["GPT2EncoderModel"]}))
+    load("gpt2", folder)
+    assert "is a GPT2EncoderModel, which transformers lacks, and runs as a GPT2LMHeadModel" in caplog.text
 
 
 def test_code_of_the_hub_that_config_json_names_is_refused(whole):

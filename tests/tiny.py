@@ -265,7 +265,7 @@ def write_gguf(folder: Path, file: Path, kind: str = "F32", leave_out: str = "-"
     writer.add_layer_norm_rms_eps(shape["rms_norm_eps"])
     tokens = sorted(parts["model"]["vocab"], key=parts["model"]["vocab"].__getitem__)
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
+    writer.add_tokenizer_pre(fields.pop("tokenizer.ggml.pre", "gpt-2"))
     writer.add_token_list(tokens)
     writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
     writer.add_token_merges([" ".join(pair) for pair in parts["model"]["merges"]])

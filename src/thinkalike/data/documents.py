@@ -202,7 +202,7 @@ def _read(path: Path, field: str) -> Iterator[str]:
         raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8")
+            yield path.read_text(encoding="utf-8-sig")
             return
         for place, record in parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path):
             yield _text_of(record, field, place)

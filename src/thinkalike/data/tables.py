@@ -98,7 +98,7 @@ def read_table(
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
-    table = frame[names].apply(_values)
+    table = frame[names].apply(lambda column: _values(column, (kinds or {}).get(str(column.name))))
     table = without_labels(table, kinds or {}, named=features is not None, source=str(path))
     return Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)).varied()
 
@@ -196,8 +196,11 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     return matches[0].span()
 
 
-def _values(column: pd.Series) -> pd.Series:
-    """Make missing cells NaN, and written numbers numbers, also those with a decimal comma."""
+def _values(column: pd.Series, kind: Any) -> pd.Series:
+    """Make missing cells NaN, and written numbers numbers, also those with a decimal comma.
+
+    A nominal column stays as written where two of its levels, such as 1.1 and 1.10, are one number.
+    """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     values = column.mask(column.isin(["", "NaN", "nan"]))
@@ -208,7 +211,8 @@ def _values(column: pd.Series) -> pd.Series:
         log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, values.dropna().iloc[0])
         values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
-    return numbers if numbers.notna().equals(values.notna()) else values
+    merges = kind == "nominal" and numbers.nunique() < values.nunique()
+    return numbers if numbers.notna().equals(values.notna()) and not merges else values
 
 
 def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:

@@ -19,7 +19,7 @@ from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
-from thinkalike.models.survey import Checkpoint, check_loss, without_hooks
+from thinkalike.models.survey import Checkpoint, cast, check_loss, without_hooks
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
             raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
-        whole = deepcopy(module).to(device=device, dtype=getattr(torch, config.dtype))
+        whole = cast(deepcopy(module), device, getattr(torch, config.dtype))
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = Checkpoint(part, tokenizer, longest_row(whole))
         return _frozen(config, family, read, name=config.name, device=device, revision="in memory")

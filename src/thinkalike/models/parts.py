@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thinkalike.errors import ModelError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import tensors_of
+from thinkalike.models.survey import cast, tensors_of
 
 COMPONENTS = {  # by a word in the name of a module of a block
     "norms": r"norm|^ln",
@@ -240,4 +240,4 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(copy.deepcopy(model.module.config))
-    return variant(model, module.to(model.device, model.dtype), f"{model.name} (fresh)")
+    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")

@@ -6,17 +6,14 @@ Nothing here imports torch or transformers before a model is read.
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import logging
 import os
 import re
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -28,12 +25,12 @@ from thinkalike.errors import (
     ModelError,
     ResourceError,
     ThinkalikeError,
-    check_extra,
     listed,
     natural_order,
     one_line,
 )
 from thinkalike.hub import Commit, cause_of, refused, resolved
+from thinkalike.models.gguf import gguf_said
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +44,6 @@ LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose c
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
          "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
-SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
-KEEPS_SCALES = ("gpt-oss",)  # the architectures whose scales transformers reads from a GGUF file
-OWN = "take the model's own folder or repository"  # in place of a GGUF file
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -134,7 +128,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         if config.base:
             raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
         return None
-    said = config.base or _json(folder / ADAPTER).get("base_model_name_or_path")
+    settings = _json(folder / ADAPTER)
+    said = config.base or settings.get("base_model_name_or_path")
     if not said or not isinstance(said, str):
         raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
     try:
@@ -145,6 +140,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
     if base.path and is_adapter(Path(base.path)):
         raise ModelError(f"model={config.called}: its base {said} is an adapter itself; {GIVE}")
+    if not (config.base or base.path):
+        base = replace(base, revision=settings.get("revision") or base.revision)
     return replace(base, **{key: getattr(config, key) for key in (*HOW_IT_RUNS, "bos", "side")})
 
 
@@ -276,43 +273,6 @@ def _shape_in(path: Path) -> dict[str, Any]:
     if path.suffix == ".gguf":
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     return _json(path)
-
-
-def gguf_said(path: Path) -> tuple[Any, str]:
-    """Return the configuration of transformers for a GGUF file, and the types of its tensors, such as "Q4_1 x 210".
-
-    A file that transformers cannot read, or would read wrongly, is a ModelError.
-    """
-    check_extra("gguf", ("gguf", "accelerate"), f"{path} is a GGUF file")
-    shape, types = _gguf(path, path.stat().st_mtime_ns)
-    return copy.deepcopy(shape), types
-
-
-@cache
-def _gguf(path: Path, _changed: int) -> tuple[Any, str]:
-    """Read what `gguf_said` returns, which takes seconds; the second argument makes a changed file another one."""
-    from gguf import GGUFReader
-    from transformers import AutoConfig
-
-    try:
-        reader = GGUFReader(path)
-        shape = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
-    except (ValueError, LookupError, NotImplementedError, OSError) as error:
-        raise ModelError(f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}") from error
-    facts = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
-    if (parts := facts.get("split.count", 1)) > 1:
-        raise ModelError(f"{path} is one of {parts} parts; join them: llama-gguf-split --merge FIRST WHOLE.gguf")
-    scales = [tensor.name for tensor in reader.tensors if tensor.name in SCALES]
-    architecture = facts["general.architecture"]
-    if (scaling := facts.get(f"{architecture}.rope.scaling.type", "none")) != "none":
-        scales.append(f"rope.scaling.type={scaling}")
-    if scales and architecture not in KEEPS_SCALES:
-        raise ModelError(
-            f"{path} scales its rotary positions ({listed(scales)}), which transformers does not read from GGUF files, "
-            f"so that all states would be wrong; {OWN}"
-        )
-    types = Counter(tensor.tensor_type.name for tensor in reader.tensors)
-    return shape, ", ".join(f"{name} x {count}" for name, count in types.most_common())
 
 
 def _json(path: Path) -> dict[str, Any]:

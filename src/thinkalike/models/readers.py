@@ -30,10 +30,14 @@ from thinkalike.digests import read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.places import GIVE, gguf_said, is_gguf, located
+from thinkalike.models.gguf import cut_as_stated, gguf_said
+from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
 from thinkalike.models.survey import (
+    PROBES,
+    TEXT,
     TOLERANCE,
     Checkpoint,
+    cast,
     check_values,
     embedding_of,
     first_tensor,
@@ -49,6 +53,12 @@ log = logging.getLogger(__name__)
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
+
+# the files of weights in the order in which transformers looks for them
+IN_TURN = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+
+# how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
+TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
 
 # buffers that older versions saved and newer ones compute
 BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
@@ -76,7 +86,6 @@ def read_transformers(
         )
     options: dict[str, Any] = {"attn_implementation": "eager"} if in_compat else _placement(config, device)
     quantization: str = config.quantization or ""
-    check_one_set(Path(place))
     if is_gguf(place):
         if quantization:
             raise ModelError(f"{config.called} is quantised already; leave out model.quantization={quantization}")
@@ -96,15 +105,23 @@ def read_transformers(
                 log.warning("%s is not merged: that changes logits by %.1e of the largest", adapter.name, error)
                 unmerged = read_weights(kind, config, place, body, dtype=dtype, **options)
                 module = _with_adapter(unmerged, adapter)[0].get_base_model()
-    own = str(adapter) if adapter and rows else place
+    own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), longest_row(module)
     if in_compat:
         from transformer_lens.model_bridge import TransformerBridge
 
+        tokens = sample_tokens(len(embedding_of(module)), longest or 16)
+        before = _log_probabilities(module, tokens)
         bridge = TransformerBridge.boot_transformers(
             place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
         )
         module = _folded(bridge)
+        error = relative_error(_log_probabilities(module, tokens), before)
+        if not error <= TOLERANCE[dtype]:
+            raise ModelError(
+                f"{config.called}: model.processing=compat changes its log-probabilities by {error:.1e} of the largest "
+                f"(allowed: {TOLERANCE[dtype]:.0e}); leave it out"
+            )
     elif family.predicts == "states":
         module = one_side(module, config)
     return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
@@ -136,6 +153,11 @@ def _folded(bridge: Any) -> Any:
     return bridge.original_model
 
 
+@torch.no_grad()
+def _log_probabilities(module: Any, tokens: Tensor) -> Tensor:
+    return first_tensor(module.eval()(tokens)).log_softmax(-1)
+
+
 @contextlib.contextmanager
 def _pinned(repository: str, revision: str | None) -> Iterator[None]:
     """Let TransformerLens's legacy loader, which asks for the branch `main` only, read the files of one commit."""
@@ -164,6 +186,8 @@ def read_weights(
         kind: the class whose `from_pretrained` reads it, with these options.
         body: the beginnings of the parts below the head that must be complete; None: the head must be, too.
     """
+    import transformers
+
     module, loading = kind.from_pretrained(
         **located(place),
         revision=config.revision or "main",
@@ -172,6 +196,11 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
+    if unread := check_one_set(Path(place)):
+        log.warning("%s: weights that are not read lie in %s: %s", config.called, place, listed(unread))
+    for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
+        own = type(module).__name__
+        log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
     mismatched = {name for name, *_ in loading["mismatched_keys"]}
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
     left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
@@ -188,27 +217,28 @@ def read_weights(
     return module
 
 
-def check_one_set(folder: Path) -> None:
-    """Raise a ModelError if a folder holds two sets of weights, one of which transformers passes over, that differ.
+def check_one_set(folder: Path) -> list[str]:
+    """Return the files of weights in a folder that transformers passes over; those that differ are a ModelError.
 
     Equal ones differ in the dtype of one at most, or in names that only one has, such as those of tied weights.
     """
-    sets: dict[str, dict[str, Any]] = {}
-    for stem, ending in (("model", "safetensors"), ("pytorch_model", "bin")):
-        for name in (f"{stem}.{ending}", f"{stem}.{ending}.index.json"):
-            if (path := folder / name).is_file():
-                parts = {name} if path.suffix != ".json" else {*read_json(path)["weight_map"].values()}
-                sets[name] = {part: folder / part for part in sorted(parts)}
-    (first, own), *others = sets.items() or [("", {})]
-    for name, parts in others:
+    parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
+    (first, own), *others = parts.items() or [("", set[str]())]
+    for name, theirs in others:
         try:
-            mine, theirs = (dict(_tensors_in(each.values())) for each in (own, parts))
+            x, y = (dict(_tensors_in(folder / part for part in sorted(each))) for each in (own, theirs))
         except (OSError, RuntimeError, SafetensorError, UnpicklingError):
             continue  # such as a pointer of Git LFS; what transformers reads is checked when it is read
-        common = mine.keys() & theirs.keys()
-        lower = {key: min(mine[key].dtype, theirs[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
-        if not common or not all(torch.equal(mine[key].to(lower[key]), theirs[key].to(lower[key])) for key in common):
+        common = x.keys() & y.keys()
+        lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
+        if not common or not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
             raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
+    return sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern) if parts}.difference(own))
+
+
+def _parts_of(file: Path) -> set[str]:
+    """Return the files of weights that one of `IN_TURN` means: those that an index names, or itself."""
+    return {*read_json(file)["weight_map"].values()} if file.suffix == ".json" else {file.name}
 
 
 def _tensors_in(paths: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
@@ -240,9 +270,14 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             raise ModelError(
                 f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); {GIVE}"
             ) from error
-        if whole.active_peft_config.is_prompt_learning:
-            kind = whole.active_peft_config.peft_type.value
-            raise ModelError(f"{folder.name}: an adapter of the kind {kind} cannot be merged")
+        settings = whole.active_peft_config
+        if settings.is_prompt_learning:
+            raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
+        if TOOK_OUT.match(start := str(getattr(settings, "init_lora_weights", ""))):
+            raise ModelError(
+                f"{folder.name}: with init_lora_weights={start} its training took a part out of the base that the "
+                "adapter does not hold; save it with path_initial_model_for_weight_conversion"
+            )
         own = get_peft_model_state_dict(whole, save_embedding_layers=False)
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
@@ -274,7 +309,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         with tempfile.TemporaryDirectory() as aside:  # beside a tokenizer.json, transformers reads that instead
             alone = Path(aside, Path(place).name)
             alone.symlink_to(Path(place).absolute())
-            return PreTrainedTokenizerFast.from_pretrained(**located(str(alone)))
+            return cut_as_stated(PreTrainedTokenizerFast.from_pretrained(**located(str(alone))), Path(place))
     revision = config.revision or "main"
     names = {"tokenizer.json"}
     try:
@@ -286,19 +321,43 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
         optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
-            return tokenizer
+            file = cached_file(place, "tokenizer.json", **optional)
+            if file is None or _cuts_as(tokenizer, file):
+                return tokenizer
+            kind = type(tokenizer).__name__
+            log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
+            return PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
     if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
 
 
+def _cuts_as(tokenizer: Any, file: str) -> bool:
+    """Return whether a tokenizer cuts texts as its file says, which a class of transformers may overrule."""
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(file)
+    own.no_truncation()
+    own.no_padding()
+    own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    return all(
+        list(tokenizer(text, add_special_tokens=False)["input_ids"]) == own.encode(text, add_special_tokens=False).ids
+        for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
+    )
+
+
 def longest_row(module: Any) -> int | None:
     """Return how many tokens a row can have by the configuration; None where nothing limits it.
 
-    RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used.
+    RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used. Some
+    rotary positions are scaled where the longest row of a batch is longer than those of the first training; up to that
+    length a state does not depend on the other rows.
     """
     shape = text_config(module)
     longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
+    rope = getattr(shape, "rope_parameters", None) or {}
+    if longest and rope.get("rope_type") == "longrope":
+        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
     unused = [
         part.padding_idx + 1
         for path, part in module.named_modules()
@@ -350,7 +409,7 @@ def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: t
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
-    return module.to(device=device, dtype=dtype)
+    return cast(module, device, dtype)
 
 
 def one_side(module: Any, config: ModelConfig) -> nn.Module:

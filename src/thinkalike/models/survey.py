@@ -99,6 +99,19 @@ def passing(name: str) -> Iterator[None]:
         raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 
+def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
+    """Move a module to a device and its weights to a dtype, in place, and return it.
+
+    The frequencies of rotary positions keep their precision: rounded to bfloat16, positions are wrong from the tens on.
+    """
+    kept = [(part, name, frequencies) for part in module.modules() for name, frequencies in part._buffers.items()
+            if name.endswith("inv_freq") and frequencies is not None]  # fmt: skip
+    module.to(device=device, dtype=dtype)
+    for part, name, frequencies in kept:
+        part._buffers[name] = frequencies.to(device)
+    return module
+
+
 def accepted(module: Any) -> set[str]:
     """Return the names of the arguments of a module's forward pass.
 
