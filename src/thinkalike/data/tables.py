@@ -51,7 +51,7 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
         stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
-    stimuli = replace(stimuli, token=config.token)
+    stimuli = stimuli if config.token == stimuli.token else replace(stimuli, token=config.token)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
 
 
