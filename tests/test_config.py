@@ -388,6 +388,14 @@ def test_a_target_runs_as_the_source_but_is_itself():
     assert composed(*words, "model@target=pythia-160m-deduped", "target.dtype=float32").target.dtype == "float32"
 
 
+@pytest.mark.parametrize(("written", "read"), [("1_000", "1000"), ("1e5", "100000.0"), ("3.10", "3.1")])
+def test_a_text_that_hydra_reads_as_another_number_is_refused(written, read):
+    with pytest.raises(ConfigError, match=f"model.revision={written} is the number {read} to Hydra; give it as a text"):
+        composed("model=gpt2", f"model.revision={written}")
+    assert composed("model=gpt2", f'model.revision="{written}"').model.revision == written
+    assert composed("model=gpt2", "model.revision=1000", "seed=1_0").model.revision == "1000"
+
+
 def test_a_folder_as_the_target_keeps_what_is_its_own():
     words = ["model=local", "model.path=/tmp", "model.classes=[entailment,non-entailment]"]
     assert composed(*words).target.classes == ["entailment", "non-entailment"]

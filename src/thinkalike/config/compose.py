@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -243,7 +243,15 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
             open_ones = dict.fromkeys(item.name for item in dataclasses.fields(own) if is_open(item))
             given = {key: value for key, value in settings[part].items() if value is not None}
             settings[part] = open_ones | given
-    return made(schema, settings)
+    config = made(schema, settings)
+    for word in overrides:
+        key, _, written = word.partition("=")
+        read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
+        if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
+            raise ConfigError(
+                f"{key}={written} is the number {read} to Hydra; give it as a text: '{key}=\"{written}\"'"
+            )
+    return config
 
 
 def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collection[str]) -> dict[str, Any]:
