@@ -18,8 +18,8 @@ LONGEST = 400  # letters of what a library says
 class ThinkalikeError(Exception):
     """A job cannot be done as asked; the message says why and what would work."""
 
-    def __init__(self, message: str = ""):
-        super().__init__(plain(message))
+    def __init__(self, message: object = ""):
+        super().__init__(plain(str(message)))
 
 
 class ConfigError(ThinkalikeError):

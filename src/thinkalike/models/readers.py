@@ -222,7 +222,9 @@ def check_one_set(folder: Path) -> list[str]:
     Equal ones differ in the dtype of one at most, or in names that only one has, such as those of tied weights.
     """
     parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
-    (first, own), *others = parts.items() or [("", set[str]())]
+    if not parts:
+        return []
+    (first, own), *others = parts.items()
     for name, theirs in others:
         try:
             x, y = (dict(_tensors_in(folder / part for part in sorted(each))) for each in (own, theirs))
@@ -232,7 +234,7 @@ def check_one_set(folder: Path) -> list[str]:
         lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
         if not common or not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
             raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
-    return sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern) if parts}.difference(own))
+    return sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern)}.difference(own))
 
 
 def _parts_of(file: Path) -> set[str]:
