@@ -12,12 +12,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from hub_uploads import Uploads
 from thinkalike.hub import resolved
 
 NOWHERE = "http://127.0.0.1:9"  # an address where nothing answers
 READER = "hf_reader"  # a token
-WRITER = "hf_writer"  # a token that may write
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", COMMIT, "refs%2Fconvert%2Fparquet")
 
@@ -43,7 +41,7 @@ class Fault:
     method: str = ""
 
 
-class _Handler(Uploads, BaseHTTPRequestHandler):
+class _Handler(BaseHTTPRequestHandler):
     """`root/<owner>/<name>/...` are repositories; names without an owner are `root/<name>`.
 
     `root/<owner>/<name>@<branch>/...` are the files of a branch that has files of its own.
@@ -66,13 +64,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(body=True)
 
-    def do_PUT(self) -> None:
-        if not self.upload(self.path.split("?")[0]):
-            self._missing("EntryNotFound")
-
     def do_POST(self) -> None:
-        if self.upload(self.path.split("?")[0]):
-            return None
         length = int(self.headers.get("Content-Length") or 0)
         asked = json.loads(self.rfile.read(length) or b"{}") if length else {}
         path = self.path.split("?")[0]
@@ -228,7 +220,7 @@ def serve(
         revisions: branches beside `main`, of the same commit.
     """
     asked: list[str] = []
-    facts = {"root": root, "asked": asked, "faults": faults or {}, "commit": commit, "writer": WRITER, "stored": {}}
+    facts = {"root": root, "asked": asked, "faults": faults or {}, "commit": commit}
     facts |= {"gated": gated, "private": private, "revisions": revisions}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
     server.daemon_threads = True

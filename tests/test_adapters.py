@@ -62,6 +62,14 @@ def test_states_are_those_of_peft(base, tmp_path):
     assert not any("lora" in name for name, _ in model.module.named_parameters())
 
 
+def test_a_second_file_of_weights_is_said(adapter, caplog):
+    load_model(adapter)
+    assert not caplog.text
+    torch.save({}, adapter / "adapter_model.bin")
+    load_model(adapter)
+    assert f"weights that are not read lie in {adapter}: adapter_model.bin" in caplog.text
+
+
 def test_its_fingerprint_covers_itself_and_its_base(adapter, base, tmp_path):
     found = {checkpoint_fingerprint(local(adapter)), checkpoint_fingerprint(local(base))}
     other = tiny.write_llama(tmp_path / "other", rope_theta=1e4)

@@ -6,7 +6,7 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.measures import both_directions
@@ -57,9 +57,9 @@ def test_sums_by_document_are_those_of_the_closed_form(batch):
     moments = state_moments(source, target, PAIRS, rows.tokens, batch=4)
     maps = [both_directions(moments.of(pair)) for pair in PAIRS]
     sums = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
-    for pair, both, part, whole in zip(PAIRS, maps, sums.left.sum(-1), sums.whole.sum(-1), strict=True):
+    for pair, both, part, whole in zip(PAIRS, maps, sums["left"].sum(-1), sums["whole"].sum(-1), strict=True):
         found = both.unexplained(moments.of(pair))
         assert (part / whole).tolist() == pytest.approx(list(found), abs=1e-7)
     owners[0, :3] = -1  # of no document
     without = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
-    assert (without.whole[..., 0] < sums.whole[..., 0]).all()
+    assert (without["whole"][..., 0] < sums["whole"][..., 0]).all()

@@ -321,8 +321,8 @@ def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     assert table.loc[("MLP", 2), "beyond"] > 3
     assert table["beyond"].notna().sum() == 1, "of parts that differ"
     assert "drift on its own text" in run.stdout.replace("\n ", "")
-    error = cli("analyze.py", "measure=diff", *words("changed", "measure.rate=0.003")).error
-    assert "measure.rate= has no effect" in error
+    error = cli("analyze.py", "measure=diff", *words("changed", "measure.steps=3")).error
+    assert "measure.steps= has no effect" in error
 
 
 def test_kinds_of_tokens():

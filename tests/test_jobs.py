@@ -4,7 +4,6 @@ import contextlib
 import json
 import shutil
 
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,7 +11,6 @@ from safetensors.torch import load_file
 import tiny
 import wandb_runs
 from conftest import kill_and_resume, untrained
-from thinkalike.instruments.stitching.instrument import warn_of_far_states
 from thinkalike.instruments.stitching.table import bytes_by_document
 from thinkalike.job import Work
 from thinkalike.models.families import pairs_of_layers
@@ -92,16 +90,6 @@ def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitchin
     for words in (trained, [*untrained(small_stitching), "stitch=least_squares"]):
         tables.append(cli("train.py", *words).result.table)
     assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
-
-
-def test_far_states_at_a_low_penalty_are_warned_of(caplog):
-    columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
-    table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 1.2, 2.0]})
-    with caplog.at_level("WARNING", logger="thinkalike"):
-        warn_of_far_states(table)
-    assert [record.message for record in caplog.records] == [
-        "warning: 0→0, 1→1 costs less than 0.1 nats, but its states lie up to 2.0 norms from the target's own"
-    ]
 
 
 def test_bytes_are_those_of_the_text_of_each_document():

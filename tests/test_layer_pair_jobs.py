@@ -172,7 +172,7 @@ def test_predictions_are_those_of_linear_maps_and_resume(given):
 
 
 def test_maps_of_one_pair_at_a_time_predict_the_same(cli, words, pair, minis, tmp_path, monkeypatch):
-    more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", "measure.stop_at_width=9", *words, *pair]
+    more = ["measure=r2", "measure.fit_batches=5", "layers=[[0,1],[2,3]]", *words, *pair]
     once = cli("analyze.py", *more).result
     monkeypatch.setattr(prediction, "MAPS", 1)
     again = cli("analyze.py", *more, "force=true").result
@@ -242,13 +242,9 @@ def test_a_model_with_itself_runs_once_per_batch(both, models, cli, words, minis
         assert (diagonal["value"] - 1).abs().max() < 1e-6
 
 
-def test_a_job_stops_at_narrow_intervals_or_the_end_of_text(cli, words, pair, text_files, monkeypatch):
-    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 2048)  # of 16 batches
+def test_a_job_ends_with_the_text(cli, words, pair, text_files):
     files = ",".join(f"{text_files}/{first}*.txt" for first in range(3))
     more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=100", f"data.files=[{files}]"]
-    done = cli("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
-    assert "after 15 batches every interval is narrower than 10" in done.stderr
-    assert len(done.result.arrays["hsics"]) == 15, "which has 8 documents"
     assert "batches of the 100 asked for: there is no more text" in cli("analyze.py", *words, *pair, *more).stderr
 
 

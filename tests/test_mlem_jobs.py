@@ -146,43 +146,6 @@ def test_layers_may_be_chosen(cli, words, checkpoints):
     assert "layers: [9,9] is out of range" in cli("analyze.py", "measure=rsa", *both, "layers=[9]").stderr
 
 
-def test_the_change_of_a_model_has_a_profile(cli, words, checkpoints, tmp_path):
-    changed = transformers.AutoModelForCausalLM.from_pretrained(checkpoints["gpt2"])
-    with torch.no_grad():
-        weight = changed.transformer.h[2].mlp.c_proj.weight
-        weight += 0.3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0))
-    changed.save_pretrained(tmp_path / "changed")
-    transformers.AutoTokenizer.from_pretrained(checkpoints["gpt2"]).save_pretrained(tmp_path / "changed")
-    both = [*local(checkpoints["gpt2"]), *local(tmp_path / "changed", "target"), *words, *QUICK]
-    result = cli("analyze.py", "measure=mlem", *both, "measure.change=true").result
-    assert list(result.table["layer"].unique()) == [2, 3], "layers before the change are equal"
-    assert len(result.provenance["models"]) == 2
-    stimuli = controlled_stimuli(SENTENCES)
-    sides = [states_of(folder, stimuli) for folder in (checkpoints["gpt2"], tmp_path / "changed")]
-    states = [after - before for before, after in zip(*sides, strict=True)][2:]
-    weights = MLEM(alpha=[0.01]).fit(stimuli.codes().table, states, torch.from_numpy(stimuli.sentence)).weights_
-    assert np.abs(result.table["weight"].to_numpy() - weights.flatten().numpy()).max() < 1e-3
-    alone = cli("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *QUICK, "measure.change=true")
-    assert "compares model and model@target" in alone.error
-
-
-def test_a_change_by_one_feature_is_named():
-    stimuli = controlled_stimuli(60)
-    codes, generator = stimuli.codes().table, torch.Generator().manual_seed(0)
-    base = torch.randn(len(stimuli), 16, generator=generator) + 3 * codes[:, :1].float()
-    column = stimuli.names.index("Number")
-    moved = base + 0.3 * codes[:, column, None].nan_to_num(-1).float() * torch.randn(16, generator=generator)
-    sides = [StimulusStates(name, [0, 1], [base, last], {"name": name}) for name, last in (("a", base), ("b", moved))]
-    words = ["measure=mlem", "stimuli.sentences=60", *QUICK]
-    for side, there, feature in ((mlem.change_of(sides), [1], "Number"), (sides[1], [0, 1], stimuli.names[0])):
-        _, importance = mlem.fit_profiles(composed(*words, entry="analyze"), stimuli, [side])
-        assert side.layers == there
-        assert stimuli.names[int(importance.profile().value[-1].argmax())] == feature
-    for others, message in ((sides[:1], "same layers"), ([sides[0]] * 2, "has the states")):
-        with pytest.raises(DataError, match=message):
-            mlem.change_of(others)
-
-
 def test_rows_of_one_text_may_lie_apart(checkpoints):
     model = load_model(composed(*local(checkpoints["bert"]), entry="analyze").model)
     stimuli = controlled_stimuli(SENTENCES)
@@ -294,10 +257,6 @@ OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]
 BAD = {
     "a feature that is not there": (["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"], "'colour'"),
     "a recording of other stimuli": (["activations=BRAIN"], "lacks 1:1"),
-    "the change of a recording": (
-        ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.change=true"],
-        "not recordings",
-    ),
     "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model="),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (

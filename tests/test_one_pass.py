@@ -195,23 +195,6 @@ def test_a_pair_that_fails_leaves_the_others_and_is_reported(cli, words, minis, 
     assert not list((tmp_path / "results" / "cka").glob("*.partial"))
 
 
-@pytest.mark.slow
-def test_a_pair_stops_at_its_width_and_the_others_go_on(cli, words, chosen, minis, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.states.batches.POOL_TOKENS", 640)  # of ten batches
-    words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
-    listed = list_of(minis, chosen)
-    wide = results(cli("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
-    widths = sorted(result.scalars["widest_interval"] for result in wide)
-    width = f"measure.stop_at_width={(widths[0] + widths[1]) / 2}"
-    done = results(cli("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))
-    counts = [result.scalars["batches"] for result in done]
-    assert min(counts) == 10
-    assert max(counts) > 10
-    place = int(np.argmax(counts))
-    source, target = list(itertools.combinations(chosen.values(), 2))[place]
-    same(done[place], cli("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result)
-
-
 TWO = "models=[gpt2-mini,bert-mini]"
 REFUSED = {
     "one model": (["measure=cka", "models=[gpt2-mini]"], "models="),

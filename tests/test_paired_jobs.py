@@ -19,7 +19,8 @@ from thinkalike.config import DataConfig
 from thinkalike.data.corpus import PairedRows, TokenRows, read_corpus
 from thinkalike.data.paired import Side, SourceText, TwoTokenizers
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting, sums_by_document
+from thinkalike.evaluation.language import document_sums
+from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import check_alignable
@@ -249,7 +250,8 @@ def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
     assert forms.moments.n == len(setting.corpus.fit) * layout.target
     maps = forms.maps("least_squares")
     shifted = [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]
-    sums = sums_by_document(setting, {"stitch": maps, "shifted": shifted})
+    rows, named = setting.corpus.report, {"stitch": maps, "shifted": shifted}
+    sums = document_sums(*setting.models, named, rows.tokens, rows.documents, len(rows), layout=rows.layout)
     assert sums["stitch"].sum() != sums["shifted"].sum()
     assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
 

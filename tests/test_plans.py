@@ -14,8 +14,7 @@ from conftest import break_off, step_data
 from thinkalike import memory as places
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, ResourceError
-from thinkalike.evaluation.language import document_sums, report_share
-from thinkalike.evaluation.maps import rows_of_moments
+from thinkalike.evaluation.language import document_sums, report_share, rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.run import Run, fit

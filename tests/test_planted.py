@@ -6,8 +6,7 @@ import torch
 from conftest import composed
 from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.evaluation.language import document_sums
-from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.language import document_sums, state_moments
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
 from thinkalike.measures import both_directions, procrustes
 from thinkalike.models.frozen import FrozenModel

@@ -1,6 +1,5 @@
 """Several processes that share one job: each batch is done once, and the first process has what one would have."""
 
-import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,9 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import composed
-from thinkalike.errors import ConfigError, ShareDone
-from thinkalike.instruments import run_job
+from thinkalike.errors import ShareDone
 from thinkalike.measures import LayerMeans, mutual_measure
 from thinkalike.measures.layer_means import without_empty
 from thinkalike.measures.metric import CKA
@@ -95,15 +92,6 @@ def test_what_processes_cannot_share_is_refused(words, message, cli):
 def test_an_experiment_is_done_by_one_process(cli):
     words = ["experiment=salle2024/figure3", "scale=mini", "trainer=ddp", "trainer.devices=2"]
     assert "salle2024-figure3 is done by one process" in cli("analyze.py", *words).error
-
-
-def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
-    job = composed(
-        "measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", entry="analyze"
-    )
-    monkeypatch.setattr("thinkalike.job.performing.together", lambda *_: contextlib.nullcontext(ProcessGroup(0, 2)))
-    with pytest.raises(ConfigError, match="stop_at_width looks at the batches of one process"):
-        run_job(job)
 
 
 @pytest.mark.slow

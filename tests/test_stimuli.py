@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from decimal import Decimal
 from importlib import resources
 from itertools import combinations
 from pathlib import Path
@@ -428,6 +429,15 @@ def test_two_names_that_are_one_number_stay_two(tmp_path):
     named = read_table(path, kinds={"version": "nominal"}, columns=columns)
     assert list(named.features["version"]) == rows["version"]
     assert list(read_table(path, columns=columns).features["version"]) == [1.1, 1.1, 1.2, 1.1]
+
+
+def test_cells_of_parquet_are_numbers_or_names(tmp_path):
+    frame = pd.DataFrame({"id": list("abcd"), "price": [Decimal("1.10"), Decimal("1.2"), None, Decimal("1.1")]})
+    found = read_table(write_table(tmp_path / "x.parquet", frame), columns={"text": None}).features["price"]
+    assert found.dropna().tolist() == [1.1, 1.2, 1.1]
+    path = write_table(tmp_path / "y.parquet", frame.assign(price=[[1], [2], [1, 2], [1]]))
+    with pytest.raises(DataError, match="price holds a ndarray in a cell"):
+        read_table(path, columns={"text": None})
 
 
 def test_a_word_is_found_in_its_text(tmp_path):

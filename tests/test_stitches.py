@@ -213,20 +213,11 @@ def test_the_identity_of_a_model_with_itself_is_the_model(tokens):
     torch.testing.assert_close(stitched(tokens), model.full(tokens), atol=1e-4, rtol=0)
 
 
-def test_generation_is_greedy_or_follows_seed_and_softmax(models, tokens):
+def test_generation_is_greedy(models, tokens):
     stitched = made(*models).stitched(*models)
     longer = stitched.generate(tokens, steps=5)
     assert torch.equal(longer[:, :10], tokens)
     assert torch.equal(longer[:, 10:], stitched(longer)[:, 9:-1].argmax(-1))
-    cold = stitched.generate(tokens, 5, temperature=1e-4, seed=3)
-    warm, again, other = (stitched.generate(tokens, 5, temperature=9.0, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(cold, longer)
-    assert torch.equal(warm, again)
-    assert not torch.equal(warm, other)
-    many = stitched.generate(tokens[:1].expand(4000, -1), 1, temperature=2.0)[:, -1]
-    shares = torch.bincount(many, minlength=stitched.target.vocabulary) / 4000
-    expected = (stitched(tokens[:1])[0, -1] / 2).softmax(-1)
-    assert (shares - expected).abs().max() < 4 * (0.25 / 4000) ** 0.5
     assert torch.equal(stitched.generate(tokens, 0), tokens)
 
 

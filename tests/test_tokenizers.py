@@ -13,10 +13,10 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
-from thinkalike.models.load import load_model, puts_bos
+from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.readers import read_tokenizer
-from thinkalike.models.survey import same_vocabulary
+from thinkalike.models.survey import puts_bos, same_vocabulary
 
 
 def fast(change=lambda whole: None, **options):
@@ -128,9 +128,15 @@ def test_texts_are_cut_as_tokenizer_json_says(tmp_path, caplog):
     own = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("abc abd", add_special_tokens=False).ids
     overruled = hf.AutoTokenizer.from_pretrained(tmp_path)
     assert overruled("abc abd", add_special_tokens=False)["input_ids"] != own, "control"
-    read = read_tokenizer(ModelConfig(name="local", path=str(tmp_path)), str(tmp_path))
+    read = read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=None), str(tmp_path))
     assert read("abc abd", add_special_tokens=False)["input_ids"] == own
     assert "LlamaTokenizer cuts texts otherwise than tokenizer.json" in caplog.text
+    assert "add_bos_token" not in caplog.text
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**settings, "add_bos_token": True}))
+    read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=True), str(tmp_path))
+    assert "add_bos_token" not in caplog.text
+    read_tokenizer(ModelConfig(name="local", path=str(tmp_path), bos=None), str(tmp_path))
+    assert "add_bos_token=True has no effect on its tokenizer; model.bos decides" in caplog.text
 
 
 def test_a_tokenizer_shows_whether_it_adds_bos():

@@ -24,8 +24,7 @@ from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.evaluation.language import document_sums, last_states, next_token_losses
-from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.language import document_sums, last_states, next_token_losses, state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.models.load import build_mini, load_model

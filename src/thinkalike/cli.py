@@ -36,18 +36,7 @@ SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
-SHORT = (
-    "margin",
-    "null",
-    "tokens",
-    "tokens_per_part",
-    "contrast",
-    "path",
-    "pairs",
-    "steps",
-    "rate",
-    "other",
-)  # of `diff`
+SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of its results
 

@@ -62,11 +62,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remembered_digest(path: Path) -> str:

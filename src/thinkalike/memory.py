@@ -30,26 +30,15 @@ SAID = ("out of memory", "can't allocate memory", "annot allocate memory")  # by
 
 @dataclass(frozen=True)
 class Budget:
-    """The bytes that a job may have on a device.
+    """The bytes that a job may have on a device."""
 
-    Attributes:
-        total: all that it may have, including those in use.
-        used: those in use.
-        binding: whether trainer.memory is the limit, and not the device.
-    """
-
-    total: float
+    total: float  # including those in use
     used: float
-    binding: bool = False
+    binding: bool = False  # whether trainer.memory is the limit, and not the device
 
     @classmethod
     def of(cls, device: torch.device, asked: float | None = None, processes: int = 1) -> Budget:
-        """Return the budget on a device at this moment.
-
-        Args:
-            asked: the most that the user allows each process.
-            processes: how many share what is left.
-        """
+        """Return the budget at this moment: at most `asked` for each process, and what is left by `processes`."""
         used = float(in_use(device))
         there = used + at_hand(device) / processes
         return cls(min(asked or there, there), used, asked is not None and asked < there)
@@ -66,12 +55,7 @@ class Budget:
 
 
 def check_memory(what: str, memory: float, budget: Budget, remedy: str) -> None:
-    """Raise a ResourceError unless there is memory for something that is to be made.
-
-    Args:
-        what: the setting that decides it and a verb, for the message.
-        memory: the bytes that it takes, beside those in use.
-    """
+    """Raise a ResourceError unless there is this memory beside what is in use; `what` is a subject with its verb."""
     if budget.used + memory > budget.total:
         needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
         raise ResourceError(f"{what} at least {needed}, and {budget.limit}; {remedy}")
@@ -87,10 +71,7 @@ def in_use(device: torch.device) -> int:
 
 
 def at_hand(device: torch.device) -> int:
-    """Return the bytes that this process could get on a device beside those that it has.
-
-    On a CPU that is the least that the machine and the control groups around the process leave.
-    """
+    """Return the bytes that this process could get on a device: on a CPU, what machine and control groups leave."""
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -134,12 +115,10 @@ class LiveBytes(TorchDispatchMode):
     """Counts the storages on a device that operators make while this is open, until they die.
 
     A storage that existed before, such as a weight's, does not count, nor does a view of it, nor the temporary memory
-    of a kernel. Forward and backward passes are both seen. Numbers stay the same, but for functions that torch composes
-    differently under a mode (`svdvals`).
+    of a kernel. Numbers stay the same, but for functions that torch composes differently under a mode (`svdvals`).
 
     Attributes:
-        now: the bytes that exist.
-        peak: the most bytes that existed since this began, or since `restart`.
+        now, peak: the bytes that exist, and the most that existed since this began or since `restart`.
 
     Args:
         limit: the bytes beyond which the operator that makes more raises an `OverLimit`.

@@ -36,26 +36,16 @@ _ours: list[signal.Signals] = []  # the signals that `heeded` has taken
 
 @dataclass(eq=False)
 class Activity:
-    """An activity.
+    """Something that a thread does, and how far it has come."""
 
-    Attributes:
-        name: what it is, or what it counts, such as "step".
-        total: the number of its items; None: it is not counted, or nobody knows.
-        done, first: the items that are done, and those of them that an earlier run did, which count for no rate.
-        steps_aside: whether it is not shown while something is done inside it.
-        note: what else to say, such as a loss.
-        since, reached: when it began, and when `done` last grew.
-        thread: the thread that does it.
-    """
-
-    name: str
-    total: int | None = None
-    done: int = 0
-    first: int = 0
-    steps_aside: bool = False
-    note: str = ""
-    since: float = field(default_factory=time.monotonic)
-    reached: float = field(default_factory=time.monotonic)
+    name: str  # what it is, or what it counts, such as "step"
+    total: int | None = None  # items; None: they are not counted, or nobody knows
+    done: int = 0  # items
+    first: int = 0  # of these, those that an earlier run did, which count for no rate
+    steps_aside: bool = False  # not shown while something is done inside it
+    note: str = ""  # what else to say, such as a loss
+    since: float = field(default_factory=time.monotonic)  # when it began
+    reached: float = field(default_factory=time.monotonic)  # when `done` last grew
     thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, done: int) -> None:
@@ -91,7 +81,7 @@ def under_way() -> list[Activity]:
 
 @contextlib.contextmanager
 def doing(name: str, total: int | None = None, done: int = 0, *, steps_aside: bool = False) -> Iterator[Activity]:
-    """Show an activity while this is open; see `Activity`. An earlier run did the first `done` items."""
+    """Show an activity while this is open; an earlier run did the first `done` items."""
     activity = Activity(name, total, done, done, steps_aside)
     _open.append(activity)
     try:
@@ -103,12 +93,7 @@ def doing(name: str, total: int | None = None, done: int = 0, *, steps_aside: bo
 
 
 def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator[T]:
-    """Yield items, and count those that are done.
-
-    Args:
-        name: what one of them is.
-        total: how many there are; None: their length, if they have one.
-    """
+    """Yield items, and count those that are done; `name` is what one of them is."""
     if total is None and isinstance(items, Collection):
         total = len(items)
     with doing(name, total) as activity:
@@ -118,17 +103,13 @@ def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator
 
 
 class Interrupted(BaseException):
-    """A signal of this number ended the job, `where` it left a state, if it did.
-
-    Attributes:
-        status: the exit status that a shell gives to a process that this signal ended.
-        kept: whether there is a state to resume from; None: that is not known.
-    """
+    """A signal of this number ended the job, `where` it left a state, if it did."""
 
     def __init__(self, number: int, where: str = ""):
         super().__init__(number, where)
-        self.number, self.where, self.status = number, where, 128 + number
-        self.kept: bool | None = True if where else None
+        self.number, self.where = number, where
+        self.status = 128 + number  # as a shell gives it
+        self.kept: bool | None = True if where else None  # whether there is a state to resume from, if known
 
     def __str__(self) -> str:
         after = {True: " to resume", False: ", which begins anew, as no state was kept yet", None: ""}[self.kept]

@@ -17,12 +17,7 @@ def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
 
 
 def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
-    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value.
-
-    Args:
-        rows, columns: the layers of both sides, see `layer_rows`.
-        values: matrices by the names of their columns.
-    """
+    """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value."""
     first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
     table = pd.DataFrame(
         {

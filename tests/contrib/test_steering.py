@@ -30,7 +30,7 @@ from thinkalike.contrib.transfer.steering import (
     steered_gaps,
 )
 from thinkalike.errors import DataError
-from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.language import state_moments
 from thinkalike.measures import AffineMap, Unexplained, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

@@ -78,7 +78,7 @@ RIGHT = [
     "train ++stitch.steps=300",
     "train data=text 'data.files=[\"größe 1.txt\"]'",
     "train +model.architecture.rotary_dim=2",
-    "analyze measure=cka measure.stop_at_width=null",
+    "analyze measure=cka measure.batches=null",
     "analyze measure=mlem measure.interactions=[[PoS,Number],[PoS,Tense]]",
     "analyze stimuli.sample=5 stimuli.balance=[PoS] measure=rsa",
 ]

@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from decimal import Decimal
 from functools import lru_cache, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -203,6 +204,10 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
     """
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
+    if pd.api.types.is_list_like(first := next(iter(column.dropna()), None)):
+        raise DataError(f"{column.name} holds a {type(first).__name__} in a cell, and no name or number; leave it out")
+    if isinstance(first, Decimal):
+        return column.astype(float)
     values = column.mask(column.isin(["", "NaN", "nan"]))
     if not all(isinstance(value, str) for value in values.dropna()):
         return values

@@ -74,9 +74,8 @@ class Seen:
     changed: list[Float[Tensor, "b t d"]]
     logs: Float[Tensor, "n v"]
 
-    def few(self) -> Seen:
-        """Return the first rows, of about `SCREENED` tokens."""
-        count = max(SCREENED // self.tokens.shape[1], 1)
+    def few(self, count: int) -> Seen:
+        """Return the first rows."""
         base, changed = ([state[:count] for state in side] for side in (self.base, self.changed))
         return Seen(self.tokens[:count], base, changed, self.logs[: count * (self.tokens.shape[1] - 1)])
 
@@ -139,20 +138,17 @@ def by_part(
     state: dict[str, Any] | None = None,
     keep: Callable[[dict[str, Any]], None] = lambda state: None,
 ) -> dict[Part, PartChanges]:
-    """Return what each part that differs does.
+    """Return what each part that differs does, from the `state` of an earlier run; `keep` keeps one after each part.
 
     Of more parts of blocks than `most`, those with the greatest KL alone at about `SCREENED` tokens are exchanged.
-
-    Args:
-        state: what an earlier run kept.
-        keep: keeps a state after each part.
     """
     if state is None:
         inside = [part for part in parts if part.layer < base.n_layers]
         entering = {str(part): torch.cat([own.entering(base, changed, part) for own in batches]) for part in inside}
         blocks, least = [part for part in inside if part.layer >= 0], list[Part]()
         if len(blocks) > most:
-            few, named = batches[0].few(), counted(blocks, "part at few tokens")
+            few = batches[0].few(max(SCREENED // batches[0].tokens.shape[1], 1))
+            named = counted(blocks, "part at few tokens")
             alone = {part: float(few.alone(base, changed, part).mean()) for part in named}
             least = sorted(blocks, key=lambda part: alone[part])[:-most]
         tried = [str(part) for part in parts if part not in least]
@@ -180,9 +176,7 @@ def mean_over_documents(
 ) -> Estimate:
     """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
 
-    Args:
-        documents: the number of the document of each token; each number below the largest occurs.
-        together: see `bootstrap_interval`.
+    Each number of a document below the largest occurs; for `together` see `bootstrap_interval`.
     """
     count = int(documents.max()) + 1
     if count < FEWEST_GROUPS:
@@ -222,9 +216,8 @@ def moves(base: FrozenModel, changed: FrozenModel, parts: Sequence[Part]) -> lis
 def beyond_forks(changed: Sequence[Move], forks: Sequence[Sequence[Move]]) -> tuple[Float[Tensor, " p"], float]:
     """Return how far the change of each of p parts is beyond those of forks, and the p-value of the farthest.
 
-    Two numbers are compared by `beyond_null`, and the greater result is taken: the distance of the part's change from
-    the mean over all runs, which holds what forks share, and its largest singular values, which are large where
-    training had an aim.
+    The greater of two results of `beyond_null` is taken: of the distance of the part's change from the mean over all
+    runs, which holds what forks share, and of its largest singular values, which are large where training had an aim.
     """
     columns = []
     for part in zip(changed, *forks, strict=True):
@@ -248,10 +241,8 @@ def fork(
 ) -> FrozenModel:
     """Return a copy of a model that was trained on, with the change of its weights scaled to a norm, if one is given.
 
-    AdamW without weight decay, at a rate that falls linearly to 0, on batches of rows at random.
-
-    Args:
-        paths: of the modules whose weights are trained; "" is the whole model.
+    AdamW without weight decay, at a rate that falls linearly to 0, on batches of rows at random; of the modules of
+    these `paths`, of which "" is the whole model.
     """
     module = deepcopy(base.module).requires_grad_(True)
     weights = list({id(own): own for path in paths for own in module.get_submodule(path).parameters()}.values())

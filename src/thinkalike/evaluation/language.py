@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.corpus import Corpus, Layout
-from thinkalike.measures.closed_forms import LayerPair
+from thinkalike.measures.closed_forms import LayerPair, Moments
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
@@ -85,16 +85,11 @@ class DocumentSums(dict[str, Tensor]):
 
 
 class Reader(NamedTuple):
-    """Maps, one for every layer pair, of the states of another model than the source.
+    """Maps, one for every layer pair, of the states of another model than the source."""
 
-    Attributes:
-        model: has `residuals`, as a `FrozenModel` has.
-        instead: "source" or "target": whose tokens and layers are read.
-    """
-
-    model: Any
+    model: Any  # has `residuals`, as a `FrozenModel` has
     maps: Maps
-    instead: str
+    instead: str  # "source" or "target": whose tokens and layers are read
 
 
 def states_of_both(
@@ -105,10 +100,7 @@ def states_of_both(
     depths: Sequence[int],
     layout: Layout,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return states of the source (anything with `residuals`) and of the target, each for all tokens that it reads.
-
-    Each model runs once, and only once in all if both are the same model.
-    """
+    """Return states of the source (anything with `residuals`) and of the target, from one pass of each model."""
     tokens = layout.target_tokens(rows)
     if source is target and not layout.source:
         states = target.residuals(tokens, [*layers, *depths])
@@ -212,11 +204,10 @@ def document_sums(
 
     Args:
         maps: by name; those of `stitch` are also compared with the target's own output and states.
-        readers: further maps by name, of other states than the source's.
         documents: number of the document of each of the target's tokens.
-        batch: rows at a time.
-        pairs_at_once: layer pairs at a time, which changes the memory and no number; None: all.
+        batch, pairs_at_once: rows and layer pairs at a time, which change the memory and no number; None: all pairs.
         layout: None: rows hold tokens that both models read.
+        readers: further maps by name, of other states than the source's.
 
     Returns:
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
@@ -257,13 +248,6 @@ def document_sums(
     return sums
 
 
-class Share(NamedTuple):
-    """How many rows and layer pairs of a report are in memory at once."""
-
-    rows: int
-    pairs: int
-
-
 @torch.no_grad()
 def report_share(
     source: FrozenModel,
@@ -275,10 +259,10 @@ def report_share(
     layout: Layout | None = None,
     *,
     others: bool = False,
-) -> Share:
+) -> tuple[int, int]:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; first there are fewer pairs.
 
-    The memory of one row through both models, one block of the target, and one chunk of logits is measured. Readers of
+    The memory of one row through both models, one block of the target, and one chunk of logits is measured; readers of
     `others` take as much again as the target's states.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
@@ -299,9 +283,45 @@ def report_share(
     def fits(rows_at_once: int, pairs: int = 1) -> bool:
         return logits + rows_at_once * (a_row + pairs * a_pair) <= budget.room
 
-    rows_at_once = halved(most, fits)
-    pairs = max(sum(fits(rows_at_once, count) for count in range(1, len(layer_pairs) + 1)), 1)
-    return Share(rows_at_once, pairs)
+    count = halved(most, fits)
+    return count, max(sum(fits(count, pairs) for pairs in range(1, len(layer_pairs) + 1)), 1)
+
+
+@torch.no_grad()
+def state_moments(
+    source: StateSource,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: Int[Tensor, "rows width"],
+    batch: int,
+    layout: Layout | None = None,
+) -> Moments:
+    """Return the sufficient statistics of closed-form maps of all layer pairs, from one pass over the rows."""
+    moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
+    layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
+    for part in counted(rows.split(batch), "batch of closed forms"):
+        part = part.long()
+        mine, theirs = states_of_both(source, target, part, layers, depths, layout)
+        mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
+        theirs = [state.flatten(0, 1) for state in theirs]
+        moments.update(dict(zip(layers, mine, strict=True)), dict(zip(depths, theirs, strict=True)))
+    return moments
+
+
+def rows_of_moments(
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: Int[Tensor, "rows width"],
+    most: int,
+    budget: Budget,
+    layout: Layout | None = None,
+) -> int:
+    """Return how many rows, at most `most`, fit into memory: the layers' states, and two copies in float64."""
+    sides = zip((source, target), zip(*layer_pairs, strict=True), strict=True)
+    numbers = sum(len(set(side)) * model.d_model * (model.dtype.itemsize + 16) for model, side in sides)
+    tokens = max(layout.target, layout.source) if layout else rows.shape[1]
+    return halved(most, lambda count: count * tokens * numbers <= budget.room)
 
 
 def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
@@ -349,10 +369,7 @@ class TokenMeans:
     """The mean state of each token after several blocks of a model, over at most 2^18 tokens of fit rows.
 
     Only the means of the tokens of `report`, the rows that `residuals` will be asked for, are in memory. A token that
-    no fit row has gets the mean of all tokens.
-
-    Args:
-        fit: rows that the model reads now; another pass over text can give `update` its states instead.
+    no fit row has gets the mean of all tokens. The model reads the rows of `fit` now; `update` takes states of others.
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = _CONTEXTS  # each stands in where the next was not seen

@@ -66,7 +66,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         figures.shifts(result.table, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the greatest distance."""
         ends = result.table.iloc[int(result.table["value"].argmax())][["value", "low", "high"]]
         return [Headline.with_ends("greatest_distance", *ends)]
 

@@ -58,7 +58,6 @@ class MLEMConfig(DistanceConfig):
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
     null: int = ranged(0, least=0, most=10**6)  # how often each feature moves between sentences, for p-values
     references: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli for split-half references; 0: none
-    change: bool = False  # of states from `model` to `model@target`, in the layers where they differ
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -72,8 +71,8 @@ class FeatureProfiles(
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
-    Leaves the profiles in table.csv, held-out scores and split-half references in scores.csv, the likeness of layers in
-    similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
+    Beside them stand held-out scores and split-half references in scores.csv, the likeness of layers in similarity.csv,
+    pair effects in interactions.csv, and weights of pairs of levels in levels.csv.
     """
 
     of_models: ClassVar[str] = "each"
@@ -84,8 +83,6 @@ class FeatureProfiles(
         for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
             if name not in (None, *stimuli.names):
                 raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-        if measure.change and config.activations:  # type: ignore[attr-defined]
-            raise ConfigError("measure.change=true compares model and model@target, not recordings")
         alone = len(stimuli.groups.unique()) == len(stimuli)
         if measure.null and not alone and _groups(config, stimuli) is None:  # type: ignore[attr-defined]
             raise ConfigError("measure.null moves whole sentences: it needs measure.together=sentence, recipe=stimuli")
@@ -94,8 +91,7 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("states"):
-            (stimuli, models), every = states_of_sides(config, work.inputs["stimuli"])
-            sides = [change_of(models)] if measure.change else models
+            (stimuli, sides), every = states_of_sides(config, work.inputs["stimuli"])
         model, importance = fit_profiles(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_references(config, stimuli, sides)))
@@ -106,7 +102,7 @@ class FeatureProfiles(
             tables["interactions"] = repeated_rows(rows, "features", named, **columns)
         tables["levels"] = level_table(model, stimuli, rows)
         profiles = _profiles(model, importance, stimuli, rows)
-        if every and not measure.change:
+        if every:
             once = replace(config, measure=replace(measure, permutations=1, null=0, interactions=[]))
             _, found = fit_profiles(once, *every)
             profiles["with_massive"] = found.profile().value.flatten().numpy()
@@ -119,7 +115,7 @@ class FeatureProfiles(
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
             {name: values.numpy() for name, values in arrays.items()},
             {name: table for name, table in tables.items() if len(table)},
-            models=[side.origin for side in models],
+            models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
             blank=("alpha", SHARE, *(f"{name}{end}" for name in CELLS for end in ("", "_low", "_high")), *P_VALUES),
         )
@@ -186,29 +182,8 @@ def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:
     return f"{said}. {feature} matters most, {profile[feature].max():.3f} at layer {profile[feature].idxmax()}."
 
 
-def change_of(sides: Sequence[StimulusStates]) -> StimulusStates:
-    """Return the change of states from the first side to the second, in those layers where some state changed.
-
-    Raises:
-        DataError: the sides are not two of equal layers and widths, or no state changed.
-    """
-    if len(sides) != 2 or len({(*each.layers, *(layer.shape for layer in each.states)) for each in sides}) > 1:
-        raise DataError("measure.change=true compares model and model@target, of the same layers and widths")
-    base, changed = sides
-    changes = [after - before for before, after in zip(base.states, changed.states, strict=True)]
-    differ = [number for number, change in enumerate(changes) if change.any()]
-    if not differ:
-        raise DataError(f"{changed.name} has the states of {base.name} in all layers")
-    name, layers = f"{changed.name} - {base.name}", [base.layers[number] for number in differ]
-    return StimulusStates(name, layers, [changes[number] for number in differ], changed.origin)
-
-
 def fit_profiles(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
-    """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature.
-
-    Raises:
-        DataError: the encoding model or the permutations cannot be computed from these stimuli.
-    """
+    """Return an encoding model of all layers of all sides, and what held-out scores lose without each feature."""
     measure: Any = config.measure
     names, groups = stimuli.names, _groups(config, stimuli)
     shared = ("weights", "distance", "difference", "missing", "scale", "folds")
@@ -270,20 +245,16 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
 
 
 def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit.
-
-    A blank α is ∞: of levels with one weight per feature.
-    """
-    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
+    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
+    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)  # ∞ of levels with one weight per feature
     columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": alpha}
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
 
 
 def _share(scores: pd.DataFrame) -> pd.DataFrame:
     """Return the scores with the share of the split-half reference that they are, where there is one above 0."""
-    if CELLS[0] not in scores:
-        return scores
-    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
+    reference = scores.get(CELLS[0])
+    return scores if reference is None else scores.assign(**{SHARE: scores["score"] / reference.where(reference > 0)})
 
 
 def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
@@ -296,11 +267,7 @@ def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels.
-
-    Args:
-        rows: The model and the layer of each layer of the fit.
-    """
+    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels."""
     tables, named = [], stimuli.codes().levels
     for feature, values, weights, _ in model.level_weights_:
         name = stimuli.names[feature]

@@ -47,7 +47,6 @@ class OfStimuli(Instrument):
         return without_model(config) if config.activations else config
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
-        """Return the passes of each model over the sentences."""
         return sentence_passes(config, shapes)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
@@ -113,11 +112,7 @@ def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> 
 def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, Compared | None]:
     """Return the stimuli that are compared, and their states on each side, and all of them, see `without_massive`.
 
-    Subjects come first, and are different recordings with the same layers.
-
-    Raises:
-        ConfigError: `layers=` names a layer that is not there.
-        DataError: two subjects are the same file under two names, or a layer is missing in one.
+    Subjects come first, and are different recordings with the same layers; a DataError says where they are not.
     """
     sides = stimulus_states_of(config, stimuli, config.measure.embed)  # type: ignore[attr-defined]
     contents = dict[str, str]()

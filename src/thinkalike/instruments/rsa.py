@@ -73,9 +73,7 @@ class RSAConfig(DistanceConfig):
 
 
 def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]:
-    """Return the distances of stimuli in each layer.
-
-    Under distance=crossnobis those of a model, which has no noise, are squared Euclidean ones.
+    """Return the distances of stimuli in each layer; a model, which has no noise, has no crossnobis ones.
 
     Raises:
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
@@ -147,7 +145,6 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the mean over pairs of layers, and the pair that is most alike."""
         pairs = _different(result.table)
         if pairs.empty:
             return super().headlines(result)
@@ -156,7 +153,6 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         return [mean, Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"])]
 
     def show(self, result: Result) -> None:
-        """Print the pairs of layers that are most and least alike."""
         pairs = _different(result.table)
         if pairs.empty:
             return

@@ -64,24 +64,16 @@ OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute
 
 @dataclass
 class Outcome:
-    """The numbers that a job computed.
+    """The numbers that a job computed."""
 
-    Attributes:
-        table, tables: the tidy table of the result, and those beside it by name.
-        scalars, arrays: headline numbers, and arrays by name.
-        models, facts: the provenance of each model, and of the data.
-        draw: draws into a folder, beside the figures that its kind draws.
-        blank: columns and arrays that may have empty cells.
-    """
-
-    table: pd.DataFrame
-    scalars: dict[str, float]
+    table: pd.DataFrame  # the tidy table of the result
+    scalars: dict[str, float]  # headline numbers by name
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    models: Sequence[dict[str, Any]] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-    draw: Callable[[Path], Any] = lambda folder: None
-    blank: Sequence[str] = ()
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # beside the table
+    models: Sequence[dict[str, Any]] = ()  # the provenance of each
+    facts: dict[str, Any] = field(default_factory=dict)  # the provenance of the data
+    draw: Callable[[Path], Any] = lambda folder: None  # into a folder, beside the figures that its kind draws
+    blank: Sequence[str] = ()  # columns and arrays that may have empty cells
 
     def guarded(self) -> Outcome:
         """Return this outcome with blank ends of unbounded intervals; raise a ResultError of what is not finite."""

@@ -141,7 +141,7 @@ class Planned:
     job: Job
 
     def check(self) -> str:
-        """Check what can be known of models and text before they are loaded; returns which scale is taken, and why."""
+        """Check what can be known of models before they are loaded; returns which scale is taken, and why."""
         from thinkalike.models.families import check_models
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
@@ -162,7 +162,7 @@ class Planned:
         return work
 
     def tracked(self, folder: Path, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-        """Log the job, and files of its result in a folder, while this is open; yields the logger, or None."""
+        """Log the job, and files of its result in a folder, while this is open; yields the logger, if there is one."""
         if self.config.logger.kind not in ("wandb", "tensorboard"):
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
@@ -191,7 +191,6 @@ class Planned:
         return self.job.appear()
 
     def show(self, result: Result) -> None:
-        """Print the result."""
         if not rank(self.config):
             with aside():
                 self.instrument.show(result)
@@ -250,7 +249,7 @@ def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
 
 @contextlib.contextmanager
 def _begun(jobs: Sequence[Planned], among: int) -> Iterator[list[tuple[Planned, Work]]]:
-    """Yield the jobs that run, of `among` requested ones, each with its context: seed, threads, processes, loggers."""
+    """Yield the jobs that run, of `among` requested ones, each with its context."""
     import torch
 
     instrument, config = jobs[0].instrument, jobs[0].config
@@ -281,8 +280,7 @@ def _finished(
     shown: bool,
 ) -> dict[str, Result]:
     """Store the outcomes of a pass that took so many seconds; returns the results by key, or raises the first error."""
-    found: dict[str, Result] = {}
-    errors: list[ThinkalikeError] = []
+    found, errors = dict[str, Result](), list[ThinkalikeError]()
     took = {"wall_seconds": round(seconds, 1)} | ({"jobs_in_this_pass": len(works)} if len(works) > 1 else {})
     names = [[] if isinstance(each, ThinkalikeError) else [model["name"] for model in each.models] for each in outcomes]
     for (planned, work), outcome, own in zip(works, outcomes, names, strict=True):

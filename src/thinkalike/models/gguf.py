@@ -86,7 +86,7 @@ def _fill_in(shape: Any, facts: dict[str, Any], prefix: str) -> list[str]:
     layered = any(isinstance(each, dict) for each in rope.values())  # of each kind of layer, which transformers reads
     for key, value in facts.items():
         name = key.rpartition(".")[2]
-        own = [each for each in vars(shape) if each == name or (name.endswith("epsilon") and "eps" in each)]
+        own = [each for each in vars(shape) if each == name or (name.endswith("epsilon") and "_eps" in each)]
         if not (key.startswith(prefix) and STATED.search(name) and value) or (layered and ".rope." in key):
             continue
         if rope and name == "freq_base":

@@ -19,7 +19,7 @@ from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
-from thinkalike.models.survey import Checkpoint, cast, check_loss, without_hooks
+from thinkalike.models.survey import Checkpoint, cast, check_loss, puts_bos, without_hooks
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -215,12 +215,6 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
     return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
-
-
-def puts_bos(tokenizer: Any) -> bool:
-    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not."""
-    bos = tokenizer.bos_token_id
-    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:

@@ -40,6 +40,7 @@ from thinkalike.models.survey import (
     check_values,
     embedding_of,
     first_tensor,
+    puts_bos,
     relative_error,
     sample_tokens,
     text_config,
@@ -54,7 +55,8 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 
 # the files of weights in the order in which transformers looks for them
-IN_TURN = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
+IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
+IN_TURN += ["adapter_model.safetensors", "adapter_model.bin"]
 
 # how LoRAs may begin whose base loses a part that is drawn anew, or nothing, when peft loads them
 TOOK_OUT = re.compile(r"pissa_niter|lora_ga")
@@ -195,8 +197,7 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    if unread := check_one_set(Path(place)):
-        log.warning("%s: weights that are not read lie in %s: %s", config.called, place, listed(unread))
+    check_one_set(Path(place))
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
@@ -216,14 +217,11 @@ def read_weights(
     return module
 
 
-def check_one_set(folder: Path) -> list[str]:
-    """Return the files of weights in a folder that transformers passes over; those that differ are a ModelError.
-
-    Equal ones differ in the dtype of one at most, or in names that only one has, such as those of tied weights.
-    """
+def check_one_set(folder: Path) -> None:
+    """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError."""
     parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
     if not parts:
-        return []
+        return
     (first, own), *others = parts.items()
     for name, theirs in others:
         try:
@@ -234,7 +232,8 @@ def check_one_set(folder: Path) -> list[str]:
         lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
         if not common or not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
             raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
-    return sorted({path.name for pattern in WEIGHTS for path in folder.glob(pattern)}.difference(own))
+    if unread := {path.name for each in (*WEIGHTS, "adapter_model.*") for path in folder.glob(each)} - own:
+        log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
 
 
 def _parts_of(file: Path) -> set[str]:
@@ -260,6 +259,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
         try:
+            check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
             known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
@@ -323,11 +323,17 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
         optional: dict[str, Any] = {"revision": revision, "_raise_exceptions_for_missing_entries": False}
         if any(cached_file(place, name, **optional) for name in sorted(names, reverse=True)):
             file = cached_file(place, "tokenizer.json", **optional)
-            if file is None or _cuts_as(tokenizer, file):
-                return tokenizer
-            kind = type(tokenizer).__name__
-            log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
-            return PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+            if file and not _cuts_as(tokenizer, file):
+                kind = type(tokenizer).__name__
+                log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+            file = cached_file(place, "tokenizer_config.json", **optional)
+            said = read_json(Path(file)).get("add_bos_token") if file else None
+            if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
+                log.warning(
+                    "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said
+                )
+            return tokenizer
     if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
     raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
@@ -342,7 +348,7 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
     own.no_padding()
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     return all(
-        list(tokenizer(text, add_special_tokens=False)["input_ids"]) == own.encode(text, add_special_tokens=False).ids
+        list(tokenizer(text)["input_ids"]) == own.encode(text).ids
         for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
     )
 

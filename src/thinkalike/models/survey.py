@@ -112,6 +112,12 @@ def cast(module: Any, device: torch.device, dtype: torch.dtype) -> Any:
     return module
 
 
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
 def accepted(module: Any) -> set[str]:
     """Return the names of the arguments of a module's forward pass.
 

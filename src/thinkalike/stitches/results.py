@@ -36,7 +36,6 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
 
 
 def _tensors(result: Result, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of one stitch by name."""
     with safe_open(result.folder / NAME, framework="pt") as file:
         return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
@@ -50,12 +49,8 @@ class UnknownPairError(StitchError, KeyError):
 class Stitches(Mapping[LayerPair, StitchMap]):
     """The stitches of a result, read from its file one by one as they are asked for.
 
-    `stitches[l, m]` goes from the source's layer l to the target's layer m, `stitches[l]` from l to l.
-
-    Args:
-        result: A finished result.
-        seed: The number of the seed, from 0.
-        is_back: Whether the stitches go from the target to the source.
+    `stitches[l, m]` goes from the source's layer l to the target's layer m, `stitches[l]` from l to l; those that are
+    `back` go from the target to the source.
 
     Raises:
         StitchError: The result holds no such stitches.
@@ -107,11 +102,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
 
 def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> Stitches:
-    """Return the stitches of a finished result: of task=stitch, or of a measure that keeps maps.
-
-    Args:
-        result: The result, or its folder.
-        seed: The number of the seed, from 0.
+    """Return the stitches of a finished result, or of its folder, fitted with one seed, numbered from 0.
 
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
@@ -134,11 +125,9 @@ def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
 def stitch_modules(
     result: Result | str | os.PathLike[str], *, seed: int = 0, is_back: bool = False, plugin: str | None = None
 ) -> dict[LayerPair, Stitch]:
-    """Return the trained φ of every layer pair of a result of task=stitch.
+    """Return the trained φ of every layer pair of a result of task=stitch, or of its folder.
 
     Args:
-        result: The result, or its folder.
-        seed: The number of the seed, from 0.
         is_back: Whether to return those from the target to the source, by pairs of the target's layer and the source's.
         plugin: The file of the plugin that made the stitches; a path that the result names is never run.
 

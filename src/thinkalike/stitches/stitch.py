@@ -147,13 +147,10 @@ class Stitch(nn.Module):
 def write_stitches(
     folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any
 ) -> None:
-    """Write the stitches of a result into its folder.
+    """Write the stitches of a result into its folder, with `more`: the widths and the rank of a `Stitch`.
 
-    Args:
-        tensors: by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin with
-            "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
-        kind: of the stitches, one of `Stitch` or a closed form.
-        more: the widths and the rank of a `Stitch`.
+    Tensors are called by the number of the layer pair and the part, as in "0.map.weight"; those of a further seed begin
+    with "seed_1.", and those from the target to the source with "back.", as in "back.seed_1.0.map.weight".
     """
     facts = json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})
     save_file(dict(tensors), folder / NAME, metadata={"stitch": facts})  # one entry: the order of several is not kept

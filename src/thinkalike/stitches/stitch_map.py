@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import ModelHubMixin, hf_hub_download
+from huggingface_hub import hf_hub_download
 from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -21,25 +21,18 @@ from thinkalike.digests import read_json, regular, tokenizer_fingerprint
 from thinkalike.errors import StitchError, ThinkalikeError, one_line
 from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 
 WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
 FORMAT = {"format": "thinkalike affine stitch", "version": 1}
 
 
-class StitchMap(nn.Module, ModelHubMixin):
-    """The map φ(h) = W h + b from the states of one site to those of another.
+class StitchMap(nn.Module):
+    """The map φ(h) = W h + b from the states of one site, the `source`, to those of another, the `target`.
 
-    The weights are float32 and frozen; `requires_grad_()` trains them further.
-
-    Attributes:
-        weight: W, (width of the target, width of the source).
-        bias: b, (width of the target).
-        source, target: The sites that it goes from and to.
-
-    Raises:
-        StitchError: Weight and bias have other shapes, or entries that are no finite numbers in float32.
+    The weights are float32 and frozen; `requires_grad_()` trains them further. W is `weight`, of shape (width of the
+    target, width of the source), and b is `bias`, of shape (width of the target); others, and entries that are not
+    finite, are a StitchError.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
@@ -104,7 +97,13 @@ class StitchMap(nn.Module, ModelHubMixin):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, sites and a model card into a folder, which is made if it is not there."""
-        self.save_pretrained(Path(folder).expanduser())
+        folder = Path(folder).expanduser()
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: each.detach().cpu().contiguous() for name, each in self.named_parameters()}
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        sites = {"source": asdict(self.source), "target": asdict(self.target)}
+        (folder / CONFIG).write_text(json.dumps({**FORMAT, **sites}, indent=1) + "\n")
+        (folder / CARD).write_text(self._card())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> StitchMap:
@@ -143,40 +142,14 @@ class StitchMap(nn.Module, ModelHubMixin):
                 file = hf_hub_download(place, name, revision=commit, **options)
             return cls.load(Path(file).parent)
 
-    def push_to_hub(self, repo_id: str, **options: Any) -> str:
-        """Upload the stitch with its model card to a repository of the hub, ORG/NAME, which is made if it is not there.
-
-        Args:
-            options: Of `ModelHubMixin.push_to_hub`, such as private and commit_message.
-
-        Returns:
-            The address of the commit.
-
-        Raises:
-            StitchError: The upload fails.
-        """
-        with explained(f"cannot push the stitch to {repo_id}", repo_id):
-            address: str = super().push_to_hub(repo_id, **options)
-        resolved.cache_clear()  # the branch has moved
-        return address
-
-    def _save_pretrained(self, save_directory: Path) -> None:
-        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in ("weight", "bias")}
-        save_file(tensors, save_directory / WEIGHTS, metadata={"format": "pt"})
-        sites = {"source": asdict(self.source), "target": asdict(self.target)}
-        (save_directory / CONFIG).write_text(json.dumps({**FORMAT, **sites}, indent=1) + "\n")
-        (save_directory / CARD).write_text(self._card())
-
     def extra_repr(self) -> str:
         return f"{self.source} ({self.weight.shape[1]}) → {self.target} ({self.weight.shape[0]})"
 
     def _card(self) -> str:
-        source, target = self.source, self.target
-        width_out, width_in = self.weight.shape
+        sides = ("source", self.source, self.weight.shape[1]), ("target", self.target, self.weight.shape[0])
         rows = "\n".join(
-            f"| {side} | {site.model} | {site.revision} | {site.layer} | {width} | {site.dtype} "
-            f"| `{site.fingerprint}` |"
-            for side, site, width in (("source", source, width_in), ("target", target, width_out))
+            f"| {side} | {at.model} | {at.revision} | {at.layer} | {width} | {at.dtype} | `{at.fingerprint}` |"
+            for side, at, width in sides
         )
         return f"""---
 library_name: thinkalike
@@ -185,24 +158,19 @@ tags:
 - representation-similarity
 ---
 
-# A stitch from {source} to {target}
+# A stitch from {self.source} to {self.target}
 
-An affine map, W h + b, from the residual stream of {source.model} after block {source.layer} to that of {target.model}
-after block {target.layer}. It holds no weights of either model.
+An affine map between residual streams after two blocks. It holds no weights of either model, and fits models with these
+fingerprints alone. That the stitched model does well does not show that the two models are alike.
 
 | | model | revision | block | width | dtype | fingerprint of the weights |
 |---|---|---|---|---|---|---|
 {rows}
 
 ```python
-from thinkalike import StitchMap, load_model
-
-stitch = StitchMap.from_pretrained("ORG/NAME")  # this repository
-states = stitch(load_model("{source.model}").head(tokens, {source.layer}))  # (batch, position, {width_out})
+stitch = thinkalike.StitchMap.from_pretrained("ORG/NAME")  # this repository
+states = stitch(thinkalike.load_model("{self.source.model}").head(tokens, {self.source.layer}))
 ```
-
-The map fits states of these weights alone: a model with another fingerprint is refused when a stitched model is made.
-That the stitched model does well does not show that the two models are alike.
 """
 
 
@@ -221,23 +189,14 @@ def explained(attempt: str, repository: str = "", revision: str | None = None) -
 
 @dataclass(frozen=True)
 class Site:
-    """The residual stream of a model after one of its blocks.
+    """The residual stream of a model after one of its blocks."""
 
-    Attributes:
-        model: The name of the model.
-        revision: The revision that was loaded.
-        layer: The number of the block.
-        fingerprint: Of the weights, see `FrozenModel.fingerprint`; it tells models apart.
-        dtype: Of the weights; the fingerprint depends on it.
-        settings: A digest of the configuration, see `FrozenModel.settings`; older sites have none.
-    """
-
-    model: str
-    revision: str
-    layer: int
-    fingerprint: str
-    dtype: str
-    settings: str = ""
+    model: str  # its name
+    revision: str  # that was loaded
+    layer: int  # the number of the block
+    fingerprint: str  # of the weights, see `FrozenModel.fingerprint`; it tells models apart
+    dtype: str  # of the weights; the fingerprint depends on it
+    settings: str = ""  # a digest of the configuration, see `FrozenModel.settings`; older sites have none
 
     def __post_init__(self) -> None:
         texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
@@ -272,13 +231,8 @@ class Site:
 class StitchedModel:
     """Runs tokens through the source up to a layer, through φ, and through the target from a layer on.
 
-    Attributes:
-        source, target: The models.
-        phi: The map from the source's states after block `layer` to the target's after block `depth`.
-        context: The most tokens of a row that both models read.
-
-    Raises:
-        StitchError: The models have different tokenizers.
+    φ maps the source's states after block `layer` to the target's after block `depth`; both models read rows of at most
+    `context` tokens. A StitchError says that they have different tokenizers.
     """
 
     def __init__(self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel):
@@ -301,31 +255,16 @@ class StitchedModel:
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
     @torch.no_grad()
-    def generate(
-        self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0
-    ) -> Int[Tensor, "b more"]:
-        """Return the tokens with `steps` more, each the most likely one, or drawn at a temperature.
-
-        Every step is a whole pass.
-
-        Args:
-            temperature: The divisor of the logits before a token is drawn from their softmax; 0: the most likely one.
-            seed: Of the draws.
+    def generate(self, tokens: Int[Tensor, "b t"], steps: int) -> Int[Tensor, "b more"]:
+        """Return the tokens with `steps` more, each the most likely one; every step is a whole pass.
 
         Raises:
-            StitchError: The temperature is negative, or the row would be longer than one of the models can read.
+            StitchError: The row would be longer than one of the models can read.
         """
-        if not 0 <= temperature < float("inf"):
-            raise StitchError(f"temperature={temperature} must be a number >= 0")
         if tokens.shape[1] + steps > self.context:
             longest = f"{self.context}, the most that both models read"
             raise StitchError(f"{tokens.shape[1]} tokens and steps={steps} more are longer than {longest}")
-        chance = seeded(seed)
         for _ in range(steps):
-            logits = self(tokens)[:, -1].float().cpu()
-            if temperature:
-                new = (logits / temperature).softmax(-1).multinomial(1, generator=chance)
-            else:
-                new = logits.argmax(-1, keepdim=True)
+            new = self(tokens)[:, -1].float().cpu().argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, new.to(tokens)], 1)
         return tokens

@@ -23,14 +23,10 @@ Starts = Mapping[nn.Parameter, Tensor]  # the value that decay pulls a parameter
 def inverse_moments(
     mean: Float[Tensor, " d"], covariance: Float[Tensor, "d d"], *, constant: bool, smallest: float = SMALLEST
 ) -> Float[Tensor, "c c"]:
-    """Return E[x̃ x̃ᵀ]⁻¹ of the inputs x of a linear map, as `WhitenedSGD` takes it.
+    """Return E[x̃ x̃ᵀ]⁻¹ of the inputs of a linear map: x̃ is x or, where it has a `constant`, [x 1]; c = d or d + 1.
 
-    x̃ is x, or, for a map with a bias, [x 1], so that c = d or d + 1. Small directions are noise, and their inverse is
-    large; so no direction counts as smaller than `smallest` times the largest. 0 inverts exactly.
-
-    Args:
-        mean, covariance: μ and Σ, divided by n and not n - 1.
-        constant: whether the map has a bias.
+    Small directions are noise, and their inverse is large; so no direction counts as smaller than `smallest` times the
+    largest. 0 inverts exactly. Mean and covariance are divided by n and not n - 1.
     """
     moments = covariance if constant else covariance + torch.outer(mean, mean)
     values, vectors = torch.linalg.eigh(moments)
@@ -53,16 +49,15 @@ def pull_to(starts: Starts, groups: Groups) -> None:
 
 def _precondition(layer: nn.Linear, inverse: Float[Tensor, "c c"], clip: float) -> None:
     """Multiply the gradient of [W b] by `inverse`; its norm in whitened coordinates is at most `clip`, unless 0."""
-    weights = [weight for weight in layer.parameters() if weight.grad is not None]
-    parts = [weight.grad.reshape(len(weight), -1) for weight in weights if weight.grad is not None]
+    parts = {weight: weight.grad.reshape(len(weight), -1) for weight in layer.parameters() if weight.grad is not None}
     if not parts:
         return
-    raw = torch.cat(parts, 1)
+    raw = torch.cat([*parts.values()], 1)
     steps = raw @ inverse.to(raw)
-    norm = (raw * steps).sum().clamp(min=0).sqrt()
     if clip > 0:
+        norm = (raw * steps).sum().clamp(min=0).sqrt()
         steps = steps * (clip / (norm + 1e-6)).clamp(max=1)
-    for weight, step in zip(weights, steps.split([part.shape[1] for part in parts], 1), strict=True):
+    for weight, step in zip(parts, steps.split([part.shape[1] for part in parts.values()], 1), strict=True):
         weight.grad = step.reshape_as(weight).contiguous()
 
 
@@ -168,9 +163,8 @@ def optimizer_of(
     """Return the optimiser that a configuration names.
 
     Args:
-        groups: each with params, lr and weight_decay.
-        inverses, starts: see `WhitenedSGD`; weights of `starts` are pulled there by `stitch.weight_decay`, but by a
-            plugin's optimiser to zero.
+        groups: each with params, lr and weight_decay, which pulls to `starts`, but by a plugin's optimiser to zero.
+        inverses, starts: see `WhitenedSGD`.
     """
     if plugins.is_plugin(config.optimizer):
         return plugins.load(config.optimizer).make(groups)  # type: ignore[no-any-return]
@@ -182,7 +176,7 @@ def optimizer_of(
 
 
 def scheduled(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> dict[str, Any]:
-    """Return what Lightning takes for an optimiser whose rate at each step is a share of its peak."""
+    """Return what Lightning takes for an optimiser whose rate at each step is a `share` of its peak."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

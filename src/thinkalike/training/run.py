@@ -8,7 +8,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,13 @@ from pytorch_lightning.callbacks import Callback, Checkpoint, LearningRateMonito
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
-from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import DataError, ShareDone, TrainingError
-from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, stop, take_back
+from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -46,10 +45,7 @@ class StepData(pl.LightningDataModule):
     that share a training share the rows of each step.
 
     Args:
-        rows: tokens, (rows, width).
-        tokens_per_step: tokens of all processes in one step.
-        steps: of the whole training.
-        seed: decides the order of the rows in each epoch.
+        tokens_per_step: of all processes.
         context: how many tokens of a row count, all unless a row holds more than tokens; see `Layout`.
         repeats: how many steps read the same rows.
 
@@ -75,11 +71,7 @@ class StepData(pl.LightningDataModule):
         self._order: tuple[int, list[int]] = (-1, [])
 
     def batch(self, step: int) -> Int[Tensor, "b width"]:
-        """Return the rows that this process reads in a step.
-
-        Raises:
-            DataError: the processes cannot share the rows.
-        """
+        """Return the rows that this process reads in a step; a DataError if processes cannot share them."""
         rank, world = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         if self.size % world:
             raise DataError(f"{self.size} rows of {self.context} tokens cannot be shared by {world} processes")
@@ -103,16 +95,10 @@ class StepData(pl.LightningDataModule):
 
 
 class SteppedModule(pl.LightningModule):
-    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite.
+    """A LightningModule that is trained for a number of steps, and stops when its loss is not finite."""
 
-    Attributes:
-        steps: of the whole training.
-        latest: the loss of the last step, on the device.
-        last_read: the loss that was last read from the device; None before the first reading.
-    """
-
-    latest: Float[Tensor, ""]
-    last_read: float | None = None
+    latest: Float[Tensor, ""]  # the loss of the last step, on the device
+    last_read: float | None = None  # the loss that was last read from the device
 
     def __init__(self, steps: int):
         super().__init__()
@@ -126,13 +112,8 @@ class SteppedModule(pl.LightningModule):
     def log_losses(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
         """Take the losses of this step; every `log_every_n_steps` steps and at the last, check and log them.
 
-        They stay on the device until then, so that no step waits for it. Loggers get each named loss, and `loss`, the
-        mean of the named losses or of all.
-
-        Args:
-            losses: of each thing that is trained; no gradient.
-            names: of the first of them, for loggers.
-            remedy: what the user can do where a loss is not finite, see `check_losses`.
+        They stay on the device until then, so that no step waits for it. Loggers get each loss that has a name, and
+        `loss`, the mean of these or of all. `remedy` says what the user can do where a loss is not finite.
         """
         self._unread.append((self.global_step, losses, remedy))
         own, following = losses[: len(names)] if names else losses, self.global_step + 1
@@ -142,11 +123,7 @@ class SteppedModule(pl.LightningModule):
             self.log_dict({**dict(zip(names, own, strict=False)), "loss": self.latest})
 
     def check_losses(self) -> None:
-        """Read the losses of all steps since the last reading, and `latest`, in one copy from the device.
-
-        Raises:
-            TrainingError: one is not finite; the message names the first such step.
-        """
+        """Read the losses of all steps since the last reading in one copy; a TrainingError names one not finite."""
         unread, self._unread = self._unread, []
         if not unread:
             return
@@ -177,8 +154,7 @@ class _States(Checkpoint):
     """Keeps a state every so many steps, and at the end of the step in which a signal came; reports the steps done.
 
     A state of gigabytes is kept at the first of these steps that comes minutes after the last state. Lightning's
-    `ModelCheckpoint` knows neither, and writes files that a kill can leave half written; what a state holds is
-    Lightning's own.
+    `ModelCheckpoint` knows neither, and a kill can leave its files half written; what a state holds is Lightning's own.
     """
 
     def __init__(self, folder: Path, name: str, every: int, activity: Activity):
@@ -229,7 +205,6 @@ def fit(
     """Train a module on rows to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
     Raises:
-        ConfigError: several processes are asked for, but not how many.
         ShareDone: this is not the first of the processes that share the job, and its share is done.
         TrainingError: the loss is not finite.
         Interrupted: a signal came; a state is kept.
@@ -242,9 +217,11 @@ def fit(
     if state and loggers:
         _join_curves(run.partial / FOLDER, EARLIER, before=float(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    steps = doing("training step", module.steps)
-    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
+    steps, undone = doing("training step", module.steps), contextlib.ExitStack()
+    with warnings.catch_warnings(), at_boundaries(), undone, steps as activity:
         warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+        undone.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision(trainer.matmul)
         states = _States(folder, name, trainer.checkpoint_every, activity)
         pl.Trainer(
             max_steps=module.steps,
@@ -260,25 +237,13 @@ def fit(
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, data, ckpt_path=state, weights_only=True)
-    if _helps(trainer):
+    if rank(run):
         raise ShareDone
     if loggers and (run.partial / FOLDER / EARLIER).exists():
         _join_curves(run.partial / FOLDER, WRITTEN)
 
 
-@contextlib.contextmanager
-def _products(precision: str) -> Iterator[None]:
-    """Multiply float32 matrices in this precision while the context is open, and not in what is measured after it."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
-
-
 def _processes(run: Run) -> dict[str, Any]:
-    """Return what Lightning is told of devices and processes."""
     trainer, on_gpu = run.trainer, run.device.type == "cuda"
     if trainer.strategy != "ddp":
         return {"devices": [run.device.index or 0] if on_gpu else 1}
@@ -291,15 +256,10 @@ def _processes(run: Run) -> dict[str, Any]:
     }
 
 
-def _helps(trainer: TrainerConfig) -> bool:
-    """Return whether this is one of the processes that share a job, and not the first."""
-    return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
-
-
 def loggers_of(run: Run, kind: str) -> list[Logger]:
     """Return Lightning's loggers of the curves of a run, by `logger.kind`; the job's tracker closes what it opened."""
     tracker = run.tracker
-    if _helps(run.trainer):
+    if rank(run):
         return []
     if kind == "wandb":
         tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs

@@ -63,7 +63,7 @@ def _gradients(
 class _Accumulated(torch.autograd.Function):
     """Losses that take their gradient in the forward pass; the backward pass multiplies it by the one that comes in.
 
-    So whatever drives the training (autocast, several processes, clipping) sees one forward and one backward pass.
+    So autocast, several processes and clipping see one forward and one backward pass.
     """
 
     @staticmethod
@@ -113,11 +113,10 @@ def largest_microbatch(
 ) -> Microbatch:
     """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
 
-    Each size is tried once, forward and backward, and nothing is left of it.
+    Each size is tried once, forward and backward, with the stitches of the longest `tails`, in blocks.
 
     Args:
         rows: those of a step, on the device that counts.
-        tails: the blocks that run after each stitch; those with the longest tails are tried.
         momenta: how many numbers the optimiser keeps of each weight.
 
     Raises:
@@ -238,9 +237,8 @@ class StitchTraining(SteppedModule):
 
     Args:
         layer_pairs: those of the stitches that come first; they read the source.
-        seed: of weights that are drawn.
         layout: the parts of a row; None: a row is tokens that both models read.
-        limits: says how much memory a step may take.
+        limits: how much memory a step may take.
         beside: further stitches.
     """
 
@@ -281,11 +279,7 @@ class StitchTraining(SteppedModule):
         self.halfway.load_state_dict(self.began[: len(self.layer_pairs)].state_dict())
 
     def whiten(self, statistics: Sequence[PairStatistics]) -> None:
-        """Let SGD step in coordinates in which the states that each φ reads are white, see `WhitenedSGD`.
-
-        Args:
-            statistics: those of the source of each fit, in their order.
-        """
+        """Let SGD step in coordinates in which the states that each φ reads, given by `statistics`, are white."""
         constant = self.config.kind == "affine"
         for phi, own in zip(self.stitches, statistics, strict=True):
             inverse = inverse_moments(own.mean_x, own.xx / own.n, constant=constant)

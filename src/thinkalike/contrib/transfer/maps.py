@@ -15,8 +15,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import COUNTS
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
-from thinkalike.evaluation.language import rows_at_once
-from thinkalike.evaluation.maps import rows_of_moments, state_moments
+from thinkalike.evaluation.language import rows_at_once, rows_of_moments, state_moments
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair
 from thinkalike.measures.round_trips import Unexplained, both_directions

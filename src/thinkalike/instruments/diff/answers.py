@@ -27,6 +27,7 @@ from thinkalike.evaluation.changes import (
     log_probabilities,
     mean_over_documents,
     moves,
+    seen,
 )
 from thinkalike.evaluation.language import document_numbers, ends_of
 from thinkalike.job import Outcome, Work
@@ -66,39 +67,36 @@ MEASURED = 64  # states from which a step is taken along a direction
 
 @dataclass
 class Answers:
-    """Gathers what a change does, and makes tables of it.
-
-    Attributes:
-        first: the number of rows on which parts and null run, the first ones.
-        contrasts: pairs of texts, if any.
-        exact: tables of the weights and settings that differ.
-        tokens: those whose row of the embedding differs.
-        parts: what each part that differs does there.
-        null: what each random change or fork does: `kl` of tokens there, `effects` of pairs, and `moves` of parts.
-    """
+    """Gathers what a change does, and makes tables of it."""
 
     base: FrozenModel
     changed: FrozenModel
     rows: TokenRows
-    first: int
+    first: int  # rows, the first ones, on which parts and null run
     margin: Mapping[str, float | None]
-    contrasts: Contrasts | None = None
-    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)
-    tokens: Sequence[int] = ()
-    parts: dict[Part, PartChanges] = field(default_factory=dict)
+    contrasts: Contrasts | None = None  # pairs of texts
+    exact: Mapping[str, pd.DataFrame] = field(default_factory=dict)  # tables of the weights and settings that differ
+    tokens: Sequence[int] = ()  # whose row of the embedding differs
+    parts: dict[Part, PartChanges] = field(default_factory=dict)  # what each part that differs does
+    # what each random change or fork does: `kl` of tokens, `effects` of pairs, and `moves` of parts
     null: dict[str, list[Any]] = field(default_factory=lambda: {"kl": [], "effects": [], "moves": []})
     changes: list[Change] = field(default_factory=list)
     unread: dict[str, float] = field(default_factory=dict)
     _directions: list[dict[str, Any]] = field(default_factory=list)
 
+    def read(self) -> list[Seen]:
+        """Run both models over all rows; returns the batches of the first rows."""
+        batches: list[Seen] = []
+        for own, change in seen(self.base, self.changed, self.rows, self.first):
+            self.changes.append(change)
+            if sum(len(each.tokens) for each in batches) < self.first:
+                batches.append(own)
+        return batches
+
     def beside(
         self, run: Callable[[int], AbstractContextManager[FrozenModel]], start: int, batches: Sequence[Seen], work: Work
     ) -> None:
-        """Run `NULLS` models of the null, on the rows of the parts and on pairs.
-
-        Args:
-            run: opens a model by its number, which is as the base before block `start`.
-        """
+        """Run `NULLS` models of the null; `run` opens one by its number, which is as the base before block `start`."""
         self.null = work.resume("null") or self.null
         for number in counted(range(len(self.null["kl"]), NULLS), "model of the null"):
             with run(number) as model:
@@ -175,12 +173,8 @@ class Answers:
         values = {"kl": kl, "flips": flips, "loss_change": after - before, "reverse_kl": reverse,
                   "loss_base": before, "loss_changed": after}  # fmt: skip
         found = document_numbers(torch.bincount(documents))
-        found |= {
-            "tokens": float(len(kl)),
-            "parts": float(len(self.parts)),
-            "settings": float(len(self.exact.get("settings", ()))),
-            "nulls": float(len(self.null["kl"])),
-        }
+        counts = len(kl), len(self.parts), len(self.exact.get("settings", ())), len(self.null["kl"])
+        found |= zip(("tokens", "parts", "settings", "nulls"), map(float, counts), strict=True)
         found |= self.unread
         for name, each in values.items():
             ends = ends_of(name, mean_over_documents(each, documents))
@@ -197,7 +191,7 @@ class Answers:
         return found | self._verdicts(found, groups)
 
     def _verdicts(self, numbers: Mapping[str, float], groups: Mapping[str, pd.DataFrame]) -> dict[str, float]:
-        """Return the exit status of each margin that is given, and of all; nothing without a margin.
+        """Return the exit status of each margin that is given, and of all together.
 
         Each token class and each word must be within its margin, by intervals that hold for all of them at once, and so
         must what follows changed tokens that the text does not hold.

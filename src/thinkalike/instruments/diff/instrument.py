@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, load_models
-from thinkalike.models.parts import changed_parts, check_one_basis, norms, one_form, without_difference
+from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.survey import check_rows
@@ -53,8 +53,7 @@ class DiffConfig(MeasureConfig):
     tokens: int = ranged(2048, least=64, most=10**9)  # of text that both models read
     tokens_per_part: int = ranged(512, least=64, most=10**9)  # of them, that parts are exchanged and nulls run on
     null: Literal["perturbation", "drift"] = "perturbation"  # random changes, or forks by training on `data`
-    steps: int = ranged(40, least=1, most=10**7)  # of a fork; the rate falls to 0
-    rate: Optional[float] = ranged(None, above=0)  # of a fork at its start, of AdamW; null: so that it moves as far
+    steps: int = ranged(40, least=1, most=10**7)  # of a fork, by AdamW at a rate by which it moves as far
     contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
     path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
     pairs: int = ranged(2048, least=2, most=10**7)  # of the grammar
@@ -74,7 +73,7 @@ class DiffConfig(MeasureConfig):
     @property
     def unused(self) -> Collection[str]:
         ours = self.contrast in ("number", "question")
-        return [*(() if self.null == "drift" else ("rate", "steps")), *(() if ours else ("pairs",))]
+        return [*(() if self.null == "drift" else ("steps",)), *(() if ours else ("pairs",))]
 
 
 class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data", "measure")):
@@ -123,31 +122,20 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
             pairs = grammar_contrasts(measure.contrast, base.tokenizer, measure.pairs, size="large")
         first = min(max(measure.tokens_per_part // rows.context, 1), len(rows))
         answers = Answers(base, changed, rows, first, measure.margin, pairs, exact, tokens)
-        batches: list[changes.Seen] = []
         with work.phase("both models"):
-            for own, change in changes.seen(base, changed, rows, first):
-                answers.changes.append(change)
-                if sum(len(each.tokens) for each in batches) < first:
-                    batches.append(own)
+            batches = answers.read()
         with work.phase("changed tokens"):
             answers.read_unread()
         if parts:
             with work.phase("parts"):
-                most = EXCHANGED if measure.null == "perturbation" else len(parts)
-                keep = partial(work.keep, "parts")
+                most, keep = EXCHANGED if measure.null == "perturbation" else len(parts), partial(work.keep, "parts")
                 answers.parts = changes.by_part(base, changed, parts, batches, most, work.resume("parts"), keep)
                 answers.directions_at(batches)
         if name := without_difference(base, changed):
             log.warning("%s is packed or of two shapes, so it has no difference, and there is no null", name)
         elif parts:
             with work.phase("null"):
-                if measure.null == "perturbation":
-                    answers.beside(partial(changes.perturbed, base, changed), parts[0].layer, batches, work)
-                else:
-                    norm, steps = norms(base, changed)[0], measure.steps
-                    rate = measure.rate or changes.rate_for(base, text, norm, steps)
-                    forked = partial(changes.fork, base, text, norm, rate=rate, steps=steps)
-                    answers.beside(lambda seed: nullcontext(forked(seed)), -1, batches, work)
+                answers.beside(*_null(measure, base, changed, parts, text), batches, work)
         facts = {"data": facts}
         if pairs:
             facts["contrasts"] = {"source": pairs.source, "fingerprint": pairs.fingerprint()}
@@ -158,7 +146,6 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
             figures.changes(result.table, result.tables["layers"], folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return KL, the share of flipped top tokens, and the change of the loss."""
         found = result.scalars
         names = ("kl", "flips", "loss_change")
         return [
@@ -173,6 +160,17 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
 
 def _other(named: str) -> ModelConfig:
     return model_named(str(Path(named).absolute()) if Path(named).exists() else named, {})
+
+
+def _null(
+    measure: Any, base: FrozenModel, changed: FrozenModel, parts: Sequence[Part], text: Tensor
+) -> tuple[Callable[[int], AbstractContextManager[FrozenModel]], int]:
+    """Return what opens a model of the null by its number, and the block before which it is as the base."""
+    if measure.null == "perturbation":
+        return partial(changes.perturbed, base, changed), parts[0].layer
+    norm, steps = norms(base, changed)[0], measure.steps
+    forked = partial(changes.fork, base, text, norm, rate=changes.rate_for(base, text, norm, steps), steps=steps)
+    return lambda seed: nullcontext(forked(seed)), -1
 
 
 def read_rows(

@@ -1,4 +1,4 @@
-"""What a diff says on one screen: six answers, and a map of layers x components."""
+"""What a diff says on one screen: six answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.screen import number_of_documents, screen_width, span
+from thinkalike.screen import number_of_documents, span
 from thinkalike.store import Result
 
-SHADES = " ·░▒▓█"  # of a cell: nothing, and fifths of the greatest
 MOST = 0.9  # of what enters at all parts together, which the parts that are named hold
 SHARES = 3  # of KL
 RUNS = 5  # of layers that follow each other, at most, that are named
@@ -32,17 +31,17 @@ VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
 
 def lines(result: Result) -> Iterator[str]:
     """Yield the lines of the screen, each of which may wrap."""
-    numbers, tables = result.scalars, result.tables
+    numbers, tables, settings = result.scalars, result.tables, result.config["measure"]
     yield f"Did it change? {changed(numbers)}"
     if len(tables.get("settings", ())):
         yield f"Which settings? {settings_in_words(tables['settings'])}"
     if "weights" in tables:
         yield f"Which weights? {weights_in_words(tables['weights'])}"
     if not numbers["tokens"]:
-        yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
+        yield f"Equivalent? {verdict(numbers, settings['margin'])}"
         return
     if "null_p" in numbers:
-        yield f"More than by chance? {beside_null(numbers, result.config['measure']['null'])}"
+        yield f"More than by chance? {beside_null(numbers, settings['null'])}"
     if numbers["parts"]:
         yield f"Where? {where(result.table, numbers.get('part_p'))}"
     yield f"On what? {on_what(tables.get('tokens'), tables.get('contexts'))}"
@@ -50,8 +49,7 @@ def lines(result: Result) -> Iterator[str]:
         yield f"On which words? {on_which_words(tables['words'], numbers)}"
     if numbers["parts"]:
         yield f"In which directions? {in_directions(tables.get('directions'))}"
-    yield f"Equivalent? {verdict(numbers, result.config['measure']['margin'])}"
-    yield from cells(result.table, screen_width())
+    yield f"Equivalent? {verdict(numbers, settings['margin'])}"
 
 
 def _ends(numbers: Any, name: str, spec: str) -> str:
@@ -221,45 +219,19 @@ def in_directions(table: pd.DataFrame | None) -> str:
 
 
 def verdict(numbers: dict[str, float], margins: dict[str, float | None]) -> str:
-    """Return the verdict for each margin."""
+    """Return the verdict for each margin, and what follows changed tokens that the text does not hold."""
     if "exit_status" not in numbers:
         said = "No margin is given; measure.margin.kl=0.01 tests whether KL is below .01."
-        return f"{said} {unread(numbers)}".strip()
-    if not numbers["tokens"]:
-        return "Equivalent: the models are equal."
-    found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
-             for name, margin in margins.items() if margin is not None]  # fmt: skip
-    said = f"{VERDICTS[int(numbers['exit_status'])].capitalize()} by two one-sided tests at 2.5 %: {', '.join(found)}."
-    return f"{said} {unread(numbers)}".strip()
-
-
-def unread(numbers: dict[str, float]) -> str:
-    """Return what follows changed tokens that the text does not hold."""
+    elif not numbers["tokens"]:
+        said = "Equivalent: the models are equal."
+    else:
+        found = [f"{name} {VERDICTS[int(numbers[f'exit_status_{name}'])]} (margin {margin:g})"
+                 for name, margin in margins.items() if margin is not None]  # fmt: skip
+        whole = VERDICTS[int(numbers["exit_status"])].capitalize()
+        said = f"{whole} by two one-sided tests at 2.5 %: {', '.join(found)}."
     if not numbers.get("tokens_unread"):
-        return ""
+        return said
     return (
-        f"The text lacks {numbers['tokens_unread']:,.0f} of the {numbers['tokens_changed']:,.0f} tokens whose "
+        f"{said} The text lacks {numbers['tokens_unread']:,.0f} of the {numbers['tokens_changed']:,.0f} tokens whose "
         f"embedding differs; after such tokens, put into it, KL is {_ends(numbers, 'unread_kl', '.3g')}."
     )
-
-
-def cells(table: pd.DataFrame, width: int) -> Iterator[str]:
-    """Yield a line for each component, with a shaded cell for each layer: its share of KL."""
-    greatest, count = table["share"].max(), int(table["layer"].max())
-    if not greatest > 0:
-        return
-    step = -(-(count + 1) // max(width - 14, 1))
-    yield f"share of KL by layer, 0 to {count - 1}; █ is {greatest:.2f}, ? is not tried"
-    for component, rows in table.groupby("component", sort=False):
-        if str(component).endswith("embedding"):
-            yield f"{component:<12}{_shade(rows['share'].iloc[0], greatest)}"
-        elif rows["weights"].max() > 0:
-            by_place = rows.groupby(rows["layer"] // step)["share"].max()
-            yield f"{component:<12}{''.join(_shade(share, greatest) for share in by_place)}"
-
-
-def _shade(share: float, greatest: float) -> str:
-    if pd.isna(share):
-        return "?"
-    place = max(share, 0) / greatest * (len(SHADES) - 1)
-    return SHADES[round(place)] if share <= 0 else SHADES[max(round(place), 1)]

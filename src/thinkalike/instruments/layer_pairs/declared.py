@@ -156,11 +156,7 @@ DECLARED = {
 
 
 def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLayerMeasure]]:
-    """Make an instrument of each declaration, and return them by kind.
-
-    Args:
-        module: in which they are declared.
-    """
+    """Make an instrument of each declaration of a module, and return them by kind."""
     made = {}
     for kind, each in kinds.items():
         schema = make_dataclass(f"{kind}_config", [("kind", str, kind)], bases=(each.settings,))

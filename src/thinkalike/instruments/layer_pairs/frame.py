@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pandas as pd
 import torch
@@ -21,8 +21,8 @@ import torch
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
-from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS
@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
 
 
-# ruff: noqa: UP045
 @dataclass
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
@@ -55,7 +54,6 @@ class LayerPairsConfig(MeasureConfig):
     massive: Literal["drop", "keep"] = "drop"  # the few tokens whose long states decide some layer
     skip_first: int = ranged(0, least=0, most=CONTEXT)  # tokens of every row of text that are left out
     skip_special_tokens: bool = False  # leave out BOS, EOS and the like
-    stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
     given: Literal["none", "token", "token_position"] = "none"  # token: rows are compared with those of the same token
     # or word alone; token_position: less the means of their tokens and positions
 
@@ -79,11 +77,6 @@ class WithNull(LayerPairsConfig):
             )
 
 
-def _batches(measure: Any) -> int:
-    """Return how many batches are read, those that maps are fitted on included."""
-    return int(measure.batches + getattr(measure, "fit_batches", 0))
-
-
 def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     """Return how many sites of each different model are compared."""
     both = shapes["model"], shapes.get("target", shapes["model"])
@@ -93,9 +86,13 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
+def _batches(measure: Any) -> int:
+    """Return how many batches are read, those that maps are fitted on included."""
+    return int(measure.batches + getattr(measure, "fit_batches", 0))
+
+
 def _called(name: str, described: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """Return what the provenance says of a model, by the name that it has in this job."""
-    return {**described(), "name": name}
+    return {**described(), "name": name}  # that it has in this job
 
 
 class LayerPairs(Instrument):
@@ -111,9 +108,9 @@ class LayerPairs(Instrument):
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
-    for_stimuli: ClassVar[Mapping[str, Any]] = {  # the values of settings that stimuli do not have
-        "level": "auto", "skip_special_tokens": False, "stop_at_width": None, "given": "none"
-    }  # fmt: skip
+    run_all = staticmethod(run_together)
+    # the values of settings that stimuli do not have
+    for_stimuli: ClassVar[Mapping[str, Any]] = {"level": "auto", "skip_special_tokens": False, "given": "none"}
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         if not config.activations:
@@ -197,19 +194,11 @@ class LayerPairs(Instrument):
         for number in rounds([job], runs):
             for batch in job.pool(number):
                 for metric, part in job.parts(batch):
-                    with job.refusing(part):
-                        metric.update(**job.arguments(part))
+                    job.update(metric, part)
                 runs.forget(of_batch=True)
         outcome = self.outcome(job)
         work.processes.end_of_share()
         return outcome
-
-    @staticmethod
-    def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
-        """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        from thinkalike.instruments.layer_pairs.sharing import run_together
-
-        return run_together(jobs)
 
     # ---- what is compared
 

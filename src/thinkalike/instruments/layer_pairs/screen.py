@@ -24,13 +24,11 @@ def _compared(across: pd.DataFrame) -> pd.DataFrame:
 
 
 def _least(rows: pd.DataFrame, is_distance: bool) -> Any:
-    """Return the row of least likeness."""
     place = rows["value"].argmax() if is_distance else rows["value"].argmin()
     return next(rows.iloc[[int(place)]].itertuples())
 
 
 def _where(row: Any) -> str:
-    """Return the layers of a row in words."""
     both = f"layer {row.source_layer} with {row.target_layer}"
     return f"layer {row.source_layer}" if row.source_layer == row.target_layer else both
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -31,12 +30,8 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
         low = R - √((R₁ - low₁)² + (high₂ - R₂)²),    high = R + √((high₁ - R₁)² + (R₂ - low₂)²),    R = R₁ - R₂
 
-    Args:
-        onward, back: sums of both directions, whose layer pairs are in the same order; see `penalties`.
-
-    Returns:
-        One estimate of shape (pairs,); none where the directions report on different tokens of one tokenizer, as models
-        do that begin their rows differently.
+    Nothing is returned where the directions report on different tokens of one tokenizer, as models do that begin their
+    rows differently. The sums are those of `penalties`, of layer pairs in the same order.
     """
     sides = [losses_of_seeds(sums) - sums["target"] for sums in (onward, back)]
     if "target_bytes" in onward:
@@ -53,11 +48,10 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
 
 
 def add_unexplained(there: Direction, back: Direction) -> None:
-    """Add to both tables what each map, and the way there and back, leave unexplained of the report's states.
+    """Add to both tables the shares of the variance of the report's states that maps leave, with 95 % intervals.
 
-    `unexplained` is the share of the variance of the target's states that the map leaves, and
-    `round_trip_unexplained` that of the source's states that the map and then the map back leave, with 95 % intervals
-    over documents; variance is about the mean of the rows that were fitted on.
+    `unexplained` is of the target's states and the map, and `round_trip_unexplained` of the source's states and the map
+    and then the map back; variance is about the mean of the rows that were fitted on.
     """
     setting, rows = there.forms.setting, there.forms.setting.corpus.report
 
@@ -68,9 +62,12 @@ def add_unexplained(there: Direction, back: Direction) -> None:
     numbers = range(len(setting.layer_pairs))
     maps = [(fitted_map(there.weights, each), fitted_map(back.weights, each)) for each in numbers]
     at_once = there.forms.rows_at_once(rows.tokens)
-    for name, values in residual_sums(*setting.models, maps, there.forms.moments, rows, at_once).columns().items():
-        table = back.table if "_back" in name else there.table
-        table[name.replace("_back", "")] = values
+    sums = residual_sums(*setting.models, maps, there.forms.moments, rows, at_once)
+    for number, name in enumerate(UNEXPLAINED):
+        pairs = zip(sums["left"][:, number], sums["whole"][:, number], strict=True)
+        found = zip(*(bootstrap_interval(*each) for each in pairs), strict=True)
+        for column, values in ends_of(name.replace("_back", ""), Estimate(*map(torch.stack, found))).items():
+            (back if "_back" in name else there).table[column] = values
 
 
 def add_asymmetries(onward: Direction, back: Direction) -> None:
@@ -83,22 +80,6 @@ def add_asymmetries(onward: Direction, back: Direction) -> None:
         back.table = back.table.assign(**ends_of(name, Estimate(-value, -high, -low)))
 
 
-class ResidualSums(NamedTuple):
-    """Sums of squares over the tokens of each document, in float64, of each map in the order of `UNEXPLAINED`."""
-
-    left: Float[Tensor, "pairs maps documents"]
-    whole: Float[Tensor, "pairs maps documents"]
-
-    def columns(self) -> dict[str, list[float]]:
-        """Return the unexplained shares of variance with their 95 % intervals over documents, in columns."""
-        columns: dict[str, list[float]] = {}
-        for number, name in enumerate(UNEXPLAINED):
-            pairs = zip(self.left[:, number], self.whole[:, number], strict=True)
-            found = zip(*(bootstrap_interval(*sums) for sums in pairs), strict=True)
-            columns |= ends_of(name, Estimate(*map(torch.stack, found)))
-        return columns
-
-
 @torch.no_grad()
 def residual_sums(
     source: FrozenModel,
@@ -108,10 +89,11 @@ def residual_sums(
     moments: Moments,
     rows: TokenRows,
     batch: int,
-) -> ResidualSums:
+) -> DocumentSums:
     """Run rows through both models, and sum by document the squares that maps and their round trips miss.
 
-    Variance is about the means of the rows that the maps were fitted on, which have these moments.
+    Variance is about the means of the rows that the maps were fitted on, which have these moments. `left` and `whole`
+    are of shape (pairs, maps, documents), with the maps in the order of `UNEXPLAINED`.
     """
     sums, layout = DocumentSums(rows.documents), rows.layout
     layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
@@ -124,7 +106,7 @@ def residual_sums(
             squares.append(_squares(both, x, y.flatten(0, 1).double() - statistics.mean_y).cpu())
         left, whole = torch.stack(squares, 1)
         sums.add(owners.flatten(), {"left": left, "whole": whole})
-    return ResidualSums(**sums)
+    return sums
 
 
 def _squares(

@@ -26,9 +26,10 @@ from thinkalike.evaluation.language import (
     document_sums,
     report_share,
     rows_at_once,
+    rows_of_moments,
+    state_moments,
 )
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
-from thinkalike.evaluation.maps import rows_of_moments, state_moments
 from thinkalike.measures.closed_forms import (
     AffineMap,
     LayerPair,
@@ -58,7 +59,7 @@ CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitte
 
 @dataclass(frozen=True)
 class Setting:
-    """Two models, their layer pairs and the text that both read; `memory` is the most bytes that the user allows."""
+    """Two models, their layer pairs and the text that both read."""
 
     config: StitchConfig
     seed: int
@@ -66,11 +67,10 @@ class Setting:
     target: FrozenModel
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
-    memory: float | None = None
+    memory: float | None = None  # the most bytes that the user allows
 
     @property
     def models(self) -> tuple[FrozenModel, FrozenModel, Sequence[LayerPair]]:
-        """Source, target and their layer pairs."""
         return self.source, self.target, self.layer_pairs
 
     @property
@@ -97,13 +97,7 @@ class Setting:
 
 
 def load_setting(config: TrainConfig) -> Setting:
-    """Load models and text, and check that kind and size of the stitches suit them.
-
-    Raises:
-        ConfigError: the kind of map does not suit the models' widths, layers do not exist, or memory is too small.
-        ModelError: a model cannot be loaded, or tokens cannot be aligned.
-        DataError: there is too little text.
-    """
+    """Load models and text, and check that kind and size of the stitches suit them."""
     stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
     if stitch.both and source is target:
@@ -147,10 +141,7 @@ def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_
 
 
 def bytes_trained(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]) -> float:
-    """Return the bytes of all φ that are trained together, with gradients, momenta and means, in float32.
-
-    These are of all layer pairs, rates and controls, and of the target into itself.
-    """
+    """Return the bytes of all φ that are trained together, with gradients, momenta and means, in float32."""
     if not config.trained or config.kind == "identity":
         return 0.0
     depths = {depth for _, depth in pairs}
@@ -166,7 +157,6 @@ def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) 
 
 
 def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
-    """Check that stitches and closed forms fit into memory."""
     trained, fewer = bytes_trained(config, d, e, pairs), "choose fewer layers"
     check_memory(f"stitches of {len(pairs)} layer pairs need", trained, budget, f"{fewer}, or stitch=low_rank")
     if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
@@ -176,13 +166,10 @@ def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair]
 
 
 class ClosedForms:
-    """The affine maps of all layer pairs of a setting in closed form.
+    """The affine maps of all layer pairs of a setting in closed form, by the moments that another pass has gathered.
 
-    The moments of both models' states are of all rows to fit on if φ itself is a closed form, and of `CONTROL_TOKENS`
-    if closed forms are controls and starts alone. They are gathered when a map is first asked for.
-
-    Args:
-        moments: where another pass has gathered them.
+    Otherwise these are gathered when a map is first asked for: of all rows to fit on if φ itself is a closed form, and
+    of `CONTROL_TOKENS` if closed forms are controls and starts alone.
     """
 
     def __init__(self, setting: Setting, moments: Moments | None = None):
@@ -235,8 +222,7 @@ class Compared(NamedTuple):
 def compared(setting: Setting) -> Compared:
     """Compare the states of both models at every layer pair.
 
-    Where the states of all layer pairs do not fit into memory at once, the text is read again for the next of them, and
-    once more for the rest.
+    Where the states of all layer pairs do not fit into memory at once, the text is read again for the next of them.
     """
     source, target, pairs = setting.models
     fit, report, depths = setting.corpus.fit, setting.corpus.report, sorted({depth for _, depth in pairs})
@@ -260,14 +246,11 @@ def compared(setting: Setting) -> Compared:
 
 @dataclass(frozen=True)
 class Fitted:
-    """The φ of every layer pair, and the stitches that were trained in the same pass, one per layer pair and name.
-
-    These are lr_x3 at three times the rate, random_source from a source that was never trained, and floor from the
-    target into itself.
-    """
+    """The φ of every layer pair, and the stitches that were trained in the same pass, one per layer pair and name."""
 
     maps: Maps
     half: Maps | None = None  # the φs after half of the steps
+    # lr_x3 at three times the rate, random_source from a source that was never trained, floor: the target into itself
     beside: Mapping[str, Maps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
     arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
@@ -290,14 +273,11 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
-def _start(module: StitchTraining, forms: ClosedForms, untrained: ClosedForms | None) -> None:
+def _start(module: StitchTraining, known: Sequence[ClosedForms]) -> None:
     """Let stitches begin with a closed form; those of the target into itself begin with the identity."""
-    if forms.setting.config.init == "identity":
-        return
     starts = {
         (each.setting.source, *pair): start
-        for each in (forms, untrained)
-        if each
+        for each in known
         for pair, start in zip(each.setting.layer_pairs, each.starts, strict=True)
     }
     begun = [(number, starts.get(each[:3])) for number, each in enumerate(module.fits)]
@@ -332,7 +312,8 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
         source, target, pairs, config, setting.seed, layout=rows.layout, limits=run.trainer, beside=further
     )
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
-    _start(module, forms, untrained)
+    if config.init != "identity":
+        _start(module, [forms, *([untrained] if untrained else [])])
     if config.whiten:
         read = [untrained if untrained and each.reads is untrained.setting.source else forms for each in module.fits]
         module.whiten([own.read_by(each) for own, each in zip(read, module.fits, strict=True)])
@@ -355,10 +336,7 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
 
 
 def fitted(forms: ClosedForms, run: Run, loggers: Sequence[Any] = (), untrained: ClosedForms | None = None) -> Fitted:
-    """Train the φ of every layer pair, or solve for them.
-
-    The stitches of `untrained`, of the same setting with a source that was never trained, are fitted alike.
-    """
+    """Train the φ of every layer pair, or solve for them, and alike those of `untrained`, a source without training."""
     kind = forms.setting.config.kind
     if forms.setting.config.trained:
         return _trained(forms, run, loggers, untrained)
@@ -382,15 +360,6 @@ def _shuffled(phi: Any, seed: int) -> Callable[[Tensor], Tensor]:
     return mapped
 
 
-def sums_by_document(
-    setting: Setting, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None
-) -> dict[str, Tensor]:
-    """Return losses by document of all maps on the report's rows, as much of it at a time as memory allows."""
-    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
-    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=bool(readers))
-    return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
-
-
 def reported(
     forms: ClosedForms, fits: Fitted, untrained: ClosedForms | None, again: Mapping[str, Maps], means: BigramMeans
 ) -> dict[str, Tensor]:
@@ -407,13 +376,13 @@ def reported(
         maps |= {kind: forms.maps(kind) for kind in kinds}
         maps["shuffled"] = [_shuffled(phi, setting.seed) for phi in fits.maps]
     target, floor = setting.target, fits.beside.get("floor")
-    as_it_is = _identity(target, setting.layer_pairs)
-    readers = {"token_mean": Reader(means.tokens, as_it_is, "target"), "bigram_mean": Reader(means, as_it_is, "target")}
+    is_itself, as_it_is = floor == fits.maps, _identity(target, setting.layer_pairs)
+    readers = {"floor": Reader(target, floor, "target")} if floor and not is_itself else {}
+    readers["token_mean"], readers["bigram_mean"] = (Reader(e, as_it_is, "target") for e in (means.tokens, means))
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
-    if floor == fits.maps:  # the target is stitched into itself anyway
-        sums = sums_by_document(setting, maps, readers)
-        return sums | {"floor": sums["stitch"]}
-    readers = {"floor": Reader(target, floor, "target"), **readers} if floor else readers
-    return sums_by_document(setting, maps, readers)
+    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
+    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
+    sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
+    return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
 LITTLE = 0.06  # R² beyond the tokens, weighed by the output
 REPORTED = 2**18  # tokens of the report where the data do not state it
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
@@ -60,26 +59,18 @@ def _range(table: pd.DataFrame, column: str) -> str:
     return " to ".join(dict.fromkeys(ends))
 
 
-def _verdicts(table: pd.DataFrame) -> str:
-    """Return the verdicts with their numbers of layer pairs."""
-    counts = table["verdict"].value_counts(sort=False)
-    return ", ".join(
-        f"{verdict} at {count} of {len(table)}" if len(counts) > 1 else str(verdict)
-        for verdict, count in counts.items()
-    )
-
-
 def sentence(table: pd.DataFrame) -> str:
     """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
-    first = table.iloc[0]
+    first, counts, n = table.iloc[0], table["verdict"].value_counts(sort=False), len(table)
     is_itself = first["source"] == first["target"]
+    said = [f"{verdict} at {count} of {n}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()]
     target = "itself" if is_itself else str(first["target"])
     who = f"{_layers(table)} of {first['source']} {'feeds' if len(table) == 1 else 'feed'} {target}"
     beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
     known = [name for name in beside if name in table and not is_itself]
     against = " and ".join(f"{_range(table, name)} {beside[name]}" for name in known)
     cost = f"{_range(table, 'penalty')} nats per token{', against ' if against else ''}{against}"
-    return f"{who} at a cost of {cost}: {_verdicts(table)}."
+    return f"{who} at a cost of {cost}: {', '.join(said)}."
 
 
 def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
@@ -125,16 +116,6 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])
     _, low, high = documents_and_seeds_interval(by_seed, torch.from_numpy(arrays["tokens"]))
     return float(low), float(high)
-
-
-def warn_of_far_states(table: pd.DataFrame) -> None:
-    """Warn of stitches that cost little though their states are far from the target's own."""
-    far = table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)]
-    if len(far):
-        log.warning(
-            f"warning: {_at(far)} costs less than {LOW_PENALTY} nats, but its states lie up to "
-            f"{far['distance'].max():.1f} norms from the target's own"
-        )
 
 
 def warn_of_little_shared(table: pd.DataFrame) -> None:
@@ -225,7 +206,6 @@ class Stitching(
                 with work.phase("report"):
                     add_unexplained(*done.values())
         for each in done.values():
-            warn_of_far_states(each.table)
             warn_of_little_shared(each.table)
         if weights := joined({way: each.weights for way, each in done.items()}, "."):
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
@@ -244,7 +224,6 @@ class Stitching(
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw a map where every source layer was stitched to every target layer, else a line, for each direction."""
         ways = result.table.groupby(["source", "target"], sort=False)
         for name, ((source, target), table) in zip(("penalty", "penalty_back"), ways, strict=False):
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
@@ -254,7 +233,6 @@ class Stitching(
                 figures.penalties(table, folder, name)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean penalty over layer pairs and the worst one, in nats per token."""
         table, scalars = result.table, result.scalars
         worst = table.iloc[int(table["penalty"].argmax())]
         both_ways = len(table) > len(result.arrays["stitch"])  # whose documents are not the same
@@ -265,7 +243,6 @@ class Stitching(
         ]
 
     def show(self, result: Result) -> None:
-        """Print a table for each direction, what it says in sentences, and where the rest is."""
         directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
         for table in directions:
             most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
