@@ -12,6 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinkalike.measures import COMPARATORS
+
+# names of comparators in rsatoolbox, and all of them as a parameter
+THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
+every = pytest.mark.parametrize("comparator", COMPARATORS)
+
 Invariance = Literal[
     "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
 ]

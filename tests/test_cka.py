@@ -10,7 +10,7 @@ import torch
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from thinkalike.measures import CKA, cka, hsic0, hsic1, jackknife, leverage, permuted_rows
+from thinkalike.measures import CKA, cka, hsic0, hsic1, leverage, permuted_rows
 
 F64 = torch.float64
 
@@ -428,14 +428,6 @@ def test_the_jackknife_leaves_documents_out_of_all_batches(options):
     difference = found.difference((0, 0), (1, 2))
     same(difference.value, found.value[0, 0] - found.value[1, 2])
     agrees(difference, left_out[:, 0, 0] - left_out[:, 1, 2])
-
-
-def test_the_jackknife_of_a_mean_is_its_t_interval():
-    values = torch.randn(7, 3, dtype=F64)
-    found = jackknife(values.mean(0), (values.sum(0) - values) / (len(values) - 1))
-    low, high = scipy.stats.t.interval(0.95, 6, values.mean(0), scipy.stats.sem(values))
-    same(found.low, low, 1e-8)
-    same(found.high, high, 1e-8)
 
 
 def test_fewer_than_eight_documents_have_no_interval_but_a_value():

@@ -113,7 +113,7 @@ REFUSED = {  # by the key that the message names
     "scale": ["train scale=small"],
     "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
-    "pretrain.keep": ["train task=pretrain pretrain.keep=log3", "train task=pretrain pretrain.keep=[-1]"],
+    "pretrain.keep": [f"train task=pretrain pretrain.keep={keep}" for keep in ("log3", "'every=0'", "[9999]", "[-1]")],
     "dry_run": ["train dry_run=-1"],
 }
 

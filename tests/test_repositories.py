@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,9 @@ import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ModelError
 from thinkalike.models.families import label, told_apart
-from thinkalike.models.load import load_model
+from thinkalike.models.load import load_model, load_models
 from thinkalike.models.places import checkpoint_fingerprint
 
 
@@ -52,30 +53,6 @@ def test_a_repository_takes_the_settings_of_any_model():
     assert (config.target.dtype, config.target.context, config.target.family) == ("bfloat16", 64, "auto")
 
 
-def test_repositories_of_one_name_are_told_apart_by_their_owners():
-    configs = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
-    assert told_apart(configs) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
-    assert told_apart(configs[:1]) == ["m"]
-
-
-@pytest.mark.parametrize("name", ["a/b_c.d-e", "01/6B"])
-def test_a_repository_may_be_the_target(name):
-    assert composed(f"model@target={name}").target.hub_id == name
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model=gpt22", "model=gpt22 is not known; did you mean 'gpt2'?"),
-        ("model=a--b/c", "model=a--b/c is not known"),
-        ("model@target=a/..b", "or a folder, or ORG/NAME of the hub"),
-    ],
-)
-def test_what_is_no_repository_is_refused_with_the_remedy(word, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        composed(word)
-
-
 @pytest.mark.parametrize(
     ("word", "side", "path"),
     [
@@ -99,19 +76,6 @@ def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):
     named = composed(f"model={folder}", f"model@target=./{folder.name}", "model.context=32")
     assert named.model == composed("model=local", f"model.path={folder}", "model.context=32").model
     assert Path(named.target.path) == Path(folder.name)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model@target=hub"], "model=hub needs target.hub_id="),
-        (["model=hub", "model.hub_id=./here"], "model.hub_id=./here"),
-    ],
-)
-def test_a_repository_that_cannot_be_is_refused(words, message):
-    with pytest.raises(ConfigError) as caught:
-        composed(*words)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +223,55 @@ def test_shards_that_are_all_there_are_read(served, root):
     with_index(root / "someone" / "m")
     served()
     assert load_model(MODEL).n_layers == tiny.LAYERS
+
+
+PYTHIA = ModelConfig(name="pythia")
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({}, ["pythia", "pythia"]),
+        ({"revision": "step1"}, ["pythia", "pythia@step1"]),
+        ({"name": "other"}, ["pythia", "other"]),
+        ({"dtype": "bfloat16"}, ["pythia[dtype=float32]", "pythia[dtype=bfloat16]"]),
+        ({"seed": 1, "processing": "compat"}, ["pythia[processing=raw,seed=0]", "pythia[processing=compat,seed=1]"]),
+    ],
+)
+def test_models_of_one_label_are_called_by_what_differs(changes, labels):
+    assert told_apart([PYTHIA, replace(PYTHIA, **changes)]) == labels
+
+
+def test_whatever_two_models_differ_in_is_named():
+    assert told_apart([PYTHIA, replace(PYTHIA, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
+    assert told_apart([PYTHIA, replace(PYTHIA, bos=True)]) == ["pythia[bos=False]", "pythia[bos=True]"]
+    assert told_apart([PYTHIA, replace(PYTHIA, corpus="stdlib")]) == ["pythia"] * 2, "what text it suits is no part"
+    owned = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
+    assert told_apart(owned) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
+
+
+def test_folders_of_one_name_are_told_apart_by_those_above_them():
+    paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
+    folders = [ModelConfig(name="local", path=path) for path in paths]
+    assert told_apart(folders) == ["a/final/checkpoint", "b/final/checkpoint", "other"]
+    typed = replace(folders[0], dtype="bfloat16")
+    assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
+
+
+def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):
+        assert label(ModelConfig(name="local", path=path)) == "my-model"
+    assert told_apart([ModelConfig(name="local", path=path) for path in (".", "b/my-model")]) == [
+        f"{tmp_path.name}/my-model",
+        "b/my-model",
+    ]
+
+
+def test_a_model_that_is_named_twice_is_loaded_once(minis):
+    config = ModelConfig(name="gelu-3l-mini", family="native", path=str(minis / "a"), mini=True)
+    one, two, other = load_models(config, replace(config), replace(config, dtype="float64"))
+    assert one is two
+    assert one is not other
+    assert {one.name, other.name} == {"gelu-3l-mini[dtype=float32]", "gelu-3l-mini[dtype=float64]"}

@@ -15,16 +15,7 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
 from thinkalike.models.load import load_model
 from thinkalike.states.batches import array_batches
-from thinkalike.states.tokens import (
-    Pieces,
-    counted,
-    last_tokens,
-    pieces,
-    site_numbers,
-    sites,
-    token_states,
-    word_states,
-)
+from thinkalike.states.tokens import Pieces, counted, last_tokens, pieces, site_numbers, sites, word_states
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +27,7 @@ def test_states_of_tokens_are_the_residuals_at_all_layers():
     model, rows = tiny.frozen(), torch.randint(300, (2, 9))
     assert sites(model, embed=True) == ["embed", 0, 1, 2, 3]
     assert site_numbers(sites(model, embed=True)) == [-1, 0, 1, 2, 3]
-    for layer, states in enumerate(token_states(model, rows)):
+    for layer, states in enumerate(model.residuals(rows, sites(model))):
         torch.testing.assert_close(states, model.head(rows, layer))
 
 

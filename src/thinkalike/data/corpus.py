@@ -43,6 +43,7 @@ BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report e
 
 DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
 REPORT_TOKENS = 262144
+Limits = tuple[int | None, int, int | None]  # tokens to fit on, tokens of the report, bytes of each document of it
 
 
 class Entry(NamedTuple):
@@ -165,7 +166,6 @@ class Corpus:
         return {"aligned_exactly": exactly, "aligned_earlier": 1 - exactly - nowhere, "aligned_nowhere": nowhere}
 
     def facts(self) -> dict[str, Any]:
-        """Return what the provenance of a result says of the corpus."""
         return {"tokens": self.fingerprint(), **self.counts}
 
 
@@ -212,8 +212,8 @@ def read_corpus(
     def packed() -> Entry:
         limits = (fit_tokens, report_tokens, most_bytes)
         if source:
-            return source.pack(data, tokenizer, context, bos, *limits).entry()
-        return pack(data, OneTokenizer(tokenizer, bos), context, *limits).entry()
+            return source.pack(data, tokenizer, context, bos, limits).entry()
+        return pack(data, OneTokenizer(tokenizer, bos), context, limits).entry()
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
@@ -281,21 +281,14 @@ def without_marks(texts: Sequence[str], tokenizer: Any, start: int | None, end: 
     return [text.removeprefix(first).removesuffix(last) for text in texts]
 
 
-def pack(
-    config: DataConfig,
-    reader: Any,
-    context: int,
-    fit_tokens: int | None,
-    report_tokens: int,
-    most_bytes: int | None = None,
-) -> Corpus:
+def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpus:
     """Tokenise as many documents as both sides need, and pack them; see `read_corpus`.
 
     Args:
         reader: turns documents into tokens, each with the token that ends it; its `start` begins each row, or is None.
     """
-    limits = (fit_tokens, report_tokens)
-    fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
+    fit_tokens, report_tokens, most_bytes = limits
+    fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits[:2])
     sides = Sides(config)
     with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
         report = _filled(fit, report, sides, reader, most_bytes, activity)

@@ -282,7 +282,6 @@ class Sides:
         self._fit: list[Shingles] = []
 
     def __iter__(self) -> Iterator[tuple[str, bool]]:
-        """Yield each document and whether it is for the report."""
         known = self.settled and not self.config.same_split
         gone = _giving_way(self.config) if known else set()
         for text, fingerprint, for_report in _without_copies(self.config, self.counts):
@@ -332,7 +331,6 @@ def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[
 
 
 def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
-    """Yield each document, its fingerprint, and whether it is for the report."""
     for text in documents(config):
         fingerprint = document_fingerprint(text)
         yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < (config.report_share or 0.1)

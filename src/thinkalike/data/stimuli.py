@@ -68,7 +68,6 @@ class Stimuli:
 
     @property
     def names(self) -> list[str]:
-        """The names of the features."""
         return [str(name) for name in self.features]
 
     @property
@@ -201,7 +200,6 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
-    """Return the names that occur before."""
     index = pd.Index(names)
     return list(index[index.duplicated()])
 

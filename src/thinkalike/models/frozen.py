@@ -117,11 +117,7 @@ class FrozenModel:
         return self.family.predicts
 
     def residuals(
-        self,
-        tokens: Tokens,
-        layers: Sequence[Layer],
-        mask: Tokens | None = None,
-        types: Tokens | None = None,
+        self, tokens: Tokens, layers: Sequence[Layer], mask: Tokens | None = None, types: Tokens | None = None
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 

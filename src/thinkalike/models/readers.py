@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,14 +99,8 @@ def read_transformers(
     ):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
-        module = read_weights(kind, config, place, body, dtype=dtype, **options)
-        if adapter:
-            whole, rows = _with_adapter(module, adapter)
-            module, error = _merged(whole, family)
-            if not error <= TOLERANCE[dtype]:
-                log.warning("%s is not merged: that changes logits by %.1e of the largest", adapter.name, error)
-                unmerged = read_weights(kind, config, place, body, dtype=dtype, **options)
-                module = _with_adapter(unmerged, adapter)[0].get_base_model()
+        read = functools.partial(read_weights, kind, config, place, body, dtype=dtype, **options)
+        module, rows = _adapted(read, adapter, family, TOLERANCE[dtype]) if adapter else (read(), 0)
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), longest_row(module)
     if in_compat:
@@ -201,13 +196,11 @@ def read_weights(
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
-    mismatched = {name for name, *_ in loading["mismatched_keys"]}
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
-    left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
     faults = {
         "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
-        "of another shape": [name for name in mismatched if name.startswith(needed)],
-        "not expected": left,
+        "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
+        "not expected": [n for n in loading["unexpected_keys"] if not (BUFFERS.search(n) or HEADS.search(n))],
     }
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
         raise ModelError(
@@ -287,18 +280,25 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     return whole, rows
 
 
-def _merged(whole: Any, family: Family) -> tuple[Any, float]:
-    """Return a module with its adapter merged into the weights, and how far that moves the logits of fixed tokens."""
+def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: float) -> tuple[Any, int]:
+    """Return a model that `read` reads with an adapter merged into its weights, and the rows of `_with_adapter`.
+
+    Where merging moves the logits of fixed tokens by more than is `allowed`, the adapter runs beside the weights.
+    """
 
     def outputs(module: Any) -> Tensor:
         decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
         with torch.no_grad():
             return first_tensor(module.eval()(tokens, **decoder))
 
+    whole, rows = _with_adapter(read(), folder)
     tokens = sample_tokens(len(embedding_of(whole)), longest_row(whole) or 16).to(whole.device)
     before = outputs(whole)
-    merged = whole.merge_and_unload()
-    return merged, relative_error(outputs(merged), before)
+    module = whole.merge_and_unload()
+    if not (error := relative_error(outputs(module), before)) <= allowed:
+        log.warning("%s is not merged: that changes logits by %.1e of the largest", folder.name, error)
+        module = _with_adapter(read(), folder)[0].get_base_model()
+    return module, rows
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:

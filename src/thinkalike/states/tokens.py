@@ -29,19 +29,6 @@ def site_numbers(sites: Iterable[Layer]) -> list[int]:
     return [-1 if site == EMBED else int(site) for site in sites]
 
 
-@torch.no_grad()
-def token_states(
-    model: FrozenModel,
-    rows: Int[Tensor, "b t"],
-    at: Sequence[Layer] | None = None,
-    *,
-    mask: Int[Tensor, "b t"] | None = None,
-    types: Int[Tensor, "b t"] | None = None,
-) -> list[Float[Tensor, "b t _"]]:
-    """Return the residuals of a model at some layers, by default all; see `FrozenModel.residuals`."""
-    return model.residuals(rows.long(), at or sites(model), mask, types)
-
-
 def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
     """Return which tokens count: not the first few of a row, and none of these special ones."""
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
@@ -75,7 +62,6 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
 
     def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the pieces."""
         own = numbers.tolist()
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.trajectory import measures
-from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
+from thinkalike.contrib.transfer.probes import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
