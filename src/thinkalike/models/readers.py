@@ -223,7 +223,7 @@ def check_one_set(folder: Path) -> None:
             continue
         common = x.keys() & y.keys()
         lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
-        if not common or not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
+        if not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
             raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
     if unread := {path.name for each in (*WEIGHTS, "adapter_model.*") for path in folder.glob(each)} - own:
         log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
