@@ -216,6 +216,16 @@ def check_precision(measure: Measure) -> None:
     assert abs(single - double) < measure.single * max(1.0, abs(double))
 
 
+def check_size(measure: Measure) -> None:
+    """Features whose squares are 0 or infinite have the value of others, where isotropic scaling is declared."""
+    x, y = measure.draw()
+    for dtype, power in ((F64, 498), (F64, -498), (torch.float32, 100), (torch.float32, -100)):
+        if "isotropic_scaling" in measure.properties.invariances:
+            given, other = x.to(dtype), y.to(dtype)
+            size = measure(given * 2.0**power, other), measure(given, other)
+            torch.testing.assert_close(*size, rtol=0, atol=measure.tolerance)
+
+
 def check_chunks(measure: Measure) -> None:
     """Any chunking gives the value of the whole, and a chunk alone does not."""
     x, y = measure.draw()

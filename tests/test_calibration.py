@@ -10,7 +10,7 @@ from scipy.stats import kstest, permutation_test, t
 import thinkalike
 from thinkalike.measures import LayerMeans, cka_measure, distance_correlation, mutual_measure, permuted_rows
 from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
-from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION
+from thinkalike.measures.distances.neural import DISTANCE_CORRELATION
 from thinkalike.measures.estimates import Estimate, numbered_by_part
 from thinkalike.measures.neighbours import jaccard_measure
 from thinkalike.measures.shape import PROCRUSTES, svcca_measure

@@ -60,6 +60,16 @@ def test_autocast_changes_nothing(measure):
     assert plain == cast
 
 
+def test_rows_in_nearly_one_direction_keep_their_neighbours():
+    """Their cosines are 1 up to the last digits of float32."""
+    base = torch.randn(N, 8)
+    X, Y = base @ torch.randn(8, 32) + 1e5, base @ torch.randn(8, 32)
+    for measure in (mutual_knn, second_order_measure().of):
+        assert float(measure(X, Y)) == pytest.approx(float(measure(X.double(), Y.double())), abs=1e-4)
+    with pytest.raises(ValueError, match="Y: all rows"):
+        mutual_knn(X, torch.ones(N, 32) * torch.rand(N, 1))
+
+
 def test_equally_near_rows_are_chosen_by_chance():
     """Unrelated codes of the token share the token alone: of the 19 other copies each chooses 10 by chance."""
     tokens = torch.arange(400) % 20

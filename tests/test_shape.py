@@ -24,7 +24,7 @@ from thinkalike.measures import (
 from thinkalike.measures import shape as matching
 from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
-from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 
@@ -104,6 +104,12 @@ LINES = torch.eye(N)[:, :1]
         (PROCRUSTES.of, torch.randn(40, 3), torch.randn(39, 3), "the same rows, but X has 40 and Y has 39"),
         (SOFT_MATCHING.of, torch.randn(1, 3), torch.randn(1, 3), "1 rows are too few to compare: give at least 2"),
         (DISTANCE_CORRELATION.of, torch.randn(N, 3), LINES, "Y: all distances are equal, or all but those of one row"),
+        (
+            DISTANCE_CORRELATION.of,
+            torch.linalg.qr(torch.randn(N, N)).Q,
+            torch.randn(N, 3),
+            "X: all distances are equal",
+        ),
         (partial(svcca, kept=1.1), LINES, LINES, "kept=1.1 is no share of the variance"),
         (jensen_shannon, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
         (disagreement, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
@@ -160,6 +166,8 @@ def test_svcca_is_the_published_formula(n, d, e, kept):
 def test_svcca_of_half_a_shared_subspace_is_one_half():
     q = torch.linalg.qr(torch.cat([torch.ones(N, 1), torch.randn(N, 6)], 1).double()).Q
     assert float(svcca(q[:, 1:5], 7 * q[:, 3:7])) == pytest.approx(0.5, abs=1e-12)
+    mixed = (q[:, 1:5] @ torch.randn(4, 20, dtype=q.dtype)).float()
+    assert float(svcca(mixed, 7 * q[:, 3:7], kept=1.0)) == pytest.approx(0.5, abs=1e-6), "no direction is of rounding"
 
 
 def by_linprog(correlations):

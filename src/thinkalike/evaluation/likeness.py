@@ -21,9 +21,9 @@ from torch.nn.functional import one_hot, pad
 from thinkalike.data.corpus import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
+from thinkalike.measures import estimates
 from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife, numbered_by_part
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import FEWEST, FEWEST_GROUPS, PARTS, Estimate, RowGroups, interval_around, jackknife
 from thinkalike.measures.losses import surprises, token_codes, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
@@ -192,7 +192,7 @@ class TargetReader:
         self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout
     ) -> Iterator[TargetBatch]:
         """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many."""
-        parts = numbered_by_part(documents.flatten()).view_as(documents) % PARTS
+        parts = estimates.numbered_by_part(documents.flatten()).view_as(documents) % PARTS
         count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
         for piece, owners in counted(zip(rows.tensor_split(count), parts.tensor_split(count), strict=True), "batch"):
             yield self._read(piece, owners, layout)

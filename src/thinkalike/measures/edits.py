@@ -36,12 +36,10 @@ class Edit:
     """How one tensor became another of the same name.
 
     Attributes:
-        operation: what gives the changed entries.
         size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞).
         spread: the root mean square of the change over the entries that differ by row or column, in standard deviations
             of the base; NaN for a constant base.
-        axis: the axis of which only some places differ; None if all do.
-        places: those places, in order.
+        axis, places: the axis of which only some places differ, and these in order; None if all do.
         amount: the factor, the bits of rounding, the rank, the share of zeros, or that of another model in a mixture
             (in a weighted sum its factor), where the operation has one.
     """
@@ -158,13 +156,10 @@ def _matches(rows: Float[Tensor, "n d"], others: Float[Tensor, "m d"]) -> Int[Te
     """Return for each of m rows the number of the row of n that is equal to it, or None if one has no equal."""
     if not len(others) or not (rows == others[0]).all(1).any():
         return None
-    by_entry = {_bytes(row): place for place, row in enumerate(rows)}
-    found = [by_entry.get(_bytes(row)) for row in others]
+    coded, wanted = ([row.contiguous().view(torch.uint8).numpy().tobytes() for row in side] for side in (rows, others))
+    by_entry = {code: place for place, code in enumerate(coded)}
+    found = [by_entry.get(code) for code in wanted]
     return None if None in found else torch.tensor(found)
-
-
-def _bytes(row: Tensor) -> bytes:
-    return row.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _factor(x: Tensor, y: Tensor, over: int | None, eps: float) -> Tensor | None:
@@ -210,7 +205,7 @@ def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
     """Return to how many bits, 1 to 8, the entries of x were rounded to become y, by row or by block; None if not.
 
-    Rounded entries are whole multiples of one step apart in each row or block, and x is about as near as a step.
+    Rounded entries are whole multiples of one step apart, and x is about as near as a step.
     """
     if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
         return None
@@ -240,8 +235,7 @@ def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"],
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     """Return the rank of a change, whether it looks like noise, or neither, from a sketch of its column space.
 
-    Singular values below what rounding of the entries gives count as 0. Independent entries of spread s have none above
-    about s (√n + √m) (Marchenko & Pastur 1967).
+    Independent entries of spread s have no singular values above about s (√n + √m) (Marchenko & Pastur 1967).
     """
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape

@@ -25,8 +25,7 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import numbered_by_part, seeded
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, seeded
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel

@@ -22,7 +22,7 @@ from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.stitching import table as sentences
 from thinkalike.measures.distances.comparators import spearman
-from thinkalike.measures.distances.representational_similarity import rsa
+from thinkalike.measures.distances.neural import rsa
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn
 

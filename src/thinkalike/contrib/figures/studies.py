@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.features import band, name_layers
-from thinkalike.figures.style import COLOURS, canvas, colour_of, line, save, write_values
+from thinkalike.figures.layers import band
+from thinkalike.figures.style import COLOURS, canvas, colour_of, line, save, ticks, write_values
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
@@ -415,7 +415,7 @@ def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, co
             inside = table[table["recorded"] == name]
             for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
                 band(axes, rows, "value", str(model), color=colour_of(number), marker="o")
-                name_layers(axes, list(rows["layer"]))
+                ticks(axes.xaxis, list(rows["layer"]))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set(title=str(name), xlabel="layer")
         panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")

@@ -30,7 +30,7 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
-from thinkalike.measures.distances.representational_similarity import mantel, mds
+from thinkalike.measures.distances.neural import mantel, mds
 from thinkalike.measures.estimates import fold_interval, jackknife, stimulus_folds
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states

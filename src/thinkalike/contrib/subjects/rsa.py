@@ -23,7 +23,7 @@ from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
-from thinkalike.measures.distances.representational_similarity import distance_vectors
+from thinkalike.measures.distances.neural import distance_vectors
 from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
