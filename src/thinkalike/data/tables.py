@@ -148,10 +148,10 @@ def _in_rows(
 ) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
     """Return a table whose lists, of equal lengths in each row, are rows of their own, and which column is which."""
     lists = [name for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
-    if not lists:
+    words = next((name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None)
+    if words is None:
         return frame, columns
-    words = columns.get("word") or next((name for name in ("word", "words", "tokens") if name in lists), "word")
-    own = {"word": words, **columns}
+    own: dict[str, str | None] = {**columns, "word": words}
     if "sentence" not in columns:
         name = next((name for name in ("sentence", "id") if name in frame), "number of the row")
         frame = frame.assign(**{name: frame.get(name, range(1, len(frame) + 1))})
