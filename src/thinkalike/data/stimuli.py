@@ -143,7 +143,14 @@ class Stimuli:
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
-        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels)
+        everything: tuple[Any, ...] = (
+            self.texts,
+            self.sentence.tolist(),
+            self.span,
+            self.kinds,
+            table.tolist(),
+            levels,
+        )
         everything += (self.token,) if self.token != "last" else ()
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 

@@ -147,7 +147,7 @@ def _in_rows(
     path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
 ) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
     """Return a table whose lists, of equal lengths in each row, are rows of their own, and which column is which."""
-    lists = [name for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
+    lists = [str(name) for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
     words = next((name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None)
     if words is None:
         return frame, columns

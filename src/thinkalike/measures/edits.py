@@ -192,12 +192,12 @@ def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "
         return None  # nothing of z is in it
     cosine = float(xz / (xx * zz).sqrt())
     across, along = b * math.sqrt(1 - cosine**2), a + b * cosine
-    misses = {
+    misses: dict[Operation, float] = {
         "linear mixture": abs(a + b - 1),
         "spherical mixture": abs(across**2 + along**2 - 1),
         "weighted sum": 1e-3,
     }
-    name: Operation = min(misses, key=misses.__getitem__)  # type: ignore[assignment]
+    name = min(misses, key=misses.__getitem__)
     share = math.atan2(across, along) / math.acos(cosine) if name == "spherical mixture" else b
     return Edit(name, math.nan, math.nan, amount=share)
 
