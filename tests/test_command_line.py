@@ -65,7 +65,6 @@ REFUSED = {
     "-cd nowhere": "Additional config directory",
     "-cd own -cn mime": "Cannot find primary config 'mime'",
     "stitch.momentum=1": "stitch.momentum=1 must be less than 1",
-    "stitch.rank=4": "stitch.rank=",
     "stitch=low_rank stitch.whiten=true": "stitch.whiten=true is for sgd",
     "stitch.floor=true": "stitch.floor=true is for stitch.loss=cross_entropy",
 }

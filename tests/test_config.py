@@ -13,14 +13,13 @@ from thinkalike.config import (
     ModelConfig,
     StitchConfig,
     TrainerConfig,
+    chosen_scale,
     compose_job,
     measure_schema,
     not_in_key,
     options,
     relevant,
 )
-from thinkalike.config import compose as composing
-from thinkalike.config.roots import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
@@ -315,11 +314,6 @@ def test_the_smallest_possible_values_are_taken():
 def test_an_identity_trains_nothing():
     assert (StitchConfig(kind="identity").steps, StitchConfig(kind="identity").warmup) == (0, 0)
     assert composed("stitch=identity").stitch.steps == 0
-
-
-def test_a_configuration_survives_its_file():
-    settings = dataclasses.asdict(composed("layers=[[0,0],[1,1]]"))
-    assert composing.from_yaml(composing.to_yaml(settings)) == settings
 
 
 def test_a_job_of_a_notebook_takes_words_of_any_sort():

@@ -276,13 +276,7 @@ def sentence(activities: Sequence[Activity], began: float) -> str:
     if activities:
         inner = activities[-1]
         rate, left = inner.rate, inner.left(now)
-        speed = (
-            ""
-            if rate is None
-            else f"{1 / rate:.3g} s each"
-            if rate < 1
-            else f"{rate:,.{0 if rate >= 100 else 2}f} per second"
-        )
+        speed = "" if rate is None else f"{rate:,.2f} per second"
         said[-1] = ", ".join(filter(None, [said[-1], inner.note, speed, "" if left is None else f"{clock(left)} left"]))
     return f"{clock(now - began)} {': '.join(said)}"
 

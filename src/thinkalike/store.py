@@ -1,9 +1,8 @@
 """The results store: a folder per finished job, `<store>/<kind>/<key>/`, which appears only when it is complete.
 
-While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, so that two processes
-never work on the same job; the lock ends with its process, however that ends. A manifest with the digests of all files
-is written last, so that later damage is noticed and named. Nothing in a result is ever executed: its files are tables,
-arrays, JSON, YAML, safetensors and pictures.
+While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, which ends with its
+process, so that no two work on the same job. A manifest with the digests of all files is written last, so that later
+damage is noticed. Nothing in a result is ever executed: its files are tables, JSON, YAML, safetensors and pictures.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinkalike.config.compose import from_yaml, to_yaml
+import yaml
+
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError, first_line
 
@@ -153,7 +153,7 @@ class Result:
         """
         file = self.folder / "config.yaml"
         try:
-            return from_yaml(file.read_text())
+            return dict(yaml.safe_load(file.read_text()))
         except Exception as error:  # the file may come from anywhere
             raise StoreError(f"{file} cannot be read ({first_line(error)[:100]})") from error
 
@@ -340,7 +340,7 @@ class Job:
         import numpy as np
 
         out = self.aside
-        (out / "config.yaml").write_text(to_yaml(config))
+        (out / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
         for name, table in tables.items():
             table.to_csv(out / f"{name}.csv", index=False)
         if arrays:

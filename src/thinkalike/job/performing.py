@@ -21,8 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, instrument_of, relevant
-from thinkalike.config.roots import chosen_scale
+from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, instrument_of, relevant
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, first_line
 from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all

@@ -22,14 +22,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, jobs_of, measure_schema, ranged
+from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import instrument, run_jobs
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work, asked_for
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.families import told_apart
 from thinkalike.screen import show_text, span
@@ -259,9 +259,9 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
     return parts
 
 
-def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
+def _pairs(config: AnalyzeConfig, models: Any) -> Any:
     """Return a job of one measure for each pair of models."""
-    return jobs_of(replace(config, models=models, measure=measure_schema("cka")()), "pairs")
+    return asked_for(replace(config, models=models or [], measure=measure_schema("cka")()))
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
