@@ -61,6 +61,17 @@ def test_a_damaged_file_is_named_whichever_it_is(name, harm, tmp_path):
         open_result(folder)
 
 
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+
+    def denied(path):  # root may read all
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("thinkalike.store.digest_of", denied)
+    with pytest.raises(StoreError, match=r"cannot be read: Permission denied\Z"):
+        open_result(folder)
+
+
 def test_a_finished_job_names_a_damaged_file_and_force_mends_it(tmp_path):
     folder = result_in(tmp_path)
     flip(folder / "table.csv")

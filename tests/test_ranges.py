@@ -17,7 +17,7 @@ from thinkalike.config.schema import Checked, ranged
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 
 SCHEMAS = {
     **{part: schema for part, schema in GROUPS.items() if part != "measure"},
@@ -85,6 +85,7 @@ def test_a_message_is_one_short_printable_line():
         PretrainConfig(tokens="\x1b[31m\n" * 500)
     assert len(str(caught.value)) < 200
     assert str(caught.value).isprintable()
+    assert str(ModelError("a model \x1b[2J, in\ntwo lines")) == "a model \ufffd[2J, in\ntwo lines"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Models by the name of their repository: they compose, load and are told apart; and what a repository may lack."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -191,9 +192,15 @@ def without_a_shard(folder):
     (folder / with_index(folder)[1]).unlink()
 
 
+def piped(folder):
+    (folder / "tokenizer_config.json").unlink()
+    os.mkfifo(folder / "tokenizer_config.json")
+
+
 LACKING = {
     "empty": (emptied, "config.json"),
     "no weights": (only("training_args.bin", "optimizer.pt"), "model.safetensors"),
+    "a pipe": (piped, "tokenizer_config.json is not a regular file"),
     "an adapter": (only("adapter_model.safetensors", "adapter_config.json"), "adapter_config.json"),
     "a base with an adapter": (lambda folder: (folder / "adapter_config.json").touch(), "adapter_config.json"),
     "a shard": (without_a_shard, "model-00002-of-00002"),
@@ -205,7 +212,8 @@ def test_a_repository_or_folder_that_lacks_weights_says_so(case, served, root):
     change, words = LACKING[case]
     change(root / "someone" / "m")
     served()
-    for config in (MODEL, ModelConfig(name="local", path=str(root / "someone" / "m"))):
+    local = ModelConfig(name="local", path=str(root / "someone" / "m"))
+    for config in (MODEL, local)[case == "a pipe" :]:
         line = line_of(lambda config=config: load_model(config))
         assert words in line
         assert "someone/m" in line

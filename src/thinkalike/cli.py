@@ -28,14 +28,14 @@ from omegaconf import DictConfig
 
 from thinkalike.config import CONF
 from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, first_line, nearest
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
-SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps")  # of `diff`
+SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 
 def entry_point(name: str) -> Callable[[], None]:
@@ -46,7 +46,8 @@ def entry_point(name: str) -> Callable[[], None]:
     """
 
     def task(composed: DictConfig) -> float | None:
-        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+        logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
         with own_process():
@@ -92,6 +93,13 @@ def own_process() -> Iterator[None]:
         sys.exit(1)
 
 
+class _Plainly(logging.Formatter):
+    """Writes messages without control characters, which names of models and tensors may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
+
+
 class Stdout:
     """A stdout that may be full or closed: what is printed then is lost, and not the result."""
 
@@ -116,7 +124,8 @@ class Stdout:
 
 
 def _one_line(error: BaseException) -> str:
-    return explained(error) if isinstance(error, COMPOSING_ERRORS) else first_line(error) or type(error).__name__
+    said = explained(error) if isinstance(error, COMPOSING_ERRORS) else " ".join(str(error).split())
+    return said or type(error).__name__
 
 
 def _done(composed: DictConfig) -> list[Any]:
@@ -238,14 +247,18 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
-    base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
+    base, changed = (f"./{name}" if _in_this_folder(name) else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
 
 def _is_model(word: str) -> bool:
-    return "=" not in word or Path(word).exists()  # such as epoch=0-step=500.ckpt
+    return "=" not in word or word.endswith(".ckpt") or Path(word).exists()  # such as epoch=0-step=500.ckpt
+
+
+def _in_this_folder(name: str) -> bool:
+    return "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))
 
 
 def diff() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, first_line, listed, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_line, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -116,7 +116,7 @@ def search(store: Path, content: bool = False) -> Found:
             else:
                 found.entries.append(Entry.of(Result(folder)))
         except Exception as error:  # a result may come from anywhere
-            found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {first_line(error)[:100]})")
+            found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
     found.entries.sort(key=lambda entry: entry.date)
     return found
 

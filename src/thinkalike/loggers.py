@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import check_extra, first_line
+from thinkalike.errors import check_extra, one_line
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ def wandb_run(mode: Any, store: Path, **options: Any) -> Any:
             return wandb.init(mode=mode, settings=wandb.Settings(init_timeout=PATIENCE), **options)
     except wandb.Error as error:
         wandb.teardown()  # what is left of the attempt
-        reason = first_line(error)
+        reason = one_line(error)
     log.info("W&B: %s, so the run stays offline; to upload: wandb sync %s/wandb/offline-run-*", reason, store)
     return wandb.init(mode="offline", **options)
 

@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thinkalike.errors import PluginError, first_line, one_of
+from thinkalike.errors import PluginError, one_line, one_of
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 GROUP = "thinkalike.instruments"
@@ -152,5 +152,5 @@ def _module(path: Path, content: bytes) -> ModuleType:
     except Exception as error:  # whatever the user's code raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f" at line {lines[-1]}" if lines else ""
-        raise PluginError(f"{path} cannot be run: {type(error).__name__}: {first_line(error)}{where}") from error
+        raise PluginError(f"{path} cannot be run: {type(error).__name__}: {one_line(error)}{where}") from error
     return module

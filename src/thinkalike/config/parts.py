@@ -69,6 +69,7 @@ class ModelConfig(Checked, part="model"):
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
+    implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
     classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
@@ -154,7 +155,8 @@ class StimuliConfig(Checked, part="stimuli"):
     path: FilePath | None = not_in_key(None)  # kind=table (.csv .tsv .parquet), conllu: the file
     features: list[str] | None = None  # null: all
     kinds: dict[str, str | list[Any]] | None = None  # nominal | ordinal | numeric | continuous | [levels]
-    columns: dict[str, str | None] | None = None  # kind=table: {text | word | start | stop | id: column}
+    columns: dict[str, str | None] | None = None  # kind=table: {text | word | start | stop | sentence | id: column}
+    token: Literal["last", "mean", "first"] = "last"  # whose state is that of a word or text: [CLS] is the first
     sample: int | None = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
     seed: int = ranged(0, least=0, most=SEEDS)  # of the sentences and the sample

@@ -412,7 +412,7 @@ def _read(path: Path) -> Entry | None:
         if entry.digest() != written["digest"]:
             raise ValueError("checksum mismatch")
     except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
-        log.warning("%s is damaged (%s) and is made anew", path, error)
+        log.warning("%s cannot be used (%s) and is made anew", path, error)
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         return None

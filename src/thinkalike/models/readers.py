@@ -8,24 +8,26 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import json
 import logging
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zipfile import is_zipfile
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, check_extra, listed
+from thinkalike.digests import read_json
+from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import cut_as_stated, gguf_said
@@ -190,7 +192,7 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    _say_unread(Path(place))
+    check_one_set(Path(place))
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
@@ -208,14 +210,38 @@ def read_weights(
     return module
 
 
-def _say_unread(folder: Path) -> None:
-    """Say which files of weights in a folder are passed over, as the first kind that there is is read alone."""
-    first = next((folder / name for name in IN_TURN if (folder / name).is_file()), None)
-    if first:
-        read = json.loads(first.read_text())["weight_map"].values() if first.suffix == ".json" else [first.name]
-        others = {path.name for pattern in (*WEIGHTS, "adapter_model.*") for path in folder.glob(pattern)} - {*read}
-        if others:
-            log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(others)))
+def check_one_set(folder: Path) -> None:
+    """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError."""
+    parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
+    if not parts:
+        return
+    (first, own), *others = parts.items()
+    for name, theirs in others:
+        try:
+            x, y = (dict(_tensors_in(folder / part for part in sorted(each))) for each in (own, theirs))
+        except Exception:  # of whatever lies there, such as a pointer of Git LFS; what is read is checked elsewhere
+            continue
+        common = x.keys() & y.keys()
+        lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
+        if not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
+            raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
+    if unread := {path.name for each in (*WEIGHTS, "adapter_model.*") for path in folder.glob(each)} - own:
+        log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
+
+
+def _parts_of(file: Path) -> set[str]:
+    """Return the files of weights that one of `IN_TURN` means: those that an index names, or itself."""
+    return {*read_json(file)["weight_map"].values()} if file.suffix == ".json" else {file.name}
+
+
+def _tensors_in(paths: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of files, which are mapped and not read; nothing in them can run code."""
+    for path in paths:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        else:
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
 
 
 def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
@@ -226,7 +252,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
         try:
-            _say_unread(folder)
+            check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
             known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
@@ -235,8 +261,9 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise ModelError(f"{folder.name}: the adapter does not fit its base ({said}); {GIVE}") from error
+            raise ModelError(
+                f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); {GIVE}"
+            ) from error
         settings = whole.active_peft_config
         if settings.is_prompt_learning:
             raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
@@ -249,7 +276,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
-            raise ModelError(f"{folder.name}: the adapter is of another model than its base, by {names}; {GIVE}")
+            raise ModelError(f"{folder.name}: the adapter and its base do not have the same weights ({names}); {GIVE}")
     return whole, rows
 
 
@@ -301,7 +328,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
             file = cached_file(place, "tokenizer_config.json", **optional)
-            said = json.loads(Path(file).read_text()).get("add_bos_token") if file else None
+            said = read_json(Path(file)).get("add_bos_token") if file else None
             if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
                 log.warning(
                     "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import MEASURES
-from thinkalike.errors import first_line
+from thinkalike.errors import one_line
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
 from thinkalike.store import is_sealed, open_result
@@ -119,7 +119,7 @@ def report_of(found: Found) -> Report:
         try:
             row, tables = shown(entry, record), entry.result.tables
         except Exception as error:  # a result may come from anywhere
-            report["left_out"].append(f"{entry.result.folder} cannot be shown ({first_line(error)[:100]})")
+            report["left_out"].append(f"{entry.result.folder} cannot be shown ({one_line(error)})")
             continue
         report["results"].append(row)
         for name, table in tables.items():

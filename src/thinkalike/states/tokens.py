@@ -101,22 +101,29 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
 
 
 @torch.no_grad()
-def word_states(model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None) -> list[Float[Tensor, "words d"]]:
+def word_states(
+    model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
+) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch at some layers of a model, by default all: those of their last tokens.
 
-    A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
+    With token="first" they are those of their first tokens, of a whole text of the first of all, such as [CLS]; with
+    token="mean" the means over their tokens. A text has the special tokens that its tokenizer gives it, and BOS before
+    it if the model expects that.
     """
     encoded = [_encoded(model, text) for text in batch.texts]
     longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
-    chosen = []
+    chosen: list[tuple[int, int]] = []  # the first and the last token of each word
     for row, (numbers, offsets) in enumerate(encoded):
         tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
         ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
-        chosen += [row * longest + end for end in ends]
-    states = model.residuals(tokens, at or sites(model), mask)
-    places = torch.tensor(chosen, device=model.device)
-    return [state.flatten(0, 1)[places] for state in states]
+        starts = ends if token == "last" else _first_tokens(batch.texts[row], batch.words[row], offsets, token)
+        chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
+    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(model), mask)]
+    if token == "mean":
+        return [torch.stack([state[start : end + 1].mean(0) for start, end in chosen]) for state in states]
+    places = torch.tensor([each[token == "last"] for each in chosen], device=model.device)
+    return [state[places] for state in states]
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
@@ -126,6 +133,16 @@ def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
     if model.bos_each_row and bos is not None and numbers[:1] != [bos]:
         return [bos, *numbers], [(0, 0), *offsets]
     return numbers, offsets
+
+
+def _first_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], token: str) -> list[int]:
+    """Return for each word the number of the first token that holds a character of it; 0 for the first of a text."""
+    whole = (0, len(text)) if token == "first" else None
+    held = [(number, start, stop) for number, (start, stop) in enumerate(offsets) if start < stop]
+    return [
+        0 if word == whole else next(number for number, start, stop in held if start < word[1] and word[0] < stop)
+        for word in words
+    ]
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:

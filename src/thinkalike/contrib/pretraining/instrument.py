@@ -21,7 +21,7 @@ from thinkalike.contrib.pretraining.config import PretrainConfig, PretrainJob
 from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
-from thinkalike.errors import ConfigError, first_line
+from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
@@ -198,7 +198,7 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
         module(torch.zeros(1, context, dtype=torch.long))
     except Exception as error:  # whatever the libraries raise that build it
         asked = f"model.architecture={model.architecture} model.context={context}"
-        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
+        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {one_line(error)}") from error
     if unknown := _unknown_sizes(model.architecture, module, family):
         raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
 
