@@ -374,7 +374,7 @@ class DirectionSums:
         source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
         counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
         `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
-        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞). Of two constant sides all are NaN.
+        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
         """
         whole, left = self.replicates(documents)
         return {name: jackknife(value, left[name]) for name, value in whole.items()}
@@ -392,8 +392,7 @@ class DirectionSums:
         for share in SHARES:
             count = (shared < share * shared[..., -1:]).sum(-1).double() + 1 if shared.shape[-1] else onward.sum(-1)
             found[f"directions_{round(100 * share)}"] = count
-        found["r2_output"] = _r2(sums["error"], sums["read"])[..., 0]
-        return found if rank_x or rank_y else {name: each * torch.nan for name, each in found.items()}
+        return found | {"r2_output": _r2(sums["error"], sums["read"])[..., 0]}
 
 
 def _r2(errors: Float[Tensor, "*b r"], whole: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
