@@ -136,14 +136,14 @@ def whole_job(device: str, rounds: int) -> dict[str, Times]:
     from thinkalike.models.families import FAMILIES
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.models.load import build_mini
-    from thinkalike.states.tokens import token_states
+    from thinkalike.states.tokens import sites
 
     tokenizer = train_tokenizer(["a few words"], 300)
     modules = [build_mini({"n_positions": N}, 50257, seed, "gpt2").to(device) for seed in (0, 1)]
     models = [FrozenModel(module, FAMILIES["gpt2"], tokenizer, name="random", context=N) for module in modules]
     tokens, metric = torch.randint(50257, (1, N), device=device), CKA(12, 12).to(device)
     work = {
-        "with CKA": lambda: metric.update(*(token_states(model, tokens) for model in models)),
+        "with CKA": lambda: metric.update(*(model.residuals(tokens, sites(model)) for model in models)),
         "the two bodies alone": lambda: [model.module.transformer(tokens) for model in models],
     }
     with torch.no_grad():

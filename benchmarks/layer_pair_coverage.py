@@ -24,11 +24,10 @@ from thinkalike.config import MeasureConfig
 from thinkalike.evaluation.likeness import AHEAD, Foreseen
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.closed_forms import DirectionSums, Moments, canonical_directions, whitening
+from thinkalike.measures.closed_forms import DirectionSums, Moments, PairMoments, canonical_directions, whitening
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
 from thinkalike.measures.prediction import LayerPredictions
-from thinkalike.measures.round_trips import PairMoments
 
 DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {

@@ -8,7 +8,7 @@ Two tiny jobs, `train.py` and `analyze.py measure=cka`, run on embedded minis in
 
 - the modules of ours that a job loads, and their lines;
 - the files that own a function which is called before table.csv is written, in any thread, but not during an import;
-- the functions of ours on the stack from `analyze` to a matrix product in `thinkalike.measures`, where they are most;
+- the functions of ours on the stack from the command to a matrix product in `thinkalike.measures`, where they are most;
 - circles: groups of modules that import each other, directly or through others, also inside functions or for types;
 - arrows up: imports, also by name in a string, that do not lead to a lower floor of tests/test_house.py.
 """
@@ -86,7 +86,7 @@ def watch(out: Path, command: list[str]) -> None:
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             own = [f"{file}:{name}" for file, name in stack(sys._getframe())]
             if function.overloadpacket.__name__ in PRODUCTS and own and own[0].startswith("src/thinkalike/measures/"):
-                path = own[own.index("src/thinkalike/cli.py:analyze") :: -1]
+                path = own[own.index("src/thinkalike/cli.py:_done") :: -1]
                 deepest[:] = max(deepest, path, key=len)
             return function(*args, **(kwargs or {}))
 

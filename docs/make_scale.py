@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from thinkalike.config import compose_job, options
-from thinkalike.forecast import PEAKS, SHARE, Forecast, forecast
+from thinkalike.forecast import PEAKS, SHARE, Forecast, forecast, shapes_of
 from thinkalike.memory import readable
 
 HERE = Path(__file__).parent / "reference"
@@ -86,7 +86,7 @@ def _peaks(gpu: str) -> str:
 
 
 def _experiment(name: str, plan: Forecast) -> str:
-    models = ", ".join(shape.name for shape in plan.shapes)
+    models = ", ".join(shape.name for shape in shapes_of(plan.jobs))
     hours = [_hours(plan.hours(gpu)) for gpu in PEAKS]
     cells = [name, str(len(plan.jobs)), models, f"{plan.flops:.2g}", readable(plan.bytes), *hours]
     return _row(cells) if plan.jobs else _row([name, "0", "", "", "", *("" for _ in PEAKS)])

@@ -5,8 +5,7 @@ import torch
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
-from thinkalike.contrib.populations.templates import nli_training
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, nli_training
 from thinkalike.measures import CKA
 
 THREE = ["contradiction", "entailment", "neutral"]

@@ -12,6 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinkalike.measures import COMPARATORS
+
+# names of comparators in rsatoolbox, and all of them as a parameter
+THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
+every = pytest.mark.parametrize("comparator", COMPARATORS)
+
 Invariance = Literal[
     "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
 ]
@@ -206,6 +212,16 @@ def check_precision(measure: Measure) -> None:
     x, y = measure.draw()
     single, double = (float(measure(*pair).detach()) for pair in ((x.float(), y.float()), (x, y)))
     assert abs(single - double) < measure.single * max(1.0, abs(double))
+
+
+def check_size(measure: Measure) -> None:
+    """Features whose squares are 0 or infinite have the value of others, where isotropic scaling is declared."""
+    x, y = measure.draw()
+    for dtype, power in ((F64, 498), (F64, -498), (torch.float32, 100), (torch.float32, -100)):
+        if "isotropic_scaling" in measure.properties.invariances:
+            given, other = x.to(dtype), y.to(dtype)
+            size = measure(given * 2.0**power, other), measure(given, other)
+            torch.testing.assert_close(*size, rtol=0, atol=measure.tolerance)
 
 
 def check_chunks(measure: Measure) -> None:

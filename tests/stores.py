@@ -1,6 +1,6 @@
 """Stores of finished results that no job computed, for tests of what reads them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,35 @@ def finish(
     kind: str,
     key: str,
     tables: Mapping[str, pd.DataFrame],
-    models: Sequence[str] = ("a", "b"),
+    models: Sequence[str | dict[str, Any]] = ("a", "b"),
     command: str | None = "",
     headlines: Sequence[dict[str, Any]] = (),
     config: dict[str, Any] | None = None,
     settings: dict[str, Any] | None = None,
+    scalars: dict[str, float] | None = None,
+    arrays: Mapping[str, np.ndarray] | None = None,
+    beside: Callable[[Path], object] = lambda folder: None,
+    **made: Any,
 ) -> Result:
     """Put a finished result into a store.
 
     Args:
+        models: their names, or what provenance says of them.
         command: what its provenance says; "": one that names kind and models; None: it says none.
+        beside: writes further files into the folder of the result.
+        made: further parts of provenance.
     """
-    named = "".join(f" {side}={name}" for side, name in zip(("model", "model@target"), models, strict=False))
+    facts = [{"name": each, "dtype": "float32"} if isinstance(each, str) else each for each in models]
+    named = "".join(f" {side}={each['name']}" for side, each in zip(("model", "model@target"), facts, strict=False))
     asked = f"python analyze.py measure={kind}{named}"
     said = {} if command is None else {"command": command or asked}
-    provenance = {"seed": 0, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
-    record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
+    provenance = {"seed": 0, "models": facts, **said, **made}
+    record = {"scalars": scalars or {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
     record["provenance"] = provenance
     job = Job(str(store), kind, key)
     with job.running():
-        job.write(config or {"measure": {"kind": kind}}, record, tables, {})
+        written = {"measure": {"kind": kind}} if config is None else config
+        beside(job.write(written, record, tables, arrays or {}).folder)
         return job.appear()
 
 

@@ -125,6 +125,7 @@ def test_another_base_is_refused_in_one_line(case, adapter, tmp_path):
 NO_BASES = {  # and what is said of them
     "/nowhere/base": "its base /nowhere/base is not .*here; give model.base=",
     "nowhere": "its base nowhere is not .*here; give model.base=",
+    "itself": "is an adapter itself; give model.base=",
     "gelu-3l-mini": "whose base is a model of transformers; gelu-3l-mini is none",
 }
 
@@ -132,7 +133,7 @@ NO_BASES = {  # and what is said of them
 @pytest.mark.parametrize("name", NO_BASES)
 def test_what_is_no_base_is_refused(name, adapter, base):
     with pytest.raises(ModelError, match=NO_BASES[name]):
-        load_model(adapter, base=name)
+        load_model(adapter, base=str(adapter) if name == "itself" else name)
     with pytest.raises(ConfigError, match="base is no adapter; leave it out"):
         load_model(base, base="gpt2-mini")
 

@@ -14,7 +14,7 @@ from thinkalike.measures import (
     mutual_measure,
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
-from thinkalike.measures.shifts import LayerShifts
+from thinkalike.measures.layer_means import LayerShifts
 
 
 def dots_measure(prepare=lambda rows, name: rows.double()):

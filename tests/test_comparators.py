@@ -7,6 +7,7 @@ import pytest
 import torch
 from scipy.spatial.distance import pdist, squareform
 
+from measure_tester import THEIRS, every
 from thinkalike.measures import (
     NOISES,
     compare,
@@ -19,7 +20,6 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.distances.comparators import pair_counts
 from thinkalike.measures.distances.neural import NeuralDistances
-from toolbox import THEIRS, every
 
 N = 12
 P = N * (N - 1) // 2

@@ -159,6 +159,7 @@ def test_a_measure_keeps_its_range_symmetry_and_precision(measure):
     tester.check_range(measure, draws=6)
     tester.check_order(measure)
     tester.check_precision(measure)
+    tester.check_size(measure)
 
 
 @pytest.mark.parametrize("name", [name for name, each in MEASURES.items() if each.chunked or each.masked])
@@ -249,6 +250,7 @@ def test_a_measure_with_an_undeclared_invariance_fails():
         (tester.check_order, fake(lambda x, y: 0.9 * cka(x, y))),
         (tester.check_order, fake(cka, higher_is_closer=False)),
         (tester.check_precision, fake(lambda x, y: cka(x, y) + (x.dtype == torch.float32) * 1e-3)),
+        (tester.check_size, fake(lambda x, y: (K := gram(x), L := gram(y)) and hsic1(K, L) / (K.norm() * L.norm()))),
         (tester.check_chunks, fake(lambda x, y, chunk=tester.N: cka(x[:chunk], y[:chunk]) if chunk > 3 else cka(x, y))),
         (tester.check_mask, fake(lambda x, y, mask=None: cka(x.nan_to_num(0, 0), y.nan_to_num(0, 0, 0)))),
     ],

@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import LBFGS
 
 from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder
-from thinkalike.measures.mlem.differentiable import pearson, soft_ranks
+from thinkalike.measures.mlem.encoding_model import pearson, soft_ranks
 
 LOSSES = ["squared_error", "pearson", "spearman"]
 

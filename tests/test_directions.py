@@ -2,10 +2,17 @@
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 
-from conftest import kill_and_resume
+import tiny
+from conftest import composed, kill_and_resume, untrained
+from thinkalike.data.corpus import TokenRows
+from thinkalike.evaluation.language import state_moments
+from thinkalike.instruments.stitching.directions import residual_sums
+from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.instruments.stitching.table import VERDICTS
+from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
 
@@ -35,8 +42,6 @@ def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching, p
         both = [penalty_of(arrays, name, prefix) for name in ("stitch", "seed_1")]
         assert np.abs(both[0] - both[1]).max() > 1e-7  # another order of the text
         assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
-        doubled = penalty_of(arrays, "half", prefix) - both[0]
-        assert np.allclose(rows["left_to_gain"], np.log2(3) * doubled, atol=1e-9)
         assert np.allclose(rows["lr_x3_penalty"], penalty_of(arrays, "lr_x3", prefix), atol=1e-9)
         other = table["penalty"].to_numpy().reshape(2, 2)[1 if not prefix else 0]
         assert np.allclose(rows["asymmetry"], rows["penalty"] - other, atol=1e-9)
@@ -99,3 +104,54 @@ def test_every_table_says_what_the_states_share_and_a_verdict(cli, small_stitchi
     table = cli("train.py", *itself).result.table
     assert table[["cca_least", "cca_least_back", "cca_least_beyond", "r2_output"]].min(axis=None) > 0.999
     assert set(table["verdict"]) <= {"same up to an affine map", "undecided"}, "of little text"
+
+
+PAIRS = [(0, 1), (2, 2)]
+
+
+@pytest.fixture
+def small(minis, small_stitching):
+    """The command line of a small job between models of two widths."""
+    kind = ["stitch=least_squares", "stitch.both=true", "stitch.steps=24", "layers=[[0,1],[2,2]]"]
+    return [*untrained(small_stitching), *kind, f"target.path={minis}/wide"]
+
+
+def left(states, reached, mean):
+    return ((states - reached).square().sum() / (states - mean).square().sum()).item()
+
+
+@pytest.mark.slow
+@pytest.mark.ci_slow
+def test_what_is_left_unexplained_is_what_the_kept_maps_leave(cli, small):
+    result = cli("train.py", *small).result
+    table, stitches, setting = result.table, load_stitch(result), load_setting(composed(*small))
+    fit, report = (rows.tokens.long() for rows in (setting.corpus.fit, setting.corpus.report))
+    for place, (layer, depth) in enumerate(PAIRS):
+        x, y = setting.source.head(report, layer), setting.target.head(report, depth)
+        means = setting.source.head(fit, layer).mean((0, 1)), setting.target.head(fit, depth).mean((0, 1))
+        phi, psi = stitches[layer, depth], stitches.back[layer, depth]
+        expected = {
+            (place, "unexplained"): left(y, phi(x), means[1]),
+            (place, "round_trip_unexplained"): left(x, psi(phi(x)), means[0]),
+            (place + 2, "unexplained"): left(x, psi(y), means[0]),
+            (place + 2, "round_trip_unexplained"): left(y, phi(psi(y)), means[1]),
+        }
+        for (row, column), value in expected.items():
+            assert table[column][row] == pytest.approx(value, rel=1e-3, abs=1e-5), (row, column)
+            assert table[f"{column}_low"][row] < table[column][row] < table[f"{column}_high"][row]
+
+
+@pytest.mark.parametrize("batch", [1, 5, 12])
+def test_sums_by_document_are_those_of_the_closed_form(batch):
+    source, target = tiny.frozen(0), tiny.frozen(1, d_model=48, d_head=12)
+    owners = torch.arange(12 * 16).view(12, 16) * 5 // (12 * 16)
+    rows = TokenRows(torch.randint(len(tiny.tokenizer()), (12, 16)), owners)
+    moments = state_moments(source, target, PAIRS, rows.tokens, batch=4)
+    maps = [both_directions(moments.of(pair)) for pair in PAIRS]
+    sums = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
+    for pair, both, part, whole in zip(PAIRS, maps, sums["left"].sum(-1), sums["whole"].sum(-1), strict=True):
+        found = both.unexplained(moments.of(pair))
+        assert (part / whole).tolist() == pytest.approx(list(found), abs=1e-7)
+    owners[0, :3] = -1  # of no document
+    without = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
+    assert (without["whole"][..., 0] < sums["whole"][..., 0]).all()

@@ -77,6 +77,31 @@ def test_places_that_differ_are_listed_with_what_was_done(base, places, axis, va
     assert (found.operation, found.axis, found.places) == (operation, axis, tuple(places))
 
 
+PLANE = {  # mixtures of two tensors, and how much of the second one
+    "linear mixture": lambda x, z: (0.7 * x + 0.3 * z, 0.3),
+    "spherical mixture": lambda x, z: (slerp(0.3, x, z), 0.3),
+    "weighted sum": lambda x, z: (x + 0.5 * z, 0.5),
+    "scaled": lambda x, z: (1.5 * x, 1.5),
+    "noise": lambda x, z: (x + 0.1 * random(N, M).flip(0), math.nan),
+}
+
+
+def slerp(share, x, z):
+    angle = torch.acos((x * z).sum() / x.norm() / z.norm())
+    return (torch.sin((1 - share) * angle) * x + torch.sin(share * angle) * z) / angle.sin()
+
+
+@pytest.mark.parametrize("operation", PLANE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_mixture_with_a_third_tensor_is_named(base, operation, dtype):
+    x, z = (each.to(dtype).float() for each in (base, base + 0.5 * random(N, M)))
+    changed, amount = PLANE[operation](x, z)
+    found = edit(x, changed.to(dtype).float(), z)
+    assert found.operation == operation
+    assert found.amount == pytest.approx(amount, abs=0.005, nan_ok=True)
+    assert edit(x, changed.to(dtype).float()).operation not in list(PLANE)[:3], "control: without the third"
+
+
 def test_size_and_spread_are_those_of_the_entries(base):
     changed = with_places(base, [0, 1], base[:2] + 0.1)
     found = edit(base, changed)

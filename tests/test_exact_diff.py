@@ -9,10 +9,12 @@ from safetensors.torch import load_file, save_file
 
 import tiny
 from conftest import results_in
+from thinkalike.errors import StitchError
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import weights_in_words
 from thinkalike.models.load import load_model
 from thinkalike.models.parts import changed_parts, one_form
+from thinkalike.stitches.stitch_map import Site
 
 EMBEDDING = "transformer.wte.weight"
 
@@ -111,6 +113,13 @@ def test_only_a_setting_differs_and_is_named(base, changed, cli, text_files):
     assert (row.base, row.changed) == (False, True), "dropout is off"
 
 
+def test_a_stitch_is_of_a_model_with_its_settings(base, changed):
+    site = Site.of(load_model(base).describe(), 1)
+    site.check_model(load_model(base, dtype="float32"))
+    with pytest.raises(StitchError, match="but other settings in its config"):
+        site.check_model(load_model(changed(activation_function="relu")))
+
+
 def test_settings_of_equal_models_do_not_differ(base, changed):
     folder = changed(_name_or_path="elsewhere", transformers_version="4.0", training={"steps": 3})
     assert settings_that_differ(load_model(base), load_model(folder)).empty
@@ -132,6 +141,18 @@ def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files,
     nulls = run.result.tables["nulls"]["kl"]
     assert 0.3 < nulls.median() / run.result.scalars["kl_of_part"] < 3, "the null is as large as the change"
     assert "are compared untied" in run.stderr
+
+
+def test_a_mixture_names_the_model_that_was_mixed_in(base):
+    first, second, third = (load_model(base) for _ in range(3))
+    third.name = "third"
+    for own, mixed, other in zip(*(each.module.parameters() for each in (first, second, third)), strict=True):
+        other.data = own + 0.05 * torch.randn(own.shape)
+        mixed.data = 0.75 * own + 0.25 * other
+    table, _ = edits_of(first, second, third)
+    assert {*table["operation"]} == {"linear mixture"}
+    assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
+    assert "mixed" not in weights_in_words(edits_of(first, second)[0]), "control"
 
 
 def test_a_tied_matrix_is_one_part(base, changed):

@@ -1,6 +1,10 @@
 """Damage is noticed and named: a bit of a result, of a state, of a cache; what dead processes leave is cleared away."""
 
 import errno
+import hashlib
+import json
+import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +13,9 @@ import pytest
 import torch
 from filelock import FileLock
 
-from thinkalike import open_result
+from stores import finish
+from thinkalike import digests, open_result
+from thinkalike.digests import digest_of, remembered_digest
 from thinkalike.errors import StoreError
 from thinkalike.store import Job, newest_state, read_state, write_state
 
@@ -18,15 +24,15 @@ TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 
 def result_in(store: Path, key: str = "abc", penalty: float = 0.5, table: pd.DataFrame = TABLE) -> Path:
     """The folder of a finished job with a table, arrays, a figure and curves."""
-    job = Job(str(store), "stitching", key)
-    with job.running() as partial:
-        (partial / "curves").mkdir()
-        (partial / "curves" / "metrics.csv").write_text("step,loss\n0,1\n")
-        record = {"scalars": {"penalty": penalty}, "settings": {}, "provenance": {}}
-        job.write({"seed": 0}, record, {"table": table}, {"map": np.arange(4.0)})
-        (job.aside / "figures").mkdir()
-        (job.aside / "figures" / "map.svg").write_text("<svg/>")
-        return job.appear().folder
+    curves = Job(str(store), "stitching", key).partial / "curves"
+
+    def beside(folder: Path) -> None:
+        for place, text in ((curves / "metrics.csv", "step,loss\n0,1\n"), (folder / "figures" / "map.svg", "<svg/>")):
+            place.parent.mkdir()
+            place.write_text(text)
+
+    more = {"scalars": {"penalty": penalty}, "arrays": {"map": np.arange(4.0)}, "beside": beside}
+    return finish(store, "stitching", key, {"table": table}, **more).folder
 
 
 FILES = ["table.csv", "arrays.npz", "result.json", "config.yaml", "curves/metrics.csv", "figures/map.svg"]
@@ -52,6 +58,17 @@ def test_a_damaged_file_is_named_whichever_it_is(name, harm, tmp_path):
     else:
         path.unlink()
     with pytest.raises(StoreError, match=rf"{name} (is missing|is damaged|holds)|would have a {name}"):
+        open_result(folder)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_damaged(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+
+    def denied(path):  # root may read all
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("thinkalike.store.digest_of", denied)
+    with pytest.raises(StoreError, match=r"cannot be read: Permission denied\Z"):
         open_result(folder)
 
 
@@ -144,3 +161,93 @@ def test_a_process_that_dies_leaves_all_its_curves(tmp_path, monkeypatch):
         result_in(tmp_path)
     partial = Job(str(tmp_path), "stitching", "abc").partial
     assert (partial / "curves" / "metrics.csv").read_text() == "step,loss\n0,1\n"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own, in which every file is large."""
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "_known", {})
+    return tmp_path / "cache" / "digests"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The files that were read."""
+    seen = []
+
+    def read(path):
+        seen.append(path.name)
+        return digest_of(path)
+
+    monkeypatch.setattr(digests, "digest_of", read)
+    return seen
+
+
+def later(monkeypatch, seconds=60.0):
+    monkeypatch.setattr(digests.time, "time", lambda now=digests.time.time: now() + seconds)
+
+
+def weights(folder, content=b"some weights"):
+    path = folder / "model.safetensors"
+    path.write_bytes(content)
+    return path
+
+
+def forget(monkeypatch):
+    """As another process would begin."""
+    monkeypatch.setattr(digests, "_known", {})
+
+
+def test_a_file_is_read_once_in_this_process_and_in_others(tmp_path, cache, reads, monkeypatch):
+    path = weights(tmp_path)
+    later(monkeypatch)
+    assert remembered_digest(path) == hashlib.sha256(b"some weights").hexdigest()
+    assert remembered_digest(path) == remembered_digest(path)
+    assert len(reads) == 1
+    forget(monkeypatch)
+    assert remembered_digest(path) == hashlib.sha256(b"some weights").hexdigest()
+    assert len(reads) == 1
+
+
+def test_a_digest_of_a_file_just_written_is_not_remembered(tmp_path, cache, reads):
+    path = weights(tmp_path)
+    first = remembered_digest(path)
+    stamp = path.stat().st_mtime_ns
+    weights(tmp_path, b"other weight")
+    os.utime(path, ns=(stamp, stamp))  # within the granularity of the clock
+    assert remembered_digest(path) != first
+    assert len(reads) == 2
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("how", ["content", "size", "copy with its times"])
+def test_a_changed_file_is_read_again(tmp_path, cache, reads, monkeypatch, how):
+    path = weights(tmp_path)
+    later(monkeypatch)
+    first = remembered_digest(path)
+    stamp = path.stat().st_mtime_ns
+    if how == "copy with its times":  # as rsync and cp -p make it; the time of the inode tells
+        (tmp_path / "new").write_bytes(b"other weight")
+        os.utime(tmp_path / "new", ns=(stamp, stamp))
+        shutil.copy2(tmp_path / "new", path)
+        assert path.stat().st_mtime_ns == stamp
+    else:
+        weights(tmp_path, b"other weight" if how == "content" else b"more weights than before")
+    assert remembered_digest(path) != first
+
+
+def test_a_damaged_entry_is_made_anew(tmp_path, cache, reads, monkeypatch):
+    path = weights(tmp_path)
+    later(monkeypatch)
+    right = remembered_digest(path)
+    (entry,) = cache.iterdir()
+    whole = json.loads(entry.read_text())
+    for harm in ("", "{", "[]", "null", json.dumps({**whole, "file": "x"})):
+        entry.write_text(harm)
+        forget(monkeypatch)
+        assert remembered_digest(path) == right
+        assert json.loads(entry.read_text()) == whole
+    assert len(reads) == 6
+    assert [each.suffix for each in cache.iterdir()] == [".json"]

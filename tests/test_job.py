@@ -302,7 +302,7 @@ NEUTRAL = {
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "model.base", "target.base", "trainer.log_every",
+    "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
 }  # fmt: skip
 
 

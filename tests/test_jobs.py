@@ -1,20 +1,19 @@
-"""The commands: what a user sees, what is left in the store, and what bad input says."""
+"""The commands: the first job, what a user sees, what is left in the store, and what bad input says."""
 
-import contextlib
 import json
 import shutil
 
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import tiny
-import wandb_runs
-from conftest import kill_and_resume, untrained
+from conftest import composed, kill_and_resume, untrained
+from thinkalike.config.schema import relevant
+from thinkalike.instruments.stitching.instrument import sentence
 from thinkalike.instruments.stitching.table import bytes_by_document
-from thinkalike.job import Work
 from thinkalike.models.families import pairs_of_layers
-from thinkalike.store import Job, newest_state
 
 
 @pytest.mark.drawn
@@ -110,24 +109,6 @@ def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
-@pytest.fixture
-def work(tmp_path):
-    """What a running job is given."""
-    job = Job(str(tmp_path / "results"), "cka", "abc")
-    with job.running(), contextlib.ExitStack() as opened:
-        yield Work(job, {}, {}, opened)
-
-
-def test_a_state_that_was_kept_is_there_again(work):
-    assert work.resume("batches") is None
-    for batches in (50, 100):
-        work.keep("batches", {"metric": {"records": torch.ones(3)}, "batches": batches})
-    kept = work.resume("batches")
-    assert kept["batches"] == 100
-    assert torch.equal(kept["metric"]["records"], torch.ones(3))
-    assert [path.name for path in work.job.states.iterdir()] == [newest_state(work.job.states, "batches").name]
-
-
 BAD = {
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "tokenizers that read another text": (
@@ -198,18 +179,6 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.ci_slow
-@pytest.mark.parametrize("script", ["train.py", "analyze.py"])
-def test_commands_work_from_another_folder(cli, script):
-    shown = cli.process(script, "--help")
-    assert shown.status == 0
-    assert "model=NAME" in shown.stdout
-    config = cli.process(script, "model=gelu-3l-mini", "--cfg", "job", "--resolve")
-    assert config.status == 0
-    assert "name: gelu-3l-mini" in config.stdout
-
-
-@pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
     placed = [
         *small_stitching,
@@ -243,24 +212,6 @@ def test_all_pairs_are_drawn_as_a_map(cli, small_stitching):
 
 
 @pytest.mark.slow
-@pytest.mark.ci_slow
-def test_an_analysis_is_a_run_of_wandb(cli, minis, text_files, tmp_path):
-    """Two jobs of one sweep: a run each, of one group."""
-    text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]
-    words = ["measure=loss", f"model.path={minis}/a,{minis}/b", "model.context=32", *text, "logger=wandb"]
-    env = wandb_runs.without_key(tmp_path) | {"WANDB_SILENT": "true"}
-    done = cli.process("analyze.py", "-m", *words, env=env)
-    assert done.status == 0, done.stderr
-    runs = [wandb_runs.Offline.of(log) for log in tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")]
-    assert len({run.run.run_group for run in runs}) == 1
-    assert [run.run.job_type for run in runs] == ["loss", "loss"]
-    losses = {run.run.display_name: run.summary["loss"] for run in runs}
-    assert len(losses) == 2, "names tell runs apart"
-    assert "jobs of the sweep: 2" in done.stdout
-    assert f"model.path={minis}/b" in done.stdout.replace("\n", "")
-
-
-@pytest.mark.slow
 def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -277,3 +228,74 @@ def test_a_scale_that_nobody_gave_is_said_with_its_reason(cli, minis, text_files
     words += ["model.context=32", "data.report_tokens=2048", "data.report_share=0.4", "store=results"]
     assert cli("analyze.py", *words).stderr.count("scale=mini: these models are small; scale=paper takes") == 1
     assert "scale=" not in cli("analyze.py", *words, "scale=mini", "force=true").stderr
+
+
+PAIR = ("gelu-3l-mini", "solu-3l-mini")
+
+
+def models(*words):
+    config = composed(*words)
+    return config.model.name, config.target.name
+
+
+@pytest.mark.parametrize("words", [[], ["seed=1", "model.device=cpu"]])
+def test_where_no_model_is_named_there_are_two(words):
+    assert models(*words) == PAIR
+    assert relevant(composed(*words)) == relevant(composed(*words, "model@target=solu-3l-mini"))
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        (["model=solu-3l-mini"], ("solu-3l-mini", "solu-3l-mini")),
+        (["model@target=gelu-4l-mini"], ("gelu-3l-mini", "gelu-4l-mini")),
+        (["model.path=somewhere"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["target.dtype=bfloat16"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
+    ],
+)
+def test_a_named_model_is_its_own_target_by_default(words, both):
+    assert models(*words) == both
+
+
+def test_how_the_source_runs_holds_for_the_target_too():
+    config = composed("model.dtype=bfloat16", "model.context=32")
+    assert (config.target.name, config.target.dtype, config.target.context) == ("solu-3l-mini", "bfloat16", 32)
+
+
+def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
+    count = len(pairs)
+    rows = {
+        "source": "a",
+        "target": target,
+        "source_layer": [layer for layer, _ in pairs],
+        "target_layer": [depth for _, depth in pairs],
+        "penalty": [0.205, 0.235, 0.128][:count],
+        "identity_penalty": [1.44, 1.6, 0.384][:count],
+        "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
+        "verdict": ["related"] * count,
+    }
+    return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+
+
+SENTENCES = {  # parts of a sentence that depend on the table
+    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map", "related"]),
+    "one layer into another": (table([(0, 1)], floor_penalty=None), ["Layer 0, before block 2, of a feeds b"]),
+    "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
+    "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),
+    "two verdicts": (table(verdict=["related", "undecided", "related"]), ["related at 2 of 3, undecided at 1 of 3."]),
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_one_sentence_says_what_was_found(what):
+    rows, parts = SENTENCES[what]
+    assert all(part in sentence(rows) for part in parts), sentence(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.ci_slow
+def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
+    done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
+    ways = [sentence(rows) for _, rows in done.result.table.groupby(["source", "target"], sort=False)]
+    assert all(way in " ".join(done.stdout.split()) for way in ways)

@@ -11,35 +11,32 @@ import pandas as pd
 import pytest
 
 import thinkalike
+from stores import finish
 from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query, search, selected, show_sweep
-from thinkalike.store import Headline, Job
+from thinkalike.store import Headline
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
+BOTH = ("gelu-3l-mini", "solu-3l-mini")
 
 
 def planted(store: Path, kind: str, key: str, models=("gelu-3l-mini",), settings=None, value=0.5, **made) -> Path:
     """Write a finished job; `made` is what its provenance says of how."""
-    job = Job(str(store), kind, key)
-    record = {"scalars": {"batches": 4.0}, "settings": settings or {}, "headlines": []}
+    record = {"config": CONFIG, "settings": settings, "scalars": {"batches": 4.0}}
     record["headlines"] = [Headline("score", value, value - 0.1, value + 0.1)._asdict()]
-    with job.running():
-        provenance = {"date": "2026-11-01T12:00:00+00:00", "phases": {"computing": 60.0}} | made
-        provenance["models"] = [{"name": name} for name in models]
-        job.write(CONFIG, record | {"provenance": provenance}, {"table": TABLE}, {})
-        return job.appear().folder
+    made = {"date": "2026-11-01T12:00:00+00:00", "phases": {"computing": 60.0}} | made
+    return finish(store, kind, key, {"table": TABLE}, models, **record, **made).folder
 
 
 @pytest.fixture
 def store(tmp_path) -> Path:
     """A store of three kinds; the stitches differ in their steps and models."""
     place = tmp_path / "results"
-    both = ("gelu-3l-mini", "solu-3l-mini")
     named = {"model": {"name": "gelu-3l-mini"}, "target": {"name": "solu-3l-mini"}, "data": {"name": "stdlib"}}
-    planted(place, "stitching", "aa", both, named, 0.25, date="2026-11-02T12:00:00+00:00")
-    planted(place, "stitching", "bb", both, named | {"stitch": {"steps": 10}}, 0.75, date="2026-11-03T12:00:00+00:00")
+    planted(place, "stitching", "aa", BOTH, named, 0.25, date="2026-11-02T12:00:00+00:00")
+    planted(place, "stitching", "bb", BOTH, named | {"stitch": {"steps": 10}}, 0.75, date="2026-11-03T12:00:00+00:00")
     planted(place, "loss", "cc", date="2026-11-01T12:00:00+00:00")
     return place
 
@@ -151,20 +148,12 @@ def test_a_bad_query_names_what_is_meant(store, words, named):
         selected(search(store), Query.parsed([words]))
 
 
-BOTH = ("gelu-3l-mini", "solu-3l-mini")
-
-
-@pytest.fixture
-def made(tmp_path) -> list[tuple[list[str], Path]]:
+def test_a_sweep_shows_what_was_swept_and_the_headlines(tmp_path, capsys, monkeypatch):
     """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
-    jobs = []
+    made = []
     for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
         folder = planted(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
-        jobs.append(([f"model={model}", f"stitch.steps={steps}", "seed=3"], folder))
-    return jobs
-
-
-def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):
+        made.append(([f"model={model}", f"stitch.steps={steps}", "seed=3"], folder))
     monkeypatch.setenv("COLUMNS", "80")
     show_sweep(made)
     shown = capsys.readouterr().out

@@ -131,21 +131,19 @@ class Recorder:
 
     said: list = []  # noqa: RUF012
 
-    def __init__(self, config, job, *_):
-        self.kind = job.kind
+    def __init__(self, *_):
+        pass
 
     def publish(self, result) -> None:
-        self.said.append((self.kind, len(result.figures), [each.name for each in result.headlines]))
-
-    def close(self, failed: bool) -> None:
-        self.said.append(failed)
+        self.said.append((result.kind, len(result.figures), [each.name for each in result.headlines]))
 
 
-def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setitem(loggers.TRACKERS, "tensorboard", Recorder)
+def test_a_logger_gets_the_result_when_it_is_drawn(tmp_path, monkeypatch):
+    monkeypatch.setattr(loggers, "TensorBoard", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
+    monkeypatch.setattr(loggers, "check_extra", lambda *_: None)
     perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
-    assert Recorder.said == [("toy", 1, ["mean"]), False]
+    assert Recorder.said == [("toy", 1, ["mean"])]
 
 
 def test_the_name_of_a_run_has_kind_models_and_key():

@@ -13,11 +13,10 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
+from stores import finish
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.figures.papers import Contrast
-from thinkalike.contrib.papers import salle2024_layers as layers
-from thinkalike.contrib.papers import salle2024_profiles
-from thinkalike.contrib.papers import salle2024_profiles as profiles
+from thinkalike.contrib.figures.studies import Contrast
+from thinkalike.contrib.papers import salle2024
 from thinkalike.contrib.papers.claims import over_models
 from thinkalike.contrib.papers.experiment import Case, Model
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
@@ -29,7 +28,6 @@ from thinkalike.job.performing import contents_of
 from thinkalike.measures import MLEM, feature_importance, jackknife, split_half_reference, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states, stimulus_states_of, without_massive
-from thinkalike.store import Job
 
 SENTENCES = 24
 QUICK = ["measure.permutations=1", "measure.references=0", "measure.alphas=[0.01]"]
@@ -355,7 +353,7 @@ def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
         stimulus_states(model, read_table(tmp_path / "long.csv"))
 
 
-def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> profiles.Profiles:
+def planted(folder, name, importances, noise=0.01, score=0.8) -> salle2024.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)
     scatter = torch.randn(*importances.shape, 5, generator=torch.Generator().manual_seed(1)).double()
@@ -364,27 +362,20 @@ def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> 
     features = ["PoS", "Number", "Word position"] * len(importances)
     table = pd.DataFrame({"model": name, "layer": numbers, "feature": features})
     scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": score})
-    job = Job(str(folder), "mlem", name)
-    record = {"provenance": {"models": [{"name": name, "family": family}]}}
-    with job.running():
-        job.write(
-            {},
-            record,
-            {"table": table, "scores": scores},
-            {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()},
-        )
-        return profiles.Profiles(Model(ModelConfig(name=name)), job.appear())
+    arrays = {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()}
+    result = finish(folder, "mlem", name, {"table": table, "scores": scores}, [{"name": name}], arrays=arrays)
+    return salle2024.Profiles(Model(ModelConfig(name=name)), result)
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6
 TURNING = [[0.5, 0.2, 0.1], *[[0.1, 0.2, 0.1]], *[[0.1, 0.1, 0.4]] * 3, [0.5, 0.1, 0.4]]
 ALTERNATING = [[0.5, 0.2, 0.1], [0.1, 0.2, 0.5]] * 3
 CLAIMS = [
-    (profiles._part_of_speech_leads, STEADY, TURNING),
-    (profiles._leads_at_the_ends, TURNING, STEADY),
-    (profiles._position_rises, TURNING, TURNING[::-1]),
-    (profiles._number_fades, TURNING, TURNING[::-1]),
-    (layers._has_blocks, TURNING, ALTERNATING),
+    (salle2024._part_of_speech_leads, STEADY, TURNING),
+    (salle2024._leads_at_the_ends, TURNING, STEADY),
+    (salle2024._position_rises, TURNING, TURNING[::-1]),
+    (salle2024._number_fades, TURNING, TURNING[::-1]),
+    (salle2024._has_blocks, TURNING, ALTERNATING),
 ]
 
 
@@ -395,22 +386,22 @@ def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise,
     assert found.smallest_effect > 0
     assert claim(planted(tmp_path, "b", otherwise)).verdict == "does not hold"
     assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
-    if claim is not profiles._leads_at_the_ends:
+    if claim is not salle2024._leads_at_the_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
 
 
 def test_scores_are_judged_by_the_worst_layer(tmp_path):
     first, second = (planted(tmp_path, name, STEADY) for name in "ab")
-    found = profiles._predicts([first, second])
+    found = salle2024._predicts([first, second])
     assert (found.verdict, found.tolerance) == ("holds", "above 0")
     assert "a 0.80, b 0.80" in found.numbers, "of no known reference"
     assert "all 12 together" in found.numbers
     scores = second.result.tables["scores"]
     scores["share"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
-    assert "b 0.80 (50% of its split-half reference)" in profiles._predicts([first, second]).numbers
+    assert "b 0.80 (50% of its split-half reference)" in salle2024._predicts([first, second]).numbers
     second.result.arrays["scores"][3] -= 1.0
-    assert profiles._predicts([first, second]).verdict == "does not hold"
-    assert profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
+    assert salle2024._predicts([first, second]).verdict == "does not hold"
+    assert salle2024._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
 
 
 MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]
@@ -420,22 +411,24 @@ def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10
     likeness = (likeness + likeness.T) / 2
-    claim = layers._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
+    claim = salle2024._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
     assert (claim.verdict, claim.units) == ("holds", "4 models")
-    assert layers._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
+    assert salle2024._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
     noise = torch.rand(12, 12, dtype=torch.float64)
     noise = ((noise + noise.T) / 2).fill_diagonal_(1)
-    assert layers._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
+    assert salle2024._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
 
 
 def test_seeds_and_architectures_are_told_apart():
     rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
     families = torch.tensor([0, 1, 0, 1])
-    found = layers.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
+    found = salle2024.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert layers._seeds({"A": alike}, found).verdict == "holds"
-    assert layers._seeds({"A": 1 - alike}, found).verdict == "does not hold"
-    assert layers._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict == "undecided"
+    assert salle2024._seeds({"A": alike}, found).verdict == "holds"
+    assert salle2024._seeds({"A": 1 - alike}, found).verdict == "does not hold"
+    assert (
+        salle2024._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict == "undecided"
+    )
 
 
 def test_intervals_over_models_leave_out_whole_models():
@@ -463,12 +456,12 @@ def test_leaders_of_a_contrast():
     scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
 
     def shared(*leads, noise=1.0):
-        return layers._shared_leader(contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter).verdict
+        return salle2024._shared_leader(contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter).verdict
 
     assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
 
     def split(lead, *recurrent, noise=1.0):
-        return layers._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
+        return salle2024._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
 
     assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
     assert split(0.4, "mamba", noise=100) == "undecided"
@@ -476,10 +469,10 @@ def test_leaders_of_a_contrast():
 
 def test_the_lead_of_pos_is_over_the_strongest_of_the_others():
     importances = torch.tensor([[[0.5, 0.4, 0.1], [0.1, 0.2, 0.6]], [[0.7, 0.2, 0.3], [0.3, 0.0, 0.4]]])
-    found = profiles.lead_over_others(importances, ["PoS", "Number", "Word position"])
+    found = salle2024.lead_over_others(importances, ["PoS", "Number", "Word position"])
     torch.testing.assert_close(found, torch.tensor([[0.1, -0.5], [0.5, -0.1]]))
     with pytest.raises(DataError, match="claims are about PoS, which these stimuli do not have"):
-        profiles.lead_over_others(importances, ["Tense", "Number", "Word position"])
+        salle2024.lead_over_others(importances, ["Tense", "Number", "Word position"])
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(0.0, "holds"), (1.0, "does not hold"), (0.94, "undecided")])
@@ -490,9 +483,9 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     features = pd.DataFrame({"first": first.astype(str), "second": second.astype(str)})
     texts = [f"t{number}" for number in range(60)]
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
-    monkeypatch.setattr(salle2024_profiles, "read_stimuli", lambda _: stimuli)
+    monkeypatch.setattr(salle2024, "read_stimuli", lambda _: stimuli)
     config = composed("experiment=salle2024/figure_s5", entry="analyze")
-    (claim,) = salle2024_profiles._figure_s5(Case(config, [])).claims
+    (claim,) = salle2024._figure_s5(Case(config, [])).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 
@@ -503,7 +496,7 @@ def test_experiments_without_a_model(experiment, cli, words):
 
 
 def test_table_s1_says_how_many_rows_differ(cli, words, monkeypatch):
-    monkeypatch.setattr(salle2024_profiles, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
+    monkeypatch.setattr(salle2024, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
     claims = cli("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"

@@ -155,6 +155,13 @@ def test_kinds_follow_from_types_and_values(kind, tmp_path):
     assert kind_of(pd.Series([0.5, *range(8)])) == "numeric", "control: nine values"
 
 
+def test_numbers_that_rounding_takes_apart_are_one_level():
+    tenths = pd.DataFrame({"x": [place / 10 for place in range(9)] + [0.1 * place for place in range(9)]})
+    assert tenths["x"].nunique() > 10, "control"
+    assert kind_of(tenths["x"]) == "numeric"
+    assert (FeatureEncoder.fit(tenths).encode(tenths).difference(0) == 0).sum() == 4 * 9
+
+
 def test_an_array_says_less_of_its_columns_than_a_frame():
     whole = np.arange(40).reshape(20, 2)
     assert Columns.of(whole).kinds == ("nominal", "nominal")

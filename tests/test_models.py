@@ -1,4 +1,4 @@
-"""FrozenModel: cut anywhere, it is the model that was loaded."""
+"""FrozenModel: cut anywhere, it is the model that was loaded, from a folder, a hub or memory."""
 
 import functools
 import json
@@ -384,7 +384,6 @@ def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, mon
 @pytest.mark.parametrize(
     ("config_json", "key"),
     [
-        (None, r"someone/empty.* config\.json"),
         ("{", r"config\.json"),
         ('{"model_type": "vit"}', "model_type=vit"),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "trust_remote_code"),
@@ -394,8 +393,7 @@ def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, m
     folder = tmp_path / "hub" / "someone" / "empty"
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("a model")
-    if config_json is not None:
-        (folder / "config.json").write_text(config_json)
+    (folder / "config.json").write_text(config_json)
     with hub.serve(tmp_path / "hub") as (endpoint, _):
         hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
         with pytest.raises(ModelError, match=key):
@@ -429,3 +427,70 @@ def test_a_randomised_model_keeps_only_shapes_and_spread(tokens):
         else:
             assert torch.equal(old, new)
     assert (random.full(tokens) - model.full(tokens)).abs().max() > 0.1
+
+
+def module_of(folder, kind="AutoModelForCausalLM"):
+    import transformers
+
+    return getattr(transformers, kind).from_pretrained(folder, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_model_in_memory_is_that_of_its_folder(family, checkpoints):
+    module = module_of(checkpoints[family], "AutoModelForMaskedLM" if family == "bert" else "AutoModelForCausalLM")
+    ours, saved = load_model(module, tiny.tokenizer(), name="mine"), load_model(checkpoints[family])
+    assert ours.fingerprint() == saved.fingerprint()
+    assert (ours.name, ours.revision, ours.context) == ("mine", "in memory", saved.context)
+    assert ours.describe()["weights"] == saved.describe()["weights"]
+    tokens = torch.randint(len(tiny.tokenizer()), (2, 16))
+    torch.testing.assert_close(ours.head(tokens, 1), saved.head(tokens, 1), atol=0, rtol=0)
+
+
+def test_training_in_memory_changes_only_the_original(checkpoints):
+    module = module_of(checkpoints["gpt2"]).train()
+    before = load_model(module, tiny.tokenizer())
+    fingerprint = before.fingerprint()
+    assert module.training
+    assert all(weight.requires_grad for weight in module.parameters())
+    with torch.no_grad():
+        module.transformer.h[0].mlp.c_fc.weight.mul_(2)
+    assert before.fingerprint() == fingerprint
+    assert load_model(module, tiny.tokenizer()).fingerprint() != fingerprint
+
+
+def test_a_model_in_memory_has_a_name_and_settings(checkpoints):
+    module = module_of(checkpoints["gpt2"])
+    assert load_model(module, tiny.tokenizer()).name == checkpoints["gpt2"].name
+    model = load_model(module.double(), tiny.tokenizer(), "mine", context=32)
+    assert (model.name, model.context, model.dtype) == ("mine", 32, torch.float64)
+    assert load_model(module, tiny.tokenizer(), dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+def test_a_side_of_an_encoder_decoder(side):
+    import transformers
+
+    sizes = {"vocab_size": len(tiny.tokenizer()), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
+    module = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+    tiny.enlarge(module)
+    assert load_model(module, tiny.tokenizer(), side=side).n_layers == 2
+    with pytest.raises(ModelError, match=r"T5ForConditionalGeneration is an encoder-decoder: choose model\.side"):
+        load_model(module, tiny.tokenizer())
+
+
+def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
+    module, cutter = module_of(checkpoints["gpt2"]), tiny.tokenizer()
+    with pytest.raises(
+        TypeError, match="PreTrainedModel of transformers and its tokenizer, not GPT2LMHeadModel and No"
+    ):
+        load_model(module)
+    with pytest.raises(TypeError, match="not Linear and"):
+        load_model(torch.nn.Linear(2, 2), cutter)
+    with pytest.raises(ConfigError, match=r"model\.revision does not apply to a model passed in memory"):
+        load_model(module, cutter, revision="main")
+    with pytest.raises(ModelError, match=r"GPT2Model has no head that is known; give one of .*GPT2LMHeadModel"):
+        load_model(module.transformer, cutter)
+    with torch.no_grad():
+        module.transformer.h[0].mlp.c_fc.weight[0, 0] = float("nan")
+    with pytest.raises(ModelError, match="not finite"):
+        load_model(module, cutter)

@@ -29,7 +29,7 @@ def test_no_modules_import_each_other(arrows):
 
 def test_every_import_and_every_named_module_is_on_a_lower_floor(arrows):
     assert path.arrows_up(arrows) == []
-    up = ("thinkalike.config.roots", "thinkalike.instruments.cka", "name")
+    up = ("thinkalike.config.parts", "thinkalike.instruments.cka", "name")
     assert path.arrows_up(planted(arrows, up)) == [f"{up[0]} -> {up[1]} (name)"], "control"
 
 

@@ -17,7 +17,7 @@ from thinkalike.config.schema import Checked, ranged
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 
 SCHEMAS = {
     **{part: schema for part, schema in GROUPS.items() if part != "measure"},
@@ -85,6 +85,7 @@ def test_a_message_is_one_short_printable_line():
         PretrainConfig(tokens="\x1b[31m\n" * 500)
     assert len(str(caught.value)) < 200
     assert str(caught.value).isprintable()
+    assert str(ModelError("a model \x1b[2J, in\ntwo lines")) == "a model \ufffd[2J, in\ntwo lines"
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ REFUSED = {  # by the key that the message names
     "scale": ["train scale=small"],
     "architecture": ["train model.architecture=3", "train task=pretrain model=gpt2"],
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
-    "pretrain.keep": ["train task=pretrain pretrain.keep=log3", "train task=pretrain pretrain.keep=[-1]"],
+    "pretrain.keep": [f"train task=pretrain pretrain.keep={keep}" for keep in ("log3", "'every=0'", "[9999]", "[-1]")],
     "dry_run": ["train dry_run=-1"],
 }
 

@@ -128,15 +128,6 @@ def test_a_click_shows_all_numbers_of_a_layer_pair(seen, tables):
         assert all(f"{value:.6g}" in detail for value in table.loc[table["layer"] == layer, "importance"])
 
 
-def opened(page, kind):
-    """A result, opened."""
-    item = page.locator(".result", has_text=kind)
-    if item.get_attribute("open") is None:  # as the newest is from the start
-        item.locator(":scope > summary").click()
-    item.locator("dl").first.wait_for()  # it is filled when it opens
-    return item
-
-
 def test_search_filters_results_pairs_and_claims(seen):
     page = seen()
     visible = page.locator(".result:visible")

@@ -1,8 +1,10 @@
 """Models by the name of their repository: they compose, load and are told apart; and what a repository may lack."""
 
 import json
+import os
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,9 @@ import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ModelError
 from thinkalike.models.families import label, told_apart
-from thinkalike.models.load import load_model
+from thinkalike.models.load import load_model, load_models
 from thinkalike.models.places import checkpoint_fingerprint
 
 
@@ -51,30 +53,6 @@ def test_a_repository_takes_the_settings_of_any_model():
     assert (config.target.dtype, config.target.context, config.target.family) == ("bfloat16", 64, "auto")
 
 
-def test_repositories_of_one_name_are_told_apart_by_their_owners():
-    configs = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
-    assert told_apart(configs) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
-    assert told_apart(configs[:1]) == ["m"]
-
-
-@pytest.mark.parametrize("name", ["a/b_c.d-e", "01/6B"])
-def test_a_repository_may_be_the_target(name):
-    assert composed(f"model@target={name}").target.hub_id == name
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("model=gpt22", "model=gpt22 is not known; did you mean 'gpt2'?"),
-        ("model=a--b/c", "model=a--b/c is not known"),
-        ("model@target=a/..b", "or a folder, or ORG/NAME of the hub"),
-    ],
-)
-def test_what_is_no_repository_is_refused_with_the_remedy(word, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        composed(word)
-
-
 @pytest.mark.parametrize(
     ("word", "side", "path"),
     [
@@ -98,19 +76,6 @@ def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):
     named = composed(f"model={folder}", f"model@target=./{folder.name}", "model.context=32")
     assert named.model == composed("model=local", f"model.path={folder}", "model.context=32").model
     assert Path(named.target.path) == Path(folder.name)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["model@target=hub"], "model=hub needs target.hub_id="),
-        (["model=hub", "model.hub_id=./here"], "model.hub_id=./here"),
-    ],
-)
-def test_a_repository_that_cannot_be_is_refused(words, message):
-    with pytest.raises(ConfigError) as caught:
-        composed(*words)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -227,9 +192,15 @@ def without_a_shard(folder):
     (folder / with_index(folder)[1]).unlink()
 
 
+def piped(folder):
+    (folder / "tokenizer_config.json").unlink()
+    os.mkfifo(folder / "tokenizer_config.json")
+
+
 LACKING = {
     "empty": (emptied, "config.json"),
     "no weights": (only("training_args.bin", "optimizer.pt"), "model.safetensors"),
+    "a pipe": (piped, "tokenizer_config.json is not a regular file"),
     "an adapter": (only("adapter_model.safetensors", "adapter_config.json"), "adapter_config.json"),
     "a base with an adapter": (lambda folder: (folder / "adapter_config.json").touch(), "adapter_config.json"),
     "a shard": (without_a_shard, "model-00002-of-00002"),
@@ -241,7 +212,8 @@ def test_a_repository_or_folder_that_lacks_weights_says_so(case, served, root):
     change, words = LACKING[case]
     change(root / "someone" / "m")
     served()
-    for config in (MODEL, ModelConfig(name="local", path=str(root / "someone" / "m"))):
+    local = ModelConfig(name="local", path=str(root / "someone" / "m"))
+    for config in (MODEL, local)[case == "a pipe" :]:
         line = line_of(lambda config=config: load_model(config))
         assert words in line
         assert "someone/m" in line
@@ -251,3 +223,55 @@ def test_shards_that_are_all_there_are_read(served, root):
     with_index(root / "someone" / "m")
     served()
     assert load_model(MODEL).n_layers == tiny.LAYERS
+
+
+PYTHIA = ModelConfig(name="pythia")
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({}, ["pythia", "pythia"]),
+        ({"revision": "step1"}, ["pythia", "pythia@step1"]),
+        ({"name": "other"}, ["pythia", "other"]),
+        ({"dtype": "bfloat16"}, ["pythia[dtype=float32]", "pythia[dtype=bfloat16]"]),
+        ({"seed": 1, "processing": "compat"}, ["pythia[processing=raw,seed=0]", "pythia[processing=compat,seed=1]"]),
+    ],
+)
+def test_models_of_one_label_are_called_by_what_differs(changes, labels):
+    assert told_apart([PYTHIA, replace(PYTHIA, **changes)]) == labels
+
+
+def test_whatever_two_models_differ_in_is_named():
+    assert told_apart([PYTHIA, replace(PYTHIA, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
+    assert told_apart([PYTHIA, replace(PYTHIA, bos=True)]) == ["pythia[bos=False]", "pythia[bos=True]"]
+    assert told_apart([PYTHIA, replace(PYTHIA, corpus="stdlib")]) == ["pythia"] * 2, "what text it suits is no part"
+    owned = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
+    assert told_apart(owned) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
+
+
+def test_folders_of_one_name_are_told_apart_by_those_above_them():
+    paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
+    folders = [ModelConfig(name="local", path=path) for path in paths]
+    assert told_apart(folders) == ["a/final/checkpoint", "b/final/checkpoint", "other"]
+    typed = replace(folders[0], dtype="bfloat16")
+    assert told_apart([folders[0], typed]) == ["checkpoint[dtype=float32]", "checkpoint[dtype=bfloat16]"]
+
+
+def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):
+        assert label(ModelConfig(name="local", path=path)) == "my-model"
+    assert told_apart([ModelConfig(name="local", path=path) for path in (".", "b/my-model")]) == [
+        f"{tmp_path.name}/my-model",
+        "b/my-model",
+    ]
+
+
+def test_a_model_that_is_named_twice_is_loaded_once(minis):
+    config = ModelConfig(name="gelu-3l-mini", family="native", path=str(minis / "a"), mini=True)
+    one, two, other = load_models(config, replace(config), replace(config, dtype="float64"))
+    assert one is two
+    assert one is not other
+    assert {one.name, other.name} == {"gelu-3l-mini[dtype=float32]", "gelu-3l-mini[dtype=float64]"}

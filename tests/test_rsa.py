@@ -123,7 +123,7 @@ def test_spearman_of_patterns_is_that_of_the_values_written_out():
     counts = torch.randint(1, 9, (3, 40))[0].double()
     predictions, targets = torch.randn(2, 40, dtype=torch.float64).round(decimals=1), torch.randn(int(counts.sum()))
     code = torch.repeat_interleave(torch.arange(40), counts.long())
-    sums = torch.zeros(2, 40, dtype=torch.float64).index_add_(1, code, unit_ranks([targets, -targets]))
+    sums = torch.zeros(2, 40, dtype=torch.float64).index_add_(1, code, unit_ranks([targets, -targets], 2))
     found = spearman_of_patterns(predictions, counts, sums)
     for row in range(2):
         expected = scipy.stats.spearmanr(predictions[row, code].numpy(), (-1) ** row * targets.numpy()).statistic
@@ -234,3 +234,17 @@ def test_equal_distances_of_whole_numbers_tie():
     layers = [torch.randint(high, (70, 9), generator=draw) * 3 + 1000 for high in (2, 3, 50)]
     expected = scipy.stats.spearmanr(np.stack([pdist(layer.numpy(), "sqeuclidean") for layer in layers], 1)).statistic
     assert rsa([layer.float() for layer in layers]).numpy() == pytest.approx(expected, abs=1e-14)
+
+
+def test_distances_that_rounding_alone_takes_apart_tie():
+    """Few numbers of shared ones give few cosines, which a product of unit rows has in other last digits."""
+    codes, states = torch.randint(2, (60, 8)).double(), torch.randn(60, 5, dtype=torch.float64)
+    codes[:, 0] = 1
+    cosines, distances = pdist(codes.numpy(), "cosine").round(12), pdist(states.numpy(), "sqeuclidean")
+    assert len(NeuralDistances.of(codes, "cosine").vector().unique()) > len(np.unique(cosines)), "control"
+    found = rsa([NeuralDistances.of(codes, "cosine")], [states]).item()
+    assert found == pytest.approx(scipy.stats.spearmanr(cosines, distances).statistic, abs=1e-12)
+    simplex = torch.linalg.qr(torch.randn(30, 30, dtype=torch.float64)).Q
+    for comparator in ("spearman", "corr"):
+        with pytest.raises(ValueError, match="layer 0 are constant"):
+            rsa([simplex], comparator=comparator)

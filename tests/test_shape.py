@@ -10,12 +10,14 @@ from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, cosine, jensenshannon
 from scipy.stats import ortho_group
 
+from test_given_token import by_sklearn
 from thinkalike.measures import (
     cka_measure,
     disagreement,
     distance_correlation,
     jaccard,
     jensen_shannon,
+    mutual_knn,
     procrustes_distance,
     second_order_cosine,
     soft_matching,
@@ -24,7 +26,7 @@ from thinkalike.measures import (
 from thinkalike.measures import shape as matching
 from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
-from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 
@@ -104,6 +106,12 @@ LINES = torch.eye(N)[:, :1]
         (PROCRUSTES.of, torch.randn(40, 3), torch.randn(39, 3), "the same rows, but X has 40 and Y has 39"),
         (SOFT_MATCHING.of, torch.randn(1, 3), torch.randn(1, 3), "1 rows are too few to compare: give at least 2"),
         (DISTANCE_CORRELATION.of, torch.randn(N, 3), LINES, "Y: all distances are equal, or all but those of one row"),
+        (
+            DISTANCE_CORRELATION.of,
+            torch.linalg.qr(torch.randn(N, N)).Q,
+            torch.randn(N, 3),
+            "X: all distances are equal",
+        ),
         (partial(svcca, kept=1.1), LINES, LINES, "kept=1.1 is no share of the variance"),
         (jensen_shannon, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
         (disagreement, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
@@ -160,6 +168,8 @@ def test_svcca_is_the_published_formula(n, d, e, kept):
 def test_svcca_of_half_a_shared_subspace_is_one_half():
     q = torch.linalg.qr(torch.cat([torch.ones(N, 1), torch.randn(N, 6)], 1).double()).Q
     assert float(svcca(q[:, 1:5], 7 * q[:, 3:7])) == pytest.approx(0.5, abs=1e-12)
+    mixed = (q[:, 1:5] @ torch.randn(4, 20, dtype=q.dtype)).float()
+    assert float(svcca(mixed, 7 * q[:, 3:7], kept=1.0)) == pytest.approx(0.5, abs=1e-6), "no direction is of rounding"
 
 
 def by_linprog(correlations):
@@ -249,3 +259,70 @@ def test_exclusive_outputs_are_ln_2_apart_and_disagree():
     assert float(jensen_shannon(x, x.flip(0))) == pytest.approx(math.log(2))
     assert float(disagreement(x, x.flip(0))) == 1
     assert float(disagreement(x, torch.cat([x[:3], x[:1]]))) == 0.25
+
+
+@pytest.mark.parametrize("k", [1, 5, 20])
+def test_mknn_is_its_definition_with_scikit_learns_neighbours(k):
+    x = torch.randn(N, 8, dtype=torch.float64)
+    y = x[:, :5] + 0.5 * torch.randn(N, 5, dtype=torch.float64)
+    value = float(mutual_knn(x, y, k))
+    assert value == pytest.approx(by_sklearn(x, y, torch.zeros(N), k)[0], abs=1e-12)
+    assert k / (N - 1) < value < 1, "control: neither chance nor sameness"
+
+
+def test_planted_neighbours_are_counted():
+    """Six pairs of twins on a circle: in Y half of the twins have changed places with a neighbour's."""
+    angles = torch.arange(6).repeat_interleave(2) + torch.tensor([0.0, 0.01] * 6)
+    circle = torch.stack([angles.cos(), angles.sin()], 1).double()
+    moved = circle.clone()
+    moved[[1, 3]] = circle[[3, 1]]
+    assert float(mutual_knn(circle, moved, 1)) == pytest.approx(8 / 12)
+    assert float(mutual_knn(circle, circle, 1)) == 1
+
+
+def test_features_with_nothing_in_common_share_what_chance_gives():
+    values = [float(mutual_knn(torch.randn(N, 8), torch.randn(N, 8), 5)) for _ in range(60)]
+    error = np.std(values) / np.sqrt(len(values))
+    assert abs(np.mean(values) - 5 / (N - 1)) < 4 * error
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "k", "message"),
+    [
+        (torch.randn(8, 3), torch.randn(8, 3), 7, "8 rows are too few to compare: give at least 9"),
+        (torch.randn(8, 3), torch.full((8, 3), torch.nan), 2, "Y: a value is not finite"),
+        (torch.randn(8, 3).index_fill(0, torch.tensor(4), 0), torch.randn(8, 3), 2, "X: row 4 is zero"),
+        (torch.randn(8, 3), torch.ones(8, 3), 2, "Y: all rows"),
+    ],
+)
+def test_what_has_no_neighbours_is_refused(x, y, k, message):
+    with pytest.raises(ValueError, match=message):
+        mutual_knn(x, y, k)
+
+
+@pytest.mark.parametrize("measure", [mutual_measure, jaccard_measure, second_order_measure])
+def test_autocast_changes_nothing(measure):
+    x = torch.randn(200, 64)
+    y = x + torch.randn(200, 64) + 8
+    plain = measure().of(x + 3, y), mutual_knn(x + 3, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = measure().of(x + 3, y), mutual_knn(x + 3, y)
+    assert plain == cast
+
+
+def test_rows_in_nearly_one_direction_keep_their_neighbours():
+    """Their cosines are 1 up to the last digits of float32."""
+    base = torch.randn(N, 8)
+    X, Y = base @ torch.randn(8, 32) + 1e5, base @ torch.randn(8, 32)
+    for measure in (mutual_knn, second_order_measure().of):
+        assert float(measure(X, Y)) == pytest.approx(float(measure(X.double(), Y.double())), abs=1e-4)
+    with pytest.raises(ValueError, match="Y: all rows"):
+        mutual_knn(X, torch.ones(N, 32) * torch.rand(N, 1))
+
+
+def test_equally_near_rows_are_chosen_by_chance():
+    """Unrelated codes of the token share the token alone: of the 19 other copies each chooses 10 by chance."""
+    tokens = torch.arange(400) % 20
+    X, Y = (torch.randn(20, 8, dtype=torch.float64)[tokens] for _ in range(2))
+    assert float(mutual_knn(X, Y)) == pytest.approx(10 / 19, abs=0.03)
+    assert float(mutual_knn(X, X.clone())) == 1

@@ -63,6 +63,7 @@ def with_weights(**tensors):
     return lambda folder: save_file(tensors, folder / "model.safetensors")
 
 
+SITE = {"model": "a", "revision": "r", "layer": 1, "fingerprint": "0", "dtype": "float32"}
 NO_STITCH = {
     "no config.json": lambda folder: (folder / "config.json").unlink(),
     "no weights": lambda folder: (folder / "model.safetensors").unlink(),
@@ -73,6 +74,12 @@ NO_STITCH = {
     "no bias": with_weights(weight=torch.ones(9, 6)),
     "more than a map": with_weights(weight=torch.ones(9, 6), bias=torch.ones(9), scale=torch.ones(1)),
     "another shape": with_weights(weight=torch.ones(9, 6), bias=torch.ones(6)),
+    "an infinite bias": with_weights(weight=torch.ones(9, 6), bias=torch.full((9,), torch.inf)),
+    "whole numbers": with_weights(weight=torch.ones(9, 6, dtype=torch.long), bias=torch.ones(9)),
+    "nothing": with_weights(weight=torch.ones(0, 6), bias=torch.ones(0)),
+    "a layer that is text": rewritten("config.json", source={**SITE, "layer": "1"}),
+    "a layer that is true": rewritten("config.json", target={**SITE, "layer": True}),
+    "a pipe": lambda folder: ((folder / "config.json").unlink(), os.mkfifo(folder / "config.json")),
     "cut weights": lambda folder: os.truncate(folder / "model.safetensors", 200),
 }
 

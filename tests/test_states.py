@@ -15,7 +15,7 @@ from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
 from thinkalike.models.load import load_model
 from thinkalike.states.batches import array_batches
-from thinkalike.states.tokens import counted, last_tokens, pieces, site_numbers, sites, token_states, word_states
+from thinkalike.states.tokens import Pieces, counted, last_tokens, pieces, site_numbers, sites, word_states
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_states_of_tokens_are_the_residuals_at_all_layers():
     model, rows = tiny.frozen(), torch.randint(300, (2, 9))
     assert sites(model, embed=True) == ["embed", 0, 1, 2, 3]
     assert site_numbers(sites(model, embed=True)) == [-1, 0, 1, 2, 3]
-    for layer, states in enumerate(token_states(model, rows)):
+    for layer, states in enumerate(model.residuals(rows, sites(model))):
         torch.testing.assert_close(states, model.head(rows, layer))
 
 
@@ -78,6 +78,23 @@ def test_a_words_state_is_its_last_tokens_in_any_batch(models, family):
                 assert (state[place] - expected).abs().max() < 1e-4 * expected.abs().max()
             place += 1
     assert place == len(states[0])
+
+
+@pytest.mark.parametrize("family", ["gpt2", "bert"])
+def test_a_state_may_be_of_the_first_token_or_the_mean(models, family):
+    model, text = models[family], tiny.document(3, words=6)
+    encoded = model.tokenizer(text, return_offsets_mapping=True)
+    own = model.residuals(torch.tensor([encoded["input_ids"]]), [1])[0][0]
+    spans = [match.span() for match in re.finditer(r"\S+", text)]
+    words = [[n for n, (a, b) in enumerate(encoded["offset_mapping"]) if a < stop and max(a, start) < b]
+             for start, stop in spans]  # fmt: skip
+    assert any(len(each) > 1 for each in words)
+    for token, wanted in {
+        "first": [own[each[0]] for each in words] + [own[0]],
+        "mean": [own[each].mean(0) for each in words] + [own[words[0][0] : words[-1][-1] + 1].mean(0)],
+    }.items():
+        (found,) = word_states(model, Pieces([text], [[*spans, (0, len(text))]]), [1], token)
+        torch.testing.assert_close(found, torch.stack(wanted), rtol=1e-4, atol=1e-4)
 
 
 def test_pieces_hold_every_word_once_and_fit_every_context(models):

@@ -470,6 +470,24 @@ def test_columns_that_name_each_row_are_no_features(tmp_path, caplog):
     assert list(read_table(write_table(tmp_path / "y.csv", few)).features) == ["date", "g"], "control"
 
 
+def test_words_in_rows_of_their_own_become_sentences(tmp_path):
+    words, tags = ["Nur", "die", "Ruhe", "Ach", "die", "Zeit"], list("ADNIDN")
+    long = pd.DataFrame({"Satz": ["s1", "", "", "s2", "", ""], "word": words, "tag": tags})
+    lists = pd.DataFrame({"id": ["0", "1"], "tokens": [words[:3], words[3:]], "tag": [tags[:3], tags[3:]]})
+    lists.to_parquet(tmp_path / "x.parquet")
+    write_table(tmp_path / "x.csv", long)
+    for found in (read_table(tmp_path / "x.csv", columns={"sentence": "Satz"}), read_table(tmp_path / "x.parquet")):
+        assert found.texts == ["Nur die Ruhe", "Ach die Zeit"]
+        assert [found.texts[n][slice(*span)] for n, span in zip(found.sentence, found.span, strict=True)] == words
+        assert found.features["tag"].tolist() == tags
+    write_table(tmp_path / "y.csv", long.assign(Satz=["s1", "", "s2", "s2", "s1", "s1"]))
+    with pytest.raises(DataError, match="row 5: the sentence s1 has ended in a row above it"):
+        read_table(tmp_path / "y.csv", columns={"sentence": "Satz"})
+    lists.assign(tag=[tags[:3], tags[4:]]).to_parquet(tmp_path / "z.parquet")
+    with pytest.raises(DataError, match="lists tokens, tag of a row are not of one length"):
+        read_table(tmp_path / "z.parquet")
+
+
 def test_without_words_stimuli_are_whole_texts(tmp_path):
     frame = pd.DataFrame({"saying": ["b, c", "a", "b, c"], "f": [1, 2, 3], "g": 0})
     path = write_table(tmp_path / "x.csv", frame)

@@ -20,8 +20,8 @@ import tiny
 from conftest import break_off, composed, step_data
 from thinkalike.config import ModelConfig, StitchConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.instrument import MaskedPretraining, Pretraining, cosine
 from thinkalike.contrib.pretraining.minis import train_tokenizer
-from thinkalike.contrib.pretraining.training import MaskedPretraining, Pretraining, cosine
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, last_states, next_token_losses, state_moments

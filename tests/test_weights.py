@@ -169,6 +169,9 @@ def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] * 1e6})
     assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
+    rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] / 1e6,
+                                               "transformer.ln_f.weight": torch.full((32,), 6e4)})  # fmt: skip
+    assert "output on sample tokens is not finite in float16; load" in line_of("gpt2", folder, dtype="float16")
 
 
 @pytest.mark.parametrize(("kind", "change"), [("native", torch.Tensor.sign), ("gpt2", torch.Tensor.sign)])
@@ -183,6 +186,19 @@ def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {"transformer.ln_f.weight": 3000 * weights["transformer.ln_f.weight"]})
     assert "its loss on an English sentence" in line_of("gpt2", folder)
+    assert load("gpt2", folder, implausible=True), "and loads where the user knows better"
+
+
+def test_two_sets_of_weights_must_be_equal(whole):
+    folder = whole("gpt2")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1")
+    expected = load("gpt2", folder)
+    torch.save({name: weight.half() for name, weight in weights.items()}, folder / "pytorch_model.bin")
+    assert all(torch.equal(weight, expected[name]) for name, weight in load("gpt2", folder).items())
+    weights[MATRIX["gpt2"]][7, 3] += 1
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    assert "two sets of weights that differ, model.safetensors and pytorch_model.bin" in line_of("gpt2", folder)
 
 
 def test_a_class_that_transformers_lacks_is_said(whole, caplog):

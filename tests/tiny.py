@@ -139,6 +139,22 @@ def flat(folder: Path) -> Path:
     return folder
 
 
+def massive(folder: Path, seed: int = 0) -> Path:
+    """The mini of `write_mini`, in which the first token of a row has a massive state."""
+    weights = load_file(write_mini(folder, seed) / "model.safetensors")
+    weights["pos.weight"][0] += 3000
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def jiggled(module: torch.nn.Module, spread: float = 0.3) -> torch.nn.Module:
+    """A module whose weights are moved away from where they start."""
+    with torch.no_grad():
+        for weight in module.parameters():
+            weight.add_(spread * torch.randn_like(weight))
+    return module
+
+
 def recut(checkpoint: Path, folder: Path, cutter) -> Path:
     """A copy of a checkpoint with another tokenizer."""
     shutil.copytree(checkpoint, folder)
@@ -202,7 +218,7 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
 @cache
 def pair_tokenizer(vocabulary: int = 300):
     """One that writes pairs as BERT's does, and knows the words of the templates."""
-    from thinkalike.contrib.populations.templates import nli_challenge, nli_training
+    from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
     from thinkalike.contrib.pretraining.minis import train_tokenizer
 
     pairs = nli_training(120), nli_challenge(120)

@@ -6,7 +6,7 @@ Importing this does nothing and is quick; each name is loaded when it is first u
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares it with what is loaded
+if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compares it with what is loaded
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
     from thinkalike.measures import CKA as CKA

@@ -7,7 +7,6 @@ run on, in which each notes its results, or why it failed; a job that fails does
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import logging
@@ -27,37 +26,34 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from thinkalike.config import CONF, AnalyzeConfig, TrainConfig
+from thinkalike.config import CONF
 from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
-from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, first_line, nearest
+from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)  # which a user can act on
-SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps")  # of `diff`
-
-Job = Callable[[Any], list[Path]]  # of a configuration: the folders of its results
+SHORT = ("margin", "null", "tokens", "tokens_per_part", "contrast", "path", "pairs", "steps", "other")  # of `diff`
 
 
-def entry_point(job: Job) -> Callable[[], None]:
-    """Make a function of a configuration the main function of the script that has its name.
+def entry_point(name: str) -> Callable[[], None]:
+    """Return the main function of a script, which does the jobs of a command line.
 
-    The function gets a checked dataclass, which is not completed. The folders of its results become the last lines of
-    stdout. An error that a user can act on is one line on stderr and exit status 1; any other keeps its traceback.
+    The folders of the results become the last lines of stdout. An error that a user can act on is one line on stderr
+    and exit status 1; any other keeps its traceback.
     """
-    name = job.__name__
 
-    @functools.wraps(job)
     def task(composed: DictConfig) -> float | None:
-        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+        logging.basicConfig(stream=sys.stderr, level=logging.WARNING, force=True)
+        logging.root.handlers[0].setFormatter(_Plainly("%(message)s"))
         logging.root.handlers[0].addFilter(lambda record: not getattr(record, "again", False))
         logging.getLogger("thinkalike").setLevel(logging.INFO)
         with own_process():
             if SHARED in os.environ:
-                return _in_sweep(job, composed)
-            if (folders := _done(job, composed)) and (status := _result(folders[0]).scalars.get("exit_status")):
+                return _in_sweep(composed)
+            if (made := _done(composed)) and (status := made[0].scalars.get("exit_status")):
                 sys.exit(int(status))
         return None
 
@@ -73,20 +69,7 @@ def entry_point(job: Job) -> Callable[[], None]:
     return main
 
 
-@entry_point
-def train(config: TrainConfig) -> list[Path]:
-    """Fit something with Lightning; returns the folder of its result, alone in a list."""
-    from thinkalike.instruments import asked_for, run_jobs
-
-    return [result.folder for result in run_jobs(asked_for(config))]
-
-
-@entry_point
-def analyze(config: AnalyzeConfig) -> list[Path]:
-    """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
-    from thinkalike.instruments import asked_for, run_jobs
-
-    return [result.folder for result in run_jobs(asked_for(config))]
+train, analyze = entry_point("train"), entry_point("analyze")
 
 
 @contextlib.contextmanager
@@ -108,6 +91,13 @@ def own_process() -> Iterator[None]:
             raise
         print(f"error: {_one_line(error)}", file=sys.stderr, flush=True)
         sys.exit(1)
+
+
+class _Plainly(logging.Formatter):
+    """Writes messages without control characters, which names of models and tensors may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 class Stdout:
@@ -134,20 +124,21 @@ class Stdout:
 
 
 def _one_line(error: BaseException) -> str:
-    return explained(error) if isinstance(error, COMPOSING_ERRORS) else first_line(error) or type(error).__name__
+    said = explained(error) if isinstance(error, COMPOSING_ERRORS) else " ".join(str(error).split())
+    return said or type(error).__name__
 
 
-def _done(job: Job, composed: DictConfig) -> list[Path]:
-    """Do the job of a composed configuration, or foretell it, and print the folders of its results."""
+def _done(composed: DictConfig) -> list[Any]:
+    """Do the jobs of a composed configuration, or foretell them, print the folders of the results, and return these."""
     from thinkalike.screen import aside, watched
 
-    chosen, folders = HydraConfig.get(), list[Path]()
+    chosen, made = HydraConfig.get(), []
     overrides = list(chosen.overrides.task)
     config = checked(composed, overrides, chosen.runtime.choices)
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.instruments import check_read  # torch takes seconds to import
+        from thinkalike.job import asked_for, check_read, run_jobs  # torch takes seconds to import
 
         check_read(overrides, config)
         if config.dry_run:
@@ -157,16 +148,10 @@ def _done(job: Job, composed: DictConfig) -> list[Path]:
             with aside():
                 show(plan, here)
         else:
-            folders = job(config)
-    for folder in folders:
-        print(f"results: {folder}", flush=True)
-    return folders
-
-
-def _result(folder: Path) -> Any:
-    from thinkalike.store import Result
-
-    return Result(folder)
+            made = run_jobs(asked_for(config))
+    for result in made:
+        print(f"results: {result.folder}", flush=True)
+    return made
 
 
 class Sweep(Callback):
@@ -214,12 +199,12 @@ def _summed_up(shared: Path) -> bool:
     return bool(failed)
 
 
-def _in_sweep(job: Job, composed: DictConfig) -> float | None:
+def _in_sweep(composed: DictConfig) -> float | None:
     """Do a job of a sweep and note how it went; returns its first headline number, or None, which stops no other."""
     number, words = HydraConfig.get().job.num, list(HydraConfig.get().overrides.task)
     try:
         with doing(f"job {number + 1} of the sweep"):
-            folders = _done(job, composed)
+            made = _done(composed)
     except Exception as error:
         if not isinstance(error, USER_ERRORS):
             traceback.print_exception(error)
@@ -227,9 +212,9 @@ def _in_sweep(job: Job, composed: DictConfig) -> float | None:
         print(f"failed: {line}", file=sys.stderr, flush=True)
         _note(failed=line)
         return None
-    for folder in folders:
-        _note(number=number, words=words, folder=str(folder.resolve()))
-    numbers = _result(folders[0]).headlines if folders else []
+    for result in made:
+        _note(number=number, words=words, folder=str(result.folder.resolve()))
+    numbers = made[0].headlines if made else []
     return numbers[0].value if numbers else None
 
 
@@ -256,24 +241,24 @@ def report() -> None:
 
 
 def as_analysis(words: Sequence[str]) -> list[str]:
-    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for.
-
-    Raises:
-        ConfigError: there are not two models before the settings.
-    """
+    """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for."""
     if {"-h", "--help"} & {*words}:
         return ["measure=diff", "--help"]
     models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
-    base, changed = (f"./{name}" if "/" not in name and Path(name).is_dir() else name for name in models)
+    base, changed = (f"./{name}" if _in_this_folder(name) else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
 
 def _is_model(word: str) -> bool:
-    return "=" not in word or Path(word).exists()  # such as epoch=0-step=500.ckpt
+    return "=" not in word or word.endswith(".ckpt") or Path(word).exists()  # such as epoch=0-step=500.ckpt
+
+
+def _in_this_folder(name: str) -> bool:
+    return "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))
 
 
 def diff() -> None:

@@ -45,6 +45,21 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def regular(path: Path) -> Path:
+    """Return a path unless a pipe, a device or a folder is there, which is an OSError: some would never end."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is not a regular file")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a regular file; anything else in it is a ValueError."""
+    found = json.loads(regular(path).read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return found
+
+
 def digest_of(path: Path) -> str:
     """Return the SHA-256 of a file."""
     with path.open("rb") as file:

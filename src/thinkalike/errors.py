@@ -6,14 +6,20 @@ import difflib
 import importlib.util
 import itertools
 import re
+import textwrap
+import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 LISTED = 40  # names that a message lists
+LONGEST = 400  # letters of what a library says
 
 
 class ThinkalikeError(Exception):
     """A job cannot be done as asked; the message says why and what would work."""
+
+    def __init__(self, message: object = ""):
+        super().__init__(plain(str(message)))
 
 
 class ConfigError(ThinkalikeError):
@@ -98,6 +104,11 @@ def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[Bas
         error = error.__cause__ or (error.__context__ if suppressed or not error.__suppress_context__ else None)
 
 
-def first_line(error: BaseException) -> str:
-    """Return the first line of what an error says, or nothing if it says nothing."""
-    return next(iter(str(error).splitlines()), "")
+def one_line(error: BaseException) -> str:
+    """Return what an error of a library says in one line, whole unless it is very long; nothing if it says nothing."""
+    return textwrap.shorten(str(error), LONGEST, placeholder=" ...")
+
+
+def plain(text: str) -> str:
+    """Return a text without control characters, by which a forged name could write anywhere on a terminal."""
+    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cf") and each != "\n" else each for each in text)

@@ -70,16 +70,10 @@ class Forecast:
         return float(sum(each.flops for each, _ in self.passes))
 
     @property
-    def shapes(self) -> list[Shape]:
-        """The different models."""
-        return _shapes(self.jobs)
-
-    @property
     def bytes(self) -> float:
         """The most bytes that a pass over the text is known to hold: its models, and those of its largest job."""
-        models = [sum(shape.bytes for shape in _shapes(jobs)) for jobs in self.missing]
-        beside = [max(job.holds for job in jobs) for jobs in self.missing]
-        return float(max(map(sum, zip(models, beside, strict=True)), default=0.0))
+        most = (sum(shape.bytes for shape in shapes_of(jobs)) + max(job.holds for job in jobs) for jobs in self.missing)
+        return float(max(most, default=0.0))
 
     def hours(self, gpu: str) -> float:
         return float(sum(hours_on(gpu, *each) for each in self.passes))
@@ -109,18 +103,15 @@ def precision_of(dtype: str | None, trainer: TrainerConfig) -> str:
     return "TF32" if trainer.matmul == "high" else "float32"
 
 
-def _shapes(jobs: Iterable[Planned]) -> list[Shape]:
+def shapes_of(jobs: Iterable[Planned]) -> list[Shape]:
+    """Return the different models of jobs."""
     return list({name: shape for job in jobs for name, shape in job.shapes.items() if shape}.values())
 
 
 def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Forecast:
     """Return the jobs of a configuration: one, those of `models=[...]`, or the parts of an experiment.
 
-    Args:
-        looks_up: whether to ask the store which jobs are done.
-
-    Raises:
-        ThinkalikeError: the configuration is wrong.
+    With `looks_up` the store is asked which of them are done.
     """
     labelled = _jobs(config)
     places = passes([job for _, job in labelled])

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, first_line, listed, nearest, one_of
+from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_line, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -86,20 +86,6 @@ class Found:
     unfinished: list[Path] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
-    def add(self, folder: Path, content: bool = False) -> None:
-        """Add a sealed folder to the entries, or to what is skipped: it is damaged, or of another form.
-
-        Args:
-            content: compare the digests of all files.
-        """
-        try:
-            if wrong := damage(folder, content):
-                self.skipped.append(wrong)
-            else:
-                self.entries.append(Entry.of(Result(folder)))
-        except Exception as error:  # a result may come from anywhere
-            self.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {first_line(error)[:100]})")
-
 
 def utc(date: datetime) -> datetime:
     """Return a date with its time zone, which is UTC unless it says another."""
@@ -116,21 +102,21 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def search(store: Path, content: bool = False) -> Found:
-    """Return the content of a store; see `Found.add`.
-
-    Raises:
-        StoreError: there is no such folder, or it cannot be read.
-    """
+    """Return the content of a store; with `content`, after the digests of all files are compared."""
     found = Found(store)
     try:
         folders = sorted(folder for kind in store.iterdir() if kind.is_dir() for folder in kind.iterdir())
     except OSError as error:
         raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
-    for folder in folders:
-        if folder.suffix == ".partial":
-            found.unfinished.append(folder)
-        elif is_sealed(folder):
-            found.add(folder, content)
+    found.unfinished = [folder for folder in folders if folder.suffix == ".partial"]
+    for folder in filter(is_sealed, folders):
+        try:
+            if wrong := damage(folder, content):
+                found.skipped.append(wrong)
+            else:
+                found.entries.append(Entry.of(Result(folder)))
+        except Exception as error:  # a result may come from anywhere
+            found.skipped.append(f"{folder} cannot be read ({type(error).__name__}: {one_line(error)})")
     found.entries.sort(key=lambda entry: entry.date)
     return found
 
@@ -147,23 +133,16 @@ class Query:
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
-        """Read the words of a command line, such as `kind=cka`; one without a key is the store.
-
-        Raises:
-            ConfigError: a key is not known, or `since` is no date.
-        """
+        """Read the words of a command line, such as `kind=cka`; one without a key is the store."""
         pairs = (word.partition("=") if "=" in word else ("store", "=", word) for word in words)
         given = {key: value for key, _, value in pairs}
         for key in given:
             if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
-        return cls(
-            Path(given.get("store") or "results").expanduser(),
-            tuple(filter(None, given.get("kind", "").split(","))),
-            tuple(filter(None, given.get("model", "").split(","))),
-            moment(given["since"]) if "since" in given else None,
-            given.get("sort", "date"),
-        )
+        store = Path(given.get("store") or "results").expanduser()
+        kinds, models = (tuple(filter(None, given.get(key, "").split(","))) for key in ("kind", "model"))
+        since = moment(given["since"]) if "since" in given else None
+        return cls(store, kinds, models, since, given.get("sort", "date"))
 
 
 def parser(name: str, about: str) -> argparse.ArgumentParser:
@@ -175,11 +154,7 @@ def parser(name: str, about: str) -> argparse.ArgumentParser:
 
 
 def moment(text: str) -> datetime:
-    """Return the date that a text means: 2026-11-01, or a number of hours, days or weeks ago, as in 7d; UTC by default.
-
-    Raises:
-        ConfigError: the text is no date.
-    """
+    """Return the date that a text means: 2026-11-01, or hours, days or weeks ago, as 12h, 7d or 2w; UTC by default."""
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
             return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
@@ -189,12 +164,7 @@ def moment(text: str) -> datetime:
 
 
 def selected(found: Found, query: Query) -> list[Entry]:
-    """Return the results that a user asks for, in the order that was asked for.
-
-    Raises:
-        ConfigError: no result has such a kind, model or headline number.
-        StoreError: the store holds no such result.
-    """
+    """Return the results that a user asks for, in the order that was asked for."""
     entries, names = found.entries, {name for entry in found.entries for name in entry.models}
     kinds = {entry.result.kind for entry in entries}
     for key, given, known in (("kind", query.kinds, kinds), ("model", query.models, names)):
@@ -219,12 +189,17 @@ def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 
     A setting of a model or of data is among them only if it differs between results in which that has one name.
     """
-    names = {}
+    names: dict[str, list[str]] = {}
     for kind in {entry.result.kind for entry in entries}:
         own = [entry for entry in entries if entry.result.kind == kind]
         known = sorted({name for entry in own for name in entry.settings} - {*SHOWN_AS_MODELS})
         names[kind] = [name for name in known if _differs(name, own)]
-    return [{name: _value(entry, name) for name in names[entry.result.kind]} for entry in entries]
+    found = []
+    for entry in entries:
+        lacks = {*(wanted := names[entry.result.kind])} - {*entry.settings}
+        given = (flat(entry.result.config) if lacks else {}) | entry.settings  # a default is in its configuration
+        found.append({name: given.get(name) for name in wanted})
+    return found
 
 
 def _differs(name: str, entries: Sequence[Entry]) -> bool:
@@ -234,11 +209,6 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
         whose = entry.settings.get(f"{part}.name") if part in NAMED and name != f"{part}.name" else None
         by_name.setdefault(whose, set()).add(json.dumps(entry.settings.get(name), sort_keys=True))
     return any(len(values) > 1 for values in by_name.values())
-
-
-def _value(entry: Entry, name: str) -> Any:
-    """Return a setting of a result; a default is read from its configuration."""
-    return entry.settings[name] if name in entry.settings else flat(entry.result.config).get(name)
 
 
 def results(
@@ -355,12 +325,7 @@ def show_sweep(made: Sequence[tuple[Sequence[str], Path]]) -> None:
 
 
 def list_results(words: Sequence[str]) -> None:
-    """Print the results that a command line asks for; damaged results and unfinished jobs go to stderr.
-
-    Raises:
-        ConfigError: a word is not known.
-        StoreError: there are no such results.
-    """
+    """Print the results that a command line asks for; damaged results and unfinished jobs go to stderr."""
     reads = parser("results", "List the finished jobs of a store, the newest last.")
     for form in ("--csv", "--json"):
         reads.add_argument(form, action="store_true", help="for machines, in full precision, and nothing else")

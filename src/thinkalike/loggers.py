@@ -11,11 +11,12 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import check_extra, first_line
+from thinkalike.errors import check_extra, one_line
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -24,12 +25,12 @@ PATIENCE = 30.0  # seconds for the beginning of a run of W&B
 LONGEST = 128  # characters of the name of a run, the most that W&B takes
 
 
-class TensorBoardTracker:
-    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run."""
+@dataclass
+class TensorBoard:
+    """Writes scalars, figures, and settings and table as text, into a folder."""
 
-    def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
-        check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")
-        self.folder, self.settings = folder / re.sub(r"[^\w.=+-]+", "_", name), settings
+    folder: Path
+    settings: Mapping[str, Any]
 
     def publish(self, result: Result) -> None:
         """Log a result."""
@@ -47,37 +48,12 @@ class TensorBoardTracker:
             for name, table in result.tables.items():
                 writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
 
-    def close(self, failed: bool) -> None:
-        """Do nothing: all was written when the result was there."""
 
+@dataclass
+class Wandb:
+    """Fills a run of W&B: headline numbers as summary, tables, figures as images, the files of the result."""
 
-class WandbTracker:
-    """A run of W&B: the configuration, headline numbers as summary, tables, figures as images, the result's files.
-
-    It stays offline without a key or where the server does not answer. What the environment says in WANDB_MODE wins;
-    under `disabled` nothing is written.
-    """
-
-    def __init__(self, config: LoggerConfig, job: Job, name: str, folder: Path, settings: Mapping[str, Any]):
-        import wandb
-
-        options: dict[str, Any] = {name: getattr(config, name) for name in ("project", "entity", "group")}
-        options |= {"name": name, "job_type": job.kind, "dir": str(job.store), "config": dict(settings)}
-        mode: Any = os.environ.get("WANDB_MODE", "online")
-        if mode != "disabled":
-            job.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
-        self.run: Any = None
-        reason = "no key"
-        try:
-            if mode != "online" or wandb.login(prompt=False):
-                self.run = wandb.init(mode=mode, settings=wandb.Settings(init_timeout=PATIENCE), **options)
-        except wandb.Error as error:
-            wandb.teardown()  # what is left of the attempt
-            reason = first_line(error)
-        if self.run is None:
-            upload = f"to upload: wandb sync {job.store}/wandb/offline-run-*"
-            log.info("W&B: %s, so the run stays offline; %s", reason, upload)
-            self.run = wandb.init(mode="offline", **options)
+    run: Any
 
     def publish(self, result: Result) -> None:
         """Log a result; the checkpoint of a model, of gigabytes, stays in the store."""
@@ -94,32 +70,42 @@ class WandbTracker:
                 artifact.add_file(str(path), name=str(path.relative_to(result.folder)))
         self.run.log_artifact(artifact)
 
-    def close(self, failed: bool) -> None:
-        """End the run."""
-        self.run.finish(exit_code=int(failed))
 
+def wandb_run(mode: Any, store: Path, **options: Any) -> Any:
+    """Return a new run of W&B, which stays offline without a key or where the server does not answer."""
+    import wandb
 
-TRACKERS: dict[str, Any] = {"wandb": WandbTracker, "tensorboard": TensorBoardTracker}
+    if mode != "disabled":
+        store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
+    reason = "no key"
+    try:
+        if mode != "online" or wandb.login(prompt=False):
+            return wandb.init(mode=mode, settings=wandb.Settings(init_timeout=PATIENCE), **options)
+    except wandb.Error as error:
+        wandb.teardown()  # what is left of the attempt
+        reason = one_line(error)
+    log.info("W&B: %s, so the run stays offline; to upload: wandb sync %s/wandb/offline-run-*", reason, store)
+    return wandb.init(mode="offline", **options)
 
 
 @contextlib.contextmanager
 def tracked(
     config: LoggerConfig, job: Job, inputs: Mapping[str, Any], folder: Path, settings: Mapping[str, Any]
 ) -> Iterator[Any]:
-    """Log a job while this is open.
-
-    Args:
-        inputs: what it reads, by name.
-        folder: for curves that belong to the result.
-        settings: the resolved configuration.
-    """
+    """Log a job while this is open; what the environment says in WANDB_MODE wins."""
     name = run_name(job.kind, job.key, inputs)
-    tracker, failed = TRACKERS[config.kind](config, job, name, folder, settings), True
+    if config.kind == "tensorboard":
+        check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")
+        yield TensorBoard(folder / re.sub(r"[^\w.=+-]+", "_", name), settings)
+        return
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("project", "entity", "group")}
+    options |= {"name": name, "job_type": job.kind, "dir": str(job.store), "config": dict(settings)}
+    run, failed = wandb_run(os.environ.get("WANDB_MODE", "online"), job.store, **options), True
     try:
-        yield tracker
+        yield Wandb(run)
         failed = False
     finally:
-        tracker.close(failed)
+        run.finish(exit_code=int(failed))
 
 
 def run_name(kind: str, key: str, inputs: Mapping[str, Any]) -> str:

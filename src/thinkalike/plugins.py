@@ -1,26 +1,56 @@
-"""A user's own stitch, measure, optimiser or callback: an object of a Python file, written FILE.py:NAME.
+"""What a name on a command line stands for outside of the core: an object of a user's file, or of an entry point.
+
+A user's stitch, measure, optimiser or callback is written FILE.py:NAME; see docs/how-to/plugins.md.
 
     python train.py stitch.kind=mine.py:two_layer
     python analyze.py measure=mine.py:centroids
 
-The content of the file is in the key of the job; see docs/how-to/plugins.md.
+What `task=`, `measure=` and `experiment=` can be is found by entry points of installed packages, module:NAME:
+
+    [project.entry-points."thinkalike.instruments"]
+    "measure.mine" = "my_package.mine:Mine"
+
+The group has `task.NAME` and `measure.NAME`, each a subclass of `thinkalike.job.Instrument`; `subjects.NAME`, the form
+that a measure takes for several subjects; `plugin`, a function from FILE.py:NAME to an instrument and its schema; and
+`experiment`, a function of the name of an experiment. A module is imported when it is needed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thinkalike.errors import PluginError, first_line
+from thinkalike.errors import PluginError, one_line, one_of
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
+GROUP = "thinkalike.instruments"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"  # of a checkout, which may not be installed
+
+
+def _declared() -> dict[str, str]:
+    """Return module:NAME of each entry point; the list of a checkout counts, whether it is installed or not."""
+    found = {point.name: point.value for point in entry_points(group=GROUP)}
+    if PROJECT.is_file():
+        own: dict[str, Any] = tomllib.loads(PROJECT.read_text(encoding="utf-8")).get("project", {})
+        found |= own.get("entry-points", {}).get(GROUP, {})
+    return dict(sorted(found.items()))
+
+
+POINTS = _declared()
+TASKS, MEASURES, SUBJECTS = (
+    {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
+    for part in ("task.", "measure.", "subjects.")
+)
 
 
 @dataclass(frozen=True)
@@ -64,16 +94,32 @@ def is_plugin(name: Any) -> bool:
 
 
 def load(name: str) -> Any:
-    """Return the object that FILE.py:NAME names; a file whose content has changed is run anew.
+    """Return the object that FILE.py:NAME or module:NAME names; a file whose content has changed is run anew.
 
     Raises:
         PluginError: the file or the object does not exist, or the file raises an error.
     """
     path, _, attribute = name.rpartition(":")
+    if not is_plugin(name):
+        return getattr(import_module(path), attribute)
     names = vars(_module(Path(path).expanduser().resolve(), _content(path)))
     if attribute not in names:
         raise PluginError(f"{path} has no {attribute}")
     return names[attribute]
+
+
+def measure_module(kind: str) -> str:
+    """Return the module:NAME of a kind of measure; FILE.py:NAME stays as it is."""
+    if is_plugin(kind):
+        return kind
+    one_of("measure", kind, MEASURES)
+    return MEASURES[kind]
+
+
+def instrument(value: str) -> Any:
+    """Return the instrument module:NAME, or that of a user's measure FILE.py:NAME."""
+    kind = load(POINTS["plugin"])(value)[0] if is_plugin(value) else load(value)
+    return kind()
 
 
 def digest(name: str) -> str:
@@ -106,5 +152,5 @@ def _module(path: Path, content: bytes) -> ModuleType:
     except Exception as error:  # whatever the user's code raises
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         where = f" at line {lines[-1]}" if lines else ""
-        raise PluginError(f"{path} cannot be run: {type(error).__name__}: {first_line(error)}{where}") from error
+        raise PluginError(f"{path} cannot be run: {type(error).__name__}: {one_line(error)}{where}") from error
     return module

@@ -17,7 +17,6 @@ import shutil
 import sys
 import threading
 import time
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +30,7 @@ from rich.spinner import Spinner
 from rich.table import Table as Drawn
 from rich.text import Text
 
+from thinkalike.errors import plain
 from thinkalike.processes import Activity, under_way
 
 if TYPE_CHECKING:
@@ -57,11 +57,6 @@ def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
 def screen_width() -> int:
     """Return the columns of the screen: $COLUMNS if it is set, else those of the terminal, else 80."""
     return shutil.get_terminal_size().columns
-
-
-def plain(text: str) -> str:
-    """Return a text without control characters, by which a forged name could write anywhere on a terminal."""
-    return "".join("\ufffd" if unicodedata.category(each) in ("Cc", "Cf") and each != "\n" else each for each in text)
 
 
 def wrapped(text: str, width: int) -> list[str]:
@@ -260,7 +255,7 @@ def _in_lines(stream: Any, every: float) -> Iterator[None]:
         while not ended.wait(every):
             if activities := under_way():
                 with contextlib.suppress(OSError, ValueError):  # nobody reads stderr any more
-                    stream.write(f"{sentence(activities, began)}\n")
+                    stream.write(f"{plain(sentence(activities, began))}\n")
                     stream.flush()
 
     threading.Thread(target=tell, daemon=True, name="progress").start()
@@ -276,13 +271,7 @@ def sentence(activities: Sequence[Activity], began: float) -> str:
     if activities:
         inner = activities[-1]
         rate, left = inner.rate, inner.left(now)
-        speed = (
-            ""
-            if rate is None
-            else f"{1 / rate:.3g} s each"
-            if rate < 1
-            else f"{rate:,.{0 if rate >= 100 else 2}f} per second"
-        )
+        speed = "" if rate is None else f"{rate:,.2f} per second"
         said[-1] = ", ".join(filter(None, [said[-1], inner.note, speed, "" if left is None else f"{clock(left)} left"]))
     return f"{clock(now - began)} {': '.join(said)}"
 

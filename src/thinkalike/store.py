@@ -1,9 +1,8 @@
 """The results store: a folder per finished job, `<store>/<kind>/<key>/`, which appears only when it is complete.
 
-While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, so that two processes
-never work on the same job; the lock ends with its process, however that ends. A manifest with the digests of all files
-is written last, so that later damage is noticed and named. Nothing in a result is ever executed: its files are tables,
-arrays, JSON, YAML, safetensors and pictures.
+While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, which ends with its
+process, so that no two work on the same job. A manifest with the digests of all files is written last, so that later
+damage is noticed. Nothing in a result is ever executed: its files are tables, JSON, YAML, safetensors and pictures.
 """
 
 from __future__ import annotations
@@ -22,9 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinkalike.config.compose import from_yaml, to_yaml
+import yaml
+
 from thinkalike.digests import digest_of
-from thinkalike.errors import StoreError, TrainingError, first_line
+from thinkalike.errors import StoreError, TrainingError, one_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -138,24 +138,17 @@ class Result:
 
     @property
     def provenance(self) -> Record:
-        """Versions, commit, seed, models and data with their fingerprints, peak memory, and how it was made.
-
-        That is the date (UTC), command line, host, wall time and seconds of each phase; older results lack some.
-        """
+        """Versions, seed, models and data with fingerprints, memory, date, command line, host, seconds of phases."""
         return dict(self._record["provenance"])
 
     @cached_property
     def config(self) -> Record:
-        """The resolved configuration; a part that the job does not read is None.
-
-        Raises:
-            StoreError: the file cannot be read.
-        """
+        """The resolved configuration; a part that the job does not read is None, and a damaged file a StoreError."""
         file = self.folder / "config.yaml"
         try:
-            return from_yaml(file.read_text())
+            return dict(yaml.safe_load(file.read_text()))
         except Exception as error:  # the file may come from anywhere
-            raise StoreError(f"{file} cannot be read ({first_line(error)[:100]})") from error
+            raise StoreError(f"{file} cannot be read ({one_line(error)})") from error
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -208,24 +201,31 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
     return _undamaged(result)
 
 
+@contextlib.contextmanager
+def _reading() -> Iterator[None]:
+    """Name the cause of an error of the file system, such as a missing permission, which is no damage."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+@_reading()
 def is_sealed(folder: Path) -> bool:
     """Return whether a folder has a manifest, as that of a finished result does."""
     return (folder / MANIFEST).is_file()
 
 
+@_reading()
 def damage(folder: Path, content: bool = True) -> str | None:
-    """Return what is wrong with a sealed folder, as half a sentence, or None.
-
-    Args:
-        content: compare all digests, and not sizes and the digest of result.json alone.
-    """
+    """Return what is wrong with a sealed folder, or None, by sizes and by all digests or that of result.json alone."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
         if manifest["digest"] != _digest_of_entries(manifest["files"]):
             return f"{folder / MANIFEST} is damaged"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"{folder / MANIFEST} is missing or damaged ({type(error).__name__})"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{folder / MANIFEST} is damaged ({type(error).__name__})"
     for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
@@ -340,7 +340,7 @@ class Job:
         import numpy as np
 
         out = self.aside
-        (out / "config.yaml").write_text(to_yaml(config))
+        (out / "config.yaml").write_text(yaml.safe_dump(config, allow_unicode=True, sort_keys=False))
         for name, table in tables.items():
             table.to_csv(out / f"{name}.csv", index=False)
         if arrays:
@@ -390,10 +390,8 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     before, aside = _states(folder, name), folder / f"{name}.aside"
-    with aside.open("wb") as file:
-        torch.save(state, file)
-        file.flush()
-        os.fsync(file.fileno())
+    torch.save(state, aside)
+    _sync(aside)
     path = folder / f"{name}-{max(before, default=0) + 1}-{digest_of(aside)[:16]}.pt"
     os.replace(aside, path)
     _sync(folder)

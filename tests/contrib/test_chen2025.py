@@ -1,37 +1,23 @@
 """The experiments on what is carried: planted claims of probes, steering vectors and autoencoders, and their jobs."""
 
-import json
 from fractions import Fraction
 from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
-from test_sae_savings import course
+from test_sae import course
 
 from conftest import composed
-from thinkalike import Result
-from thinkalike.config.compose import to_yaml
+from stores import finish
 from thinkalike.contrib import papers
-from thinkalike.contrib.papers import chen2025_probes as probes
-from thinkalike.contrib.papers import chen2025_steering as steering
-from thinkalike.contrib.papers.chen2025_probes import Pair
-from thinkalike.contrib.papers.chen2025_sae import TRANSFERS, _sae
+from thinkalike.contrib.papers import chen2025
+from thinkalike.contrib.papers.chen2025 import TRANSFERS, Pair
 from thinkalike.contrib.papers.experiment import Case, Model, job_of
 from thinkalike.contrib.sae.fitting import break_even_table, savings_table
 from thinkalike.contrib.transfer import steering as vectors
-from thinkalike.contrib.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
+from thinkalike.contrib.transfer.probes import CARRIED, NATIVE, RANDOM, REFITTED
 from thinkalike.job import Outcome
-
-
-def finished(folder, table, settings=None, **arrays):
-    """A finished result with this table and these arrays."""
-    folder.mkdir(parents=True)
-    np.savez(folder / "arrays.npz", **arrays)
-    table.to_csv(folder / "table.csv", index=False)
-    (folder / "config.yaml").write_text(to_yaml({"seed": 0, **(settings or {})}))
-    (folder / "result.json").write_text(json.dumps({"scalars": {"pairs": 40.0}, "provenance": {}}))
-    return Result(folder)
 
 
 def probed(tmp_path, accuracies):
@@ -41,8 +27,8 @@ def probed(tmp_path, accuracies):
         rows.append({"feature": feature, "split": split, "condition": condition, "accuracy": accuracy, "levels": 4})
         replicates.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01 / 3, 10))
     table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90)
-    result = finished(tmp_path / "probes", table, replicates=np.stack(replicates))
-    return probes.Probed("a into b", result, result.table)
+    result = finish(tmp_path, "probes", "k", {"table": table}, arrays={"replicates": np.stack(replicates)})
+    return chen2025.Probed("a into b", result, result.table)
 
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):
@@ -53,7 +39,7 @@ def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, wo
 
 def test_carried_probes_are_told_from_those_that_are_not(tmp_path):
     planted = accuracies("PoS", carried=0.93) | accuracies("Number", carried=0.6) | accuracies("Question", carried=0.74)
-    claims = list(probes._kept(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
+    claims = list(chen2025._kept(probed(tmp_path, planted | accuracies("Tense", native=0.25))))
     assert [claim.verdict for claim in claims] == ["holds", "does not hold", "undecided", "not testable here"]
     assert "share 0.97 [" in claims[0].numbers
     assert claims[3].numbers == "Word position is not among these stimuli's features"
@@ -64,7 +50,7 @@ def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
     planted = accuracies("Gender", carried=0.3, words=0.27) | accuracies("Person", carried=0.8, words=0.8)
     planted |= accuracies("Tense", native=0.25)
     del planted["Tense", "word", NATIVE]
-    claims = list(probes._lexical(probed(tmp_path, planted)))
+    claims = list(chen2025._lexical(probed(tmp_path, planted)))
     verdicts = ["holds", "holds", "does not hold", "does not hold", *["not testable here"] * 4]
     assert [claim.verdict for claim in claims] == verdicts
     assert claims[6].numbers == "Tense is not judged on held-out words"
@@ -74,7 +60,7 @@ def test_features_of_single_words_are_unknown_of_other_words(tmp_path):
 def test_controls_of_all_features_are_judged_together(tmp_path):
     good = probed(tmp_path / "good", accuracies("PoS") | accuracies("Number"))
     bad = probed(tmp_path / "bad", accuracies("PoS") | accuracies("Number", random=0.5, refitted=0.6))
-    for claim in (probes._random, probes._refitted):
+    for claim in (chen2025._random, chen2025._refitted):
         assert (claim(good).verdict, claim(bad).verdict) == ("holds", "does not hold")
         assert "hold for all 2 together (Bonferroni)" in claim(good).numbers
 
@@ -97,20 +83,20 @@ def steered(tmp_path, **shares):
                 rows.append({"source_layer": layer, "target_layer": layer, **row})
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
-    result = finished(tmp_path / "steering", pd.DataFrame(rows), **arrays)
-    return steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
+    result = finish(tmp_path, "steering", "k", {"table": pd.DataFrame(rows)}, scalars={"pairs": 40.0}, arrays=arrays)
+    return chen2025.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
-    number, question = list(steering._number(good)), list(steering._question(good))
+    number, question = list(chen2025._number(good)), list(chen2025._question(good))
     # the negated direction has the share of the carried one here, whose name it begins with
     assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
-    assert [claim.verdict for claim in (*question, steering._late(good))] == ["holds"] * 5
+    assert [claim.verdict for claim in (*question, chen2025._late(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
-    wrong = [claim.verdict for claim in (*steering._number(bad), *steering._question(bad))]
+    wrong = [claim.verdict for claim in (*chen2025._number(bad), *chen2025._question(bad))]
     assert set(wrong) == {"does not hold"}
 
 
@@ -132,12 +118,11 @@ def concluded(tmp_path, speed):
     results = {}
     for number, transfer in enumerate(TRANSFERS["mini"]):
         table, saved = savings_table(courses)
-        folder = tmp_path / str(number)
-        results[transfer.label] = finished(folder, pd.DataFrame({"start": ["random"]}), saved=saved.numpy())
-        for name, each in {"savings": table, "break_even": break_even_table(courses), "curves": table}.items():
-            each.to_csv(folder / f"{name}.csv", index=False)
+        tables = {"table": pd.DataFrame({"start": ["random"]}), "savings": table, "curves": table}
+        tables["break_even"] = break_even_table(courses)
+        results[transfer.label] = finish(tmp_path, "sae", str(number), tables, arrays={"saved": saved.numpy()})
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
-    return _sae(Case(config, [], results))
+    return chen2025._sae(Case(config, [], results))
 
 
 @pytest.mark.parametrize(

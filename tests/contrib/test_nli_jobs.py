@@ -1,6 +1,8 @@
-"""measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
+"""measure=population: penalties and CKA as transformers alone gives them, what CKA reads, and jobs after signals."""
 
+import contextlib
 import copy
+import shutil
 import signal
 
 import numpy as np
@@ -8,15 +10,30 @@ import pytest
 import torch
 
 import tiny
+from classifiers import (
+    CONTEXT,
+    THREE,
+    cka_of_transformers,
+    loaded,
+    local,
+    logits_of,
+    relabelled,
+    write_base,
+    write_sibling,
+)
 from classifiers import PAIR_BLOCKS as BLOCKS
-from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
 from conftest import CLI, composed, wait_for_state
 from thinkalike.config import relevant
+from thinkalike.contrib.populations import members as module
 from thinkalike.contrib.populations import population
 from thinkalike.contrib.populations.class_losses import class_losses
-from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs
-from thinkalike.contrib.populations.templates import nli_challenge, nli_training
-from thinkalike.job import key_of
+from thinkalike.contrib.populations.members import likeness_of_members, stitched_members
+from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, encode, nli_challenge, nli_training
+from thinkalike.contrib.populations.population import PopulationMeasureConfig
+from thinkalike.job import Work, key_of
+from thinkalike.models.load import load_model
+from thinkalike.processes import Interrupted, heeded
+from thinkalike.store import Job
 
 BATCH = 200
 
@@ -176,3 +193,106 @@ def test_one_process_resumes_two_to_the_same_bytes(cli, tmp_path, pairs, members
     resumed = cli("analyze.py", *words, f"store={stores[1]}")
     assert "resuming from" in resumed.stderr
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())
+
+
+ROWS, COUNT = 150, 40
+
+
+@pytest.fixture(scope="module")
+def models(members):
+    return [load_model(local(folder)) for folder in members[:3]]
+
+
+@pytest.fixture(scope="module")
+def few(members):
+    return relabelled(nli_training(COUNT), loaded(members[0]))
+
+
+@pytest.fixture(scope="module")
+def encoded(models, few):
+    return encode(few, models[0].tokenizer, CONTEXT)
+
+
+@pytest.fixture
+def work(tmp_path):
+    with contextlib.ExitStack() as opened:
+        job = Job(str(tmp_path), "population", "x")
+        opened.enter_context(job.running())
+        yield Work(job, {}, {}, opened)
+
+
+def settings(**changes):
+    return PopulationMeasureConfig(**{"tokens_per_batch": ROWS} | changes)
+
+
+FIRST = {"tokens": "cls"}
+CHOICES = {  # what CKA reads, and how the reference takes the same
+    "cls": (FIRST, {"first_only": True, "batch": 10}),
+    "cls, small batches": (FIRST | {"tokens_per_batch": 6, "batch": 7}, {"first_only": True, "batch": 6}),
+    "padding": ({"include_padding": True, "padding": 60, "batch": 9}, {"length": 60}),
+    "padding of some": ({"include_padding": True, "padding": 64, "cka_pairs": 20}, {"length": 64, "count": 20}),
+    "what blocks add": ({"site": "update"}, {"site": "update"}),
+    "some pairs": ({"cka_pairs": 24}, {"count": 24}),
+    "cls of some": (FIRST | {"cka_pairs": 21}, {"first_only": True, "count": 21, "batch": 5}),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(members, few):
+    return cka_of_transformers(members[:3], few, ROWS)
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, work, plain):
+    changes, reference = CHOICES[choice]
+    found = likeness_of_members(models, encoded, settings(**changes), work)
+    expected = cka_of_transformers(members[:3], few, **{"batch": ROWS} | reference)
+    torch.testing.assert_close(found.value, expected, atol=1e-5, rtol=0)
+    assert (expected - plain).abs().max() > 1e-4, "control: it is another value"
+    first_only, count = reference.get("first_only", False), reference.get("count", COUNT)
+    facts = {"tokens": "cls" if first_only else "all", "pairs": count, "rows_per_batch": reference.get("batch", ROWS)}
+    assert found.facts == facts | {"batches": len(found.hsics)}
+    assert len(found.hsics) >= (4 if first_only else 1)
+
+
+def interrupt(patch, at, how):
+    """Let the stitches of a batch, counted from 1, be interrupted; returns a list of one entry for each batch."""
+    run, calls = module.identity_stitches, []
+
+    def stitches(*given, **more):
+        calls.append(len(calls) + 1)
+        if len(calls) == at:
+            how()
+        return run(*given, **more)
+
+    patch.setattr(module, "identity_stitches", stitches)
+    return calls
+
+
+def die():
+    raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 3)])
+def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded, few, work, monkeypatch):
+    """Five batches: dying in the last leaves the three that were kept, a signal in the second leaves two."""
+    monkeypatch.setattr(module, "KEPT_EVERY", 3)
+
+    def run():
+        return stitched_members(models[:2], encoded, few, settings(batch=8, at_once=2), work)
+
+    expected = run()
+    shutil.rmtree(work.job.states)
+    with monkeypatch.context() as patch, heeded():
+        if way == "killed":
+            interrupt(patch, 5, die)
+            with pytest.raises(RuntimeError, match="killed"):
+                run()
+        else:
+            interrupt(patch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(Interrupted, match="interrupted at batch 2 of 5; rerun the command to resume"):
+                run()
+    calls = interrupt(monkeypatch, 0, die)
+    found = run()
+    assert len(calls) == left
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))

@@ -1,38 +1,53 @@
-"""Experiments of papers: their models and jobs, and the check of their claims."""
+"""Experiments of papers: their models and jobs, the check of their claims, and the tables of all claims."""
 
+import importlib.util
 import itertools
+import math
 import zlib
+from dataclasses import astuple
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from hydra.core.global_hydra import GlobalHydra
+import torch
 
 from conftest import composed
-from thinkalike import Result
-from thinkalike.config import compose_job, options
-from thinkalike.contrib.papers import PAPERS, brown2023_stitching, experiment_named
-from thinkalike.contrib.papers.brown2023_stitching import Direction
+from stores import finish
+from thinkalike.config import options
+from thinkalike.contrib.papers import PAPERS, brown2023_layers, experiment_named
+from thinkalike.contrib.papers.brown2023_layers import Direction
+from thinkalike.contrib.papers.claims import (
+    VERDICTS,
+    Bound,
+    Claim,
+    claims_table,
+    counted,
+    counts_of,
+    joined,
+    judged,
+    level_of_each,
+    together,
+    untestable,
+)
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.population import as_chosen
 from thinkalike.errors import StoreError, ThinkalikeError
 from thinkalike.instruments import run_job
+from thinkalike.measures import Estimate
 
 
 def stitched(folder, source, target, penalties, tokens=None):
     """A finished stitching job with these penalties in nats per token, alike in all of 40 documents but for noise."""
-    place = folder / f"{source}-{target}"
-    place.mkdir()
-    tokens = np.full(40, 1000.0) if tokens is None else tokens
-    noise = np.random.default_rng(zlib.crc32(place.name.encode())).normal(0, 0.01, (len(penalties), 40))
+    name, tokens = f"{source}-{target}", np.full(40, 1000.0) if tokens is None else tokens
+    noise = np.random.default_rng(zlib.crc32(name.encode())).normal(0, 0.01, (len(penalties), 40))
     own = np.full(40, 3.0) * tokens
     stitch = own + (np.array(penalties)[:, None] + noise) * tokens
-    np.savez(place / "arrays.npz", stitch=stitch, target=own, tokens=tokens)
     layers = range(len(penalties))
     columns = {"source": source, "target": target, "source_layer": layers, "target_layer": layers}
-    pd.DataFrame({**columns, "penalty": penalties}).to_csv(place / "table.csv", index=False)
-    return Result(place)
+    arrays = {"stitch": stitch, "target": own, "tokens": tokens}
+    return finish(folder, "stitching", name, {"table": pd.DataFrame({**columns, "penalty": penalties})}, arrays=arrays)
 
 
 def case(results):
@@ -53,8 +68,8 @@ def claims(monkeypatch, tmp_path):
         for _, source, target, values in directions:
             made[source, target] = stitched(tmp_path, source, target, values)
         known = [Direction("g", ends, source, target) for ends, source, target, _ in directions]
-        monkeypatch.setitem(brown2023_stitching.DIRECTIONS, "paper", known)
-        return brown2023_stitching._claims(case(made), "g")
+        monkeypatch.setitem(brown2023_layers.DIRECTIONS, "paper", known)
+        return brown2023_layers._claims(case(made), "g")
 
     return run
 
@@ -81,20 +96,14 @@ def test_a_self_stitch_says_nothing_about_the_activation(claims):
     assert [claim.verdict for claim in found] == ["holds", "not testable here", "holds"]
 
 
-@pytest.mark.parametrize(("scale", "testable"), [("paper", set()), ("mini", {"3 layers, other seed"})])
-def test_only_independent_seeds_test_the_same_activation(scale, testable):
-    same = [each for each in brown2023_stitching.DIRECTIONS[scale] if len(set(each.activations)) == 1]
-    assert {each.group for each in same if each.source != each.target} == testable
-
-
 def test_stitches_that_learn_and_that_do_not():
     noise = np.random.default_rng(0).normal(0, 0.01, (60, 2))
     falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
     rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
     forth, back = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
-    verdicts = [brown2023_stitching._learn({forth: curve}).verdict for curve in (falling, level, rising)]
+    verdicts = [brown2023_layers._learn({forth: curve}).verdict for curve in (falling, level, rising)]
     assert verdicts == ["holds", "undecided", "does not hold"]
-    claim = brown2023_stitching._learn({forth: falling, back: falling})
+    claim = brown2023_layers._learn({forth: falling, back: falling})
     assert "all 4 together (Bonferroni)" in claim.numbers
     assert claim.units == "10 first and 30 last steps"
 
@@ -106,7 +115,7 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
     a, b, c, d = (Direction("g", ("solu", "gelu"), *each) for each in ends)
     for pairs in ([(a, c)], [(a, b), (c, d)]):
         with pytest.raises(StoreError, match="report on different documents"):
-            brown2023_stitching._greater(case(made), "", pairs)
+            brown2023_layers._costs_more(case(made), "", pairs)
 
 
 @pytest.mark.slow
@@ -127,16 +136,9 @@ def test_every_experiment_has_a_configuration():
     assert sorted(each.name for module in modules for each in module.EXPERIMENTS) == options("experiment")
 
 
-@pytest.mark.parametrize(
-    ("words", "names"),
-    [
-        (["experiment=salle2024/figure3", "model=gpt2-mini"], ["gpt2-mini"]),
-        (["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=mamba-mini"], ["gpt2-mini", "mamba-mini"]),
-    ],
-)
-def test_models_of_the_command_line_replace_an_experiments_own(words, names):
-    config = composed(*words, "scale=mini", entry="analyze")
-    assert [model.name for model in experiment_named(config.experiment).case(config).models] == names
+def test_a_model_of_the_command_line_replaces_an_experiments_own():
+    config = composed("experiment=salle2024/figure3", "model=gpt2-mini", "scale=mini", entry="analyze")
+    assert [model.name for model in experiment_named(config.experiment).case(config).models] == ["gpt2-mini"]
 
 
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
@@ -179,7 +181,158 @@ def test_what_an_experiment_cannot_take_is_refused(words, message):
         run_job(composed(*words, "scale=mini", entry="analyze"))
 
 
-def test_a_job_composed_inside_a_job_leaves_hydra_as_it_was():
-    before = GlobalHydra.instance().hydra
-    assert compose_job("train", ["model=gpt2"]).model.hub_id == "openai-community/gpt2"
-    assert GlobalHydra.instance().hydra is before
+HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS
+
+
+def estimate(*ends):
+    """Estimates with these ends, their values in the middle."""
+    low, high = torch.tensor(ends, dtype=torch.float64).T
+    return Estimate((low + high) / 2, low, high)
+
+
+@pytest.mark.parametrize(
+    ("bound", "low", "high", "verdict"),
+    [
+        (Bound("above"), 0.1, 0.3, HOLDS),
+        (Bound("above"), -0.3, -0.1, FAILS),
+        (Bound("above"), -0.1, 0.3, UNDECIDED),
+        (Bound("above"), 0.0, 0.3, UNDECIDED),
+        (Bound("above", 0.7), 0.3, 0.6, FAILS),
+        (Bound("above", 0.7), 0.6, 0.8, UNDECIDED),
+        (Bound("below", 0.02), -0.5, 0.01, HOLDS),
+        (Bound("below", 0.02), 0.03, 0.05, FAILS),
+        (Bound("below", 0.02), 0.01, 0.03, UNDECIDED),
+        (Bound("within", 0.01), -0.005, 0.009, HOLDS),
+        (Bound("within", 0.01), -0.03, -0.02, FAILS),
+        (Bound("within", 0.01), -0.03, 0.03, UNDECIDED),
+        (Bound("above"), 1e-17, 2e-17, UNDECIDED),  # rounding
+        (Bound("below"), 1e-17, 2e-17, UNDECIDED),
+        (Bound("above"), -math.inf, math.inf, UNDECIDED),
+        (Bound("above"), math.nan, math.nan, UNDECIDED),
+    ],
+)
+def test_ends_of_an_interval_decide(bound, low, high, verdict):
+    assert bound.verdict(low, high) == verdict
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "whole"),
+    [
+        ([HOLDS, HOLDS], HOLDS),
+        ([HOLDS, UNDECIDED], UNDECIDED),
+        ([HOLDS, FAILS, UNDECIDED, UNTESTABLE], FAILS),
+        ([UNDECIDED, UNTESTABLE], UNTESTABLE),
+    ],
+)
+def test_of_several_statements_the_worst_decides(verdicts, whole):
+    assert joined(verdicts) == joined(reversed(verdicts)) == whole
+
+
+def test_a_claim_says_what_it_rests_on():
+    parts = [(Bound("above"), estimate((0.1, 0.3), (0.2, 0.8))), (Bound("below", 0.5), estimate((0.0, 0.1)))]
+    claim = judged("it is so", parts, "numbers", "20 models")
+    said = ("it is so", HOLDS, "numbers", "20 models", "above 0, below 0.5", pytest.approx(0.3))
+    assert astuple(claim) == said
+
+
+def test_the_table_and_the_counts_have_all_verdicts():
+    ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2)]
+    claims = [judged(str(end), [(Bound("above"), estimate(end))], "", "3 sites") for end in ends]
+    claims.append(untestable("none", "why"))
+    assert [counted("", so, "16 of 16", "16 rows").verdict for so in (True, False)] == [HOLDS, FAILS]
+    table = claims_table(claims)
+    assert list(table) == ["claim", "verdict", "numbers", "units", "tolerance", "smallest_effect"]
+    assert list(table["verdict"]) == list(VERDICTS)
+    assert table["smallest_effect"].tolist()[:3] == pytest.approx([0.05, 0.05, 0.15])
+    assert math.isnan(table["smallest_effect"][3])
+    names = ["claims_that_hold", "claims_that_do_not_hold", "claims_undecided", "claims_not_testable"]
+    assert counts_of(claims) == {"claims": 4.0, **dict.fromkeys(names, 1.0)}
+    open_ended = judged("", [(Bound("above"), estimate((-math.inf, math.inf)))], "", "")
+    assert (open_ended.verdict, open_ended.smallest_effect) == (UNDECIDED, None)
+    assert math.isnan(claims_table([counted("", True, "", "")])["smallest_effect"][0])
+
+
+def test_intervals_for_several_numbers_are_wider():
+    assert level_of_each(1) == pytest.approx(0.95)
+    assert level_of_each(5) == pytest.approx(0.99)
+    assert together(1) == ""
+    assert "all 5 together" in together(5)
+
+
+@pytest.fixture
+def make_results():
+    path = Path(__file__).resolve().parents[2] / "docs" / "make_results.py"
+    spec = importlib.util.spec_from_file_location("make_results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def planted(store, name, verdicts, scale="mini", key="a", **config):
+    ends = {HOLDS: (0.1, 0.2), FAILS: (-0.2, -0.1), UNDECIDED: (-0.1, 0.2)}
+    claims = [
+        judged(f"{name} {verdict}", [(Bound("above"), estimate(ends[verdict]))], "+1 [0, 2]", "6 models")
+        if verdict in ends
+        else untestable("no", "why")
+        for verdict in verdicts
+    ]
+    tables = {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)}
+    finish(store, name.replace("/", "-"), key, tables, config={"experiment": name, "scale": scale, **config})
+
+
+@pytest.fixture
+def overview(make_results, tmp_path, capsys):
+    """The lines of the page that is made of a store."""
+
+    def made():
+        make_results.main(str(tmp_path))
+        return capsys.readouterr().out.splitlines()
+
+    return made
+
+
+def test_the_overview_has_all_claims_of_both_papers(overview, tmp_path):
+    assert "No experiment is finished." in "".join(overview())
+    planted(tmp_path, "brown2023/figure1", [HOLDS, UNDECIDED, UNTESTABLE])
+    planted(tmp_path, "salle2024/figure3", [FAILS, HOLDS, HOLDS])
+    lines = overview()
+    counts = [line for line in lines if line.startswith(("| brown2023 ", "| salle2024 "))]
+    assert counts == ["| brown2023 | mini | 1 | 0 | 1 | 1 |", "| salle2024 | mini | 2 | 1 | 0 | 0 |"]
+    assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in lines
+    assert "| no | not testable here: why |" in lines
+    place = lines.index("## salle2024/figure3")
+    assert lines[place + 1] == "- `python analyze.py experiment=salle2024/figure3 scale=mini`"
+
+
+def test_only_the_newest_result_of_an_experiment_is_told(overview, tmp_path):
+    planted(tmp_path, "brown2023/figure1", [HOLDS], key="old")
+    planted(tmp_path, "brown2023/figure1", [FAILS], key="new")
+    assert "| brown2023 | mini | 0 | 1 | 0 | 0 |" in overview()
+    planted(tmp_path, "brown2023/figure1", [UNDECIDED], key="paper", recipe="paper")
+    lines = overview()
+    assert "| brown2023 | mini | 0 | 1 | 1 | 0 |" in lines, "another recipe is another command"
+    assert any("`python analyze.py experiment=brown2023/figure1 scale=mini recipe=paper`" in line for line in lines)
+
+
+def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_path):
+    name, levels = "salle2024/figure3", {"measure": {"difference": "levels"}, "stimuli": {"kind": "crossed"}}
+    planted(tmp_path, name, [HOLDS, UNTESTABLE], key="own")
+    planted(tmp_path, name, [UNTESTABLE], key="other", **levels)
+    planted(tmp_path, "brown2023/figure1", [HOLDS], population={"name": "planted"}, measure=None)
+    lines = overview()
+    assert "| claim | verdict (1) | verdict (2) |" in lines
+    assert f"| {name} holds | holds: +1 [0, 2] |  |" in lines
+    assert "| no | not testable here: why | not testable here: why |" in lines
+    assert f"- `python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels` (2)" in lines
+    assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in lines
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ("+1 [0, 2], p = 0.01; intervals hold for all 3 together", "holds: +1 [0, 2], p = 0.01"),
+        ("by layer: " + ", ".join(["+1 [0, 2]"] * 9), "holds: ±0.5"),
+    ],
+)
+def test_a_claim_on_many_numbers_shows_its_smallest_effect(make_results, numbers, shown):
+    assert make_results.cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown

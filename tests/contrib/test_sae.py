@@ -1,8 +1,12 @@
-"""Sparse autoencoders: what they keep, how they are carried through maps, and that stacks change nothing."""
+"""Sparse autoencoders: what they keep, how maps carry them, and what a start saves."""
+
+import math
 
 import pytest
 import torch
 
+import tiny
+from thinkalike.contrib.sae.fitting import Course, break_even, break_even_table, over_seeds, savings, savings_table
 from thinkalike.contrib.sae.measures import (
     Dead,
     SparseAutoencoder,
@@ -18,25 +22,8 @@ from thinkalike.measures import AffineMap, PairMoments, both_directions
 KINDS = [5, None]  # k, and None: a ReLU
 
 
-def jiggled(sae: SparseAutoencoder) -> SparseAutoencoder:
-    with torch.no_grad():
-        for weight in sae.parameters():
-            weight.add_(0.2 * torch.randn_like(weight))
-    return sae
-
-
 def random_map(e: int, d: int) -> AffineMap:
     return AffineMap(torch.randn(e, d, dtype=torch.float64), torch.randn(e, dtype=torch.float64))
-
-
-def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 20) -> SparseAutoencoder:
-    """One after some steps of Adam, each on the next part of the states; of a stack all at once."""
-    optimizer = torch.optim.Adam(sae.parameters(), lr=4e-3, betas=(0.9, 0.99))
-    for batch in states.split(len(states) // steps)[:steps]:
-        optimizer.zero_grad()
-        sae_loss(sae, batch, sparsity=0.1).loss.sum().backward()
-        optimizer.step()
-    return sae
 
 
 def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
@@ -45,7 +32,7 @@ def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
 
 
 def test_topk_keeps_the_largest_latents_that_are_positive(float64):
-    sae = jiggled(SparseAutoencoder.random(6, 12, k=5).double())
+    sae = tiny.jiggled(SparseAutoencoder.random(6, 12, k=5).double())
     with torch.no_grad():
         sae.b_enc.sub_(1.0)  # so that not all of the five are positive
     states = torch.randn(40, 6)
@@ -72,7 +59,7 @@ def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
 
 
 def test_the_loss_is_by_dimension_and_the_penalty_scale_free(float64):
-    sae, states = jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
+    sae, states = tiny.jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
     plain, errors, active = sae_loss(sae, states)
     assert torch.equal(active, (sae.encode(states) > 0).sum(0))
     torch.testing.assert_close(plain, (sae(states) - states).square().mean())
@@ -88,7 +75,7 @@ def test_the_loss_is_by_dimension_and_the_penalty_scale_free(float64):
 
 def test_only_dead_latents_learn_to_explain_the_residual(float64):
     """The gradient is that of the latents that are dead alone, of what the others leave."""
-    sae, states = jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
+    sae, states = tiny.jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
     plain = sae_loss(sae, states)
     none = Dead(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
     assert sae_loss(sae, states, dead=none).loss == plain.loss
@@ -115,20 +102,8 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
     assert explained(fitted, states) > explained(sae, states)
 
 
-@pytest.mark.parametrize("k", KINDS)
-def test_each_of_a_stack_has_the_bits_that_it_has_alone(k):
-    alone = [SparseAutoencoder.random(16, 40, k, seed) for seed in range(4)]
-    states = torch.randn(200, 16)
-    together = trained(SparseAutoencoder.stacked(alone), states).unstacked()
-    for seed, each in enumerate(together):
-        own = trained(SparseAutoencoder.stacked([SparseAutoencoder.random(16, 40, k, seed)]), states).unstacked()[0]
-        for a, b in zip(own.parameters(), each.parameters(), strict=True):
-            assert torch.equal(a, b)
-    assert not torch.equal(together[0].W_enc, alone[0].W_enc), "control: they were trained"
-
-
 def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
-    several = [jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
+    several = [tiny.jiggled(SparseAutoencoder.random(6, 12, 3, seed).double()) for seed in range(3)]
     stack, states = SparseAutoencoder.stacked(several), torch.randn(3, 20, 6)
     torch.testing.assert_close(stack(states), torch.stack([own(h) for own, h in zip(several, states, strict=True)]))
     torch.testing.assert_close(stack(states[0]), torch.stack([own(states[0]) for own in several]))
@@ -138,7 +113,7 @@ def test_each_of_a_stack_reads_the_same_states_or_its_own(float64):
 
 @pytest.mark.parametrize("k", KINDS)
 def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
-    sae, up, down = jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
+    sae, up, down = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double()), random_map(9, 6), random_map(6, 9)
     other, states = carried(sae, up, down), torch.randn(30, 9)
     torch.testing.assert_close(other.encode(states), sae.encode(down(states)))
     torch.testing.assert_close(other(states), up(sae(down(states))))
@@ -147,7 +122,7 @@ def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
 
 @pytest.mark.parametrize("k", KINDS)
 def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
-    sae = jiggled(SparseAutoencoder.random(6, 12, k).double())
+    sae = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double())
     up, down, further, back = random_map(9, 6), random_map(6, 9), random_map(7, 9), random_map(9, 7)
     twice, at_once = carried(carried(sae, up, down), further, back), carried(sae, further @ up, down @ back)
     for a, b in zip(twice.parameters(), at_once.parameters(), strict=True):
@@ -155,7 +130,7 @@ def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
 
 
 def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
-    sae, mean = jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
+    sae, mean = tiny.jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
     states, other = torch.randn(30, 6), standardised(sae, mean, 2.5)
     torch.testing.assert_close(other.encode((states - mean) / 2.5), sae.encode(states))
     torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
@@ -196,3 +171,66 @@ def test_a_fitted_rotation_carries_an_sae_and_a_wrong_one_not():
     assert native > 0.98
     assert astray == pytest.approx(chance, abs=0.005)
     assert torch.stack(others).mean() == pytest.approx(chance, abs=0.005)
+
+
+TOKENS = [0, *(125 * 2**place for place in range(8))]
+
+
+def course(name: str, speed: float, fixed: float = 0.0, start: float = 0.0, seeds: int = 3) -> Course:
+    """One that explains start + log2(1 + speed · tokens / 1000) / 10 after so many tokens, a little more each seed."""
+    curve = start + torch.log2(1 + speed * torch.tensor(TOKENS) / 1000) / 10
+    return Course(name, TOKENS, curve[:, None] + torch.linspace(0, 0.01, seeds), fixed, 2.0)
+
+
+def test_an_equal_start_saves_nothing_less_its_cost():
+    plain = course("a", 1.0)
+    torch.testing.assert_close(savings(course("b", 1.0), plain), torch.zeros(8, 3).double())
+    dear = savings(course("b", 1.0, fixed=500.0), plain)
+    torch.testing.assert_close(dear[:, 0], -500 / (2 * torch.tensor(TOKENS[1:]).double()))
+
+
+def test_a_start_twice_as_fast_saves_half_and_breaks_even():
+    plain, fast = course("a", 1.0), course("b", 2.0, fixed=1000.0)
+    saved = savings(fast, plain)
+    budget = torch.tensor(TOKENS[1:]).double()
+    expected = 1 - (1000 + 2 * budget / 2) / (2 * budget)
+    torch.testing.assert_close(saved[2:], expected[2:, None].expand(6, 3), rtol=0, atol=0.02)
+    even = break_even(fast, plain)
+    assert ((even > 900) & (even < 1100)).all(), "1000 + n = 2 n"
+
+
+def test_between_two_looks_it_is_a_line_over_the_logarithm():
+    one = Course("a", [0, 1000, 4000], torch.tensor([[0.0], [0.5], [0.7]]), 0.0, 1.0)
+    goals = torch.tensor([[0.0], [0.25], [0.5], [0.6], [0.7], [0.71]])
+    assert one.reaches(goals).flatten().tolist() == pytest.approx([0, 500, 1000, 2000, 4000, math.inf])
+    falling = Course("a", [0, 1000, 4000, 8000], torch.tensor([[0.0], [0.5], [0.4], [0.7]]), 0.0, 1.0)
+    assert falling.reaches(torch.tensor([[0.45], [0.5]])).flatten().tolist() == pytest.approx([900, 1000]), "first time"
+
+
+def test_one_that_never_gets_there_saves_less_than_is_said():
+    slow, plain = course("b", 0.1), course("a", 1.0)
+    table, _ = savings_table([plain, slow])
+    assert table["reached"].tolist() == [1.0] * 4 + [0.0] * 4
+    assert (table["saved"] <= 0).all()
+    assert table["saved"].iloc[-1] == 0, "all of its tokens cost as much as those of the other"
+    assert break_even(slow, plain).isinf().all()
+
+
+def test_tables_compare_each_start_with_those_before_it():
+    courses = [course("random", 1.0), course("least_squares", 1.5), course("transferred", 3.0)]
+    table, by_seed = savings_table(courses)
+    pairs = list(dict.fromkeys(zip(table["start"], table["against"], strict=True)))
+    assert pairs == [("least_squares", "random"), ("transferred", "random"), ("transferred", "least_squares")]
+    assert by_seed.shape == (len(table), 3)
+    torch.testing.assert_close(torch.tensor(table["saved"].tolist(), dtype=torch.float64), by_seed.mean(-1))
+    assert ((table["saved_low"] <= table["saved"]) & (table["saved"] <= table["saved_high"])).all()
+    assert list(break_even_table(courses)["start"]) == [start for start, _ in pairs]
+
+
+def test_intervals_over_seeds_are_students():
+    values = torch.tensor([[1.0, 2.0, 3.0, 6.0]], dtype=torch.float64)
+    found = over_seeds(values)
+    half = 3.182446305 * values.std() / 2
+    assert (found.value.item(), found.low.item()) == pytest.approx((3.0, 3.0 - half.item()))
+    alone = over_seeds(values[:, :1])
+    assert (alone.low.item(), alone.high.item()) == (-math.inf, math.inf)

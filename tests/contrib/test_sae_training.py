@@ -10,7 +10,10 @@ from conftest import break_off
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import fitting as formulas
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.contrib.sae.evaluation import (
+from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, carried, sae_loss, with_fitted_decoder
+from thinkalike.contrib.sae.training import (
+    SAEFit,
+    SAETraining,
     SiteStates,
     kept_by_document,
     site_states,
@@ -18,8 +21,6 @@ from thinkalike.contrib.sae.evaluation import (
     spread_by_document,
     states_after,
 )
-from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, carried, sae_loss, with_fitted_decoder
-from thinkalike.contrib.sae.training import SAEFit, SAETraining
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.language import next_token_losses
@@ -55,10 +56,11 @@ def same(one: SparseAutoencoder, other: SparseAutoencoder) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_each_sae_has_its_bits_whatever_trains_beside_it(tmp_path):
-    together = run(training(fits_of([3, 5, 8], [1.0, 0.25])), tmp_path / "all")
+@pytest.mark.parametrize(("activation", "k"), [("topk", 4), ("relu", None)])
+def test_each_sae_has_its_bits_whatever_trains_beside_it(tmp_path, activation, k):
+    together = run(training(fits_of([3, 5, 8], [1.0, 0.25], k), activation=activation), tmp_path / "all")
     for number, seed, factor in ((1, 5, 1.0), (5, 8, 0.25)):
-        alone = run(training(fits_of([seed], [factor])), tmp_path / str(number))
+        alone = run(training(fits_of([seed], [factor], k), activation=activation), tmp_path / str(number))
         assert same(alone.trained()[0], together.trained()[number])
         for name in ("errors", "active", "dead"):
             assert torch.equal(getattr(alone, name)[:, 0], getattr(together, name)[:, number])
@@ -134,7 +136,7 @@ def test_what_is_kept_is_summed_by_document_in_any_batches(monkeypatch):
     stack = SparseAutoencoder.stacked([each.begins for each in fits_of([0, 1, 2])])
     own = SiteStates(torch.randn(60, 32), torch.arange(60) // 7)
     kept = kept_by_document(stack, own, 9)
-    monkeypatch.setattr("thinkalike.contrib.sae.evaluation.LATENTS", 1)
+    monkeypatch.setattr("thinkalike.contrib.sae.training.LATENTS", 1)
     for one, other in zip(kept, kept_by_document(stack, own, 9), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
     errors = sae_loss(stack, own.states).errors

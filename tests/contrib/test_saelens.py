@@ -65,6 +65,13 @@ def test_what_saelens_computes_in_another_order_is_folded_in(tmp_path):
         ({}, {"architecture": "gated"}, "architecture=gated"),
         ({}, {"architecture": "standard", "activation_fn_str": "topk"}, "activation_fn_str=topk"),
         ({}, {"k": None}, "k=None"),
+        ({}, {"k": True}, "k=True"),
+        ({}, {"d_in": 7}, "shapes"),
+        ({"b_enc": torch.zeros(1)}, {}, "shapes"),
+        ({"b_dec": torch.full((9,), torch.nan)}, {}, "b_dec has entries that are not finite"),
+        ({"W_dec": torch.zeros(20, 9)}, {"rescale_acts_by_decoder_norm": True}, "a direction of zeros"),
+        ({"b_dec": torch.zeros(9, dtype=torch.long)}, {}, "float32, torch.int64"),
+        ({}, {"apply_b_dec_to_input": "false"}, "neither true nor false"),
     ],
 )
 def test_autoencoders_of_other_kinds_are_refused(tmp_path, tensors, settings, message):

@@ -1,12 +1,18 @@
-"""Noise ceilings, random effects and the two-factor bootstrap against rsatoolbox, simulations and planted answers."""
+"""Recordings as subjects: noise ceilings, random effects and bootstraps by rsatoolbox and simulations, and jobs."""
 
+import json
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 import torch
+from safetensors.torch import save_file
 
+import tiny
+from conftest import composed, results_in
+from measure_tester import THEIRS, every
 from thinkalike.contrib.subjects.measures import (
     Draws,
     draw,
@@ -16,9 +22,12 @@ from thinkalike.contrib.subjects.measures import (
     random_effects,
     two_factor,
 )
-from thinkalike.measures import compare
+from thinkalike.contrib.subjects.mlem import group_tables
+from thinkalike.data.recordings import read_arrays, read_recording
+from thinkalike.errors import DataError
+from thinkalike.measures import compare, crossnobis, distance_vectors
 from thinkalike.measures.estimates import two_sided
-from toolbox import THEIRS, every
+from thinkalike.states.stimuli import StimulusStates
 
 N, S = 10, 5
 P = N * (N - 1) // 2
@@ -212,3 +221,221 @@ REFUSED = {
 def test_what_has_no_ceiling_or_resamples_is_refused(case):
     with pytest.raises(ValueError):
         REFUSED[case]()
+
+
+COUNT, SUBJECTS = 24, 4
+IDS = [f"w{number}" for number in range(COUNT)]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Words of 24 texts, with two features."""
+    rows = [
+        f"{name},{'ab'[n % 2]}{'cd'[n // 2 % 2]} {chr(97 + n)},{['red', 'green', 'blue'][n % 3]},{n % 4}"
+        for n, name in enumerate(IDS)
+    ]
+    path = tmp_path_factory.mktemp("subjects") / "words.csv"
+    path.write_text("\n".join(["id,text,colour,size", *rows]) + "\n")
+    return path
+
+
+def write(path, layers, runs=1, ids=IDS):
+    """Write a recording, with rows in an order of its own; layers of several runs have a first axis of them."""
+    order = np.random.default_rng(len(path.name)).permutation(runs * len(ids))
+    rows = {name: np.asarray(layer).reshape(runs * len(ids), -1)[order] for name, layer in layers.items()}
+    named = {"runs": np.repeat(np.arange(runs), len(ids))[order]} if runs > 1 else {}
+    np.savez(path, **rows, ids=np.tile(ids, runs)[order], **named)
+    return path
+
+
+@pytest.fixture
+def recordings(tmp_path, states, stimuli):
+    """Subjects: V1 is a layer of the model under noise, and in IT there is nothing but colour."""
+    colour = np.eye(3)[stimuli.codes().table[:, 0].long()]
+    paths = []
+    for number in range(SUBJECTS):
+        draw = np.random.default_rng(number)
+        middle = states[1].double().numpy()
+        layers = {
+            "V1": middle + 0.5 * middle.std() * draw.normal(size=middle.shape),
+            "IT": colour + 0.2 * draw.normal(size=(COUNT, 3)),
+        }
+        paths.append(write(tmp_path / f"s{number + 1}.npz", layers))
+    return paths
+
+
+@pytest.fixture
+def measured(cli, table, tmp_path):
+    """Run a measure of the words of the table."""
+
+    def run(*words, measure="rsa"):
+        own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/results"]
+        return cli("analyze.py", *own, *words)
+
+    return run
+
+
+def given(paths):
+    return f"activations=[{','.join(map(str, paths))}]"
+
+
+def local(path, side="model", part="model"):
+    return [f"{side}=local", f"{part}.path={path}"]
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_runs_find_their_stimuli_and_states_are_their_mean(ending, tmp_path, stimuli):
+    runs = torch.randn(3, COUNT, 2, dtype=torch.float64)
+    order = torch.randperm(3 * COUNT)
+    rows, names = runs.reshape(-1, 2)[order], [f"session {n}" for n in (1, 2, 10) for _ in IDS]
+    ids, names = (np.array(each)[order] for each in (IDS * 3, names))
+    path = tmp_path / f"x{ending}"
+    if ending == ".npz":
+        np.savez(path, V1=rows, ids=ids, runs=names)
+    else:
+        save_file({"V1": rows}, path, {"ids": json.dumps(ids.tolist()), "runs": json.dumps(names.tolist())})
+    found = read_recording(path, stimuli)
+    assert found.runs == ["session 1", "session 2", "session 10"]
+    torch.testing.assert_close(found.layers["V1"], runs)
+    torch.testing.assert_close(read_arrays(path, stimuli)["V1"], runs.mean(0))
+
+
+def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
+    whole = torch.randn(2, 3, COUNT, 4, dtype=torch.float64)
+    np.savez(tmp_path / "x.npz", states=whole.reshape(2, -1, 4), ids=IDS * 3, runs=np.repeat([1, 2, 3], COUNT))
+    found = read_recording(tmp_path / "x.npz", stimuli)
+    torch.testing.assert_close(torch.stack([found.layers["0"], found.layers["1"]]), whole)
+
+
+@pytest.mark.drawn
+def test_the_subjects_own_layer_is_best_and_at_the_ceiling(measured, recordings, states, checkpoints):
+    done = measured(given(recordings), *local(checkpoints["gpt2"]), "measure.resamples=60")
+    result = done.result
+    table = result.table.set_index(["recorded", "layer"])
+    assert len(table) == 2 * tiny.LAYERS
+    v1 = table.loc["V1"]
+    assert v1["value"].idxmax() == 1
+    assert v1["lower"][1] - 0.05 < v1["value"][1]
+    assert (v1["both_low"] <= v1["value"]).all()
+    assert table.loc["IT"]["value"].max() < 0.5 * table.loc["IT"]["lower"].max(), "control: colour is in no layer"
+    bests = result.tables["models"].set_index("recorded")
+    assert str(bests["layers"]["V1"]) == "1"
+    assert set(result.tables["comparisons"]["other"]) == {"noise ceiling"}
+    assert {path.stem for path in result.figures} == {"subjects"}
+    assert result.provenance["subjects"] == ["s1", "s2", "s3", "s4"]
+    assert "V1: noise ceiling" in done.stdout
+    assert "gpt2, best layer 1:" in done.stdout
+    assert "gpt2 minus the ceiling's lower end: " in done.stdout
+
+
+def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, states, stimuli, checkpoints):
+    words = ["measure.comparator=corr_cov", "measure.distance=correlation", "measure.resamples=0"]
+    result = measured(given(recordings), *local(checkpoints["gpt2"]), *words).result
+    inside = [read_arrays(path, stimuli)["V1"] for path in recordings]
+    subjects, models = (distance_vectors(each, "correlation") for each in (inside, states))
+    values = compare(models, subjects, "corr_cov")
+    each = result.tables["by_subject"]
+    found = each[each["recorded"] == "V1"]["value"].to_numpy().reshape(tiny.LAYERS, SUBJECTS)
+    np.testing.assert_allclose(found, values, atol=1e-12)
+    table = result.table[result.table["recorded"] == "V1"]
+    expected = np.stack([np.asarray(part) for part in random_effects(values)])
+    np.testing.assert_allclose(table[["value", "low", "high"]].to_numpy().T, expected, atol=1e-12)
+    assert "both_low" not in table
+    pair = result.tables["layers"].query("recorded == 'V1' and layer == 0 and other_layer == 2").iloc[0]
+    expected = [*map(float, random_effects(values[0] - values[2]))]
+    np.testing.assert_allclose(list(pair[["difference", "low", "high"]]), expected, atol=1e-12)
+    ceiling, rows = noise_ceiling(subjects, "corr_cov"), result.tables["ceilings"].query("recorded == 'V1'")
+    np.testing.assert_allclose(rows[["lower", "upper"]].to_numpy().T, [ceiling.lower, ceiling.upper], atol=1e-12)
+    assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
+
+
+def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tmp_path, checkpoints):
+    draw, middle, runs = np.random.default_rng(0), states[1].double().numpy(), {}
+    for name in ("a", "b", "c"):
+        runs[name] = middle + middle.std() * draw.normal(size=(3, *middle.shape))
+        write(tmp_path / f"{name}.npz", {"V1": runs[name]}, 3)
+    paths = [tmp_path / f"{name}.npz" for name in runs]
+    words = [given(paths), *local(checkpoints["gpt2"]), "measure.comparator=corr", "measure.resamples=0"]
+    found = measured(*words, "measure.distance=crossnobis").result
+    subjects = torch.stack([crossnobis(torch.from_numpy(each))[np.triu_indices(COUNT, 1)] for each in runs.values()])
+    values = compare(distance_vectors(states), subjects, "corr")
+    np.testing.assert_allclose(found.table["value"], values.mean(1), atol=1e-10)
+    assert found.table["value"].idxmax() == 1
+    alone = measured(f"activations={paths[0]}", "measure.distance=crossnobis", "measure.comparator=corr")
+    assert list(alone.result.table["value"]) == [pytest.approx(1)]
+
+
+@pytest.mark.slow
+@pytest.mark.ci_slow
+def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
+    comparator = "cosine_cov"
+    done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")
+    layers = [layer for path in recordings[:2] for layer in read_arrays(path, stimuli).values()]
+    vectors = distance_vectors(layers)
+    np.testing.assert_allclose(done.result.table["value"], compare(vectors, vectors, comparator).flatten(), atol=1e-12)
+    assert "p" in done.result.table
+    assert "Most alike" in done.stdout
+
+
+def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
+    """In IT there is nothing but colour, and in V1 little of size under much noise."""
+    colour, size = (np.eye(4)[stimuli.codes().table[:, column].long()] for column in (0, 1))
+    for number in range(SUBJECTS):
+        noise = np.random.default_rng(number).normal(size=(2, COUNT, 4))
+        write(tmp_path / f"s{number}.npz", {"IT": colour + 0.2 * noise[0], "V1": size + 0.7 * noise[1]})
+    done = measured(given(sorted(tmp_path.glob("s?.npz"))), "measure.permutations=2", "measure.folds=3", measure="mlem")
+    result = done.result
+    group, scores = result.tables["group"], result.tables["group_scores"].set_index("layer")
+    table = result.table
+    for (layer, feature), rows in table.groupby(["layer", "feature"]):
+        expected = [*map(float, random_effects(torch.tensor(rows["importance"].to_numpy())))]
+        row = group[(group["layer"] == layer) & (group["feature"] == feature)].iloc[0]
+        np.testing.assert_allclose(list(row[["importance", "low", "high"]]), expected, atol=1e-9)
+    it = group[group["layer"] == "IT"].set_index("feature")
+    assert it["low"]["colour"] > 0.3
+    assert abs(it["importance"]["size"]) < 0.1
+    assert scores["score"]["IT"] > 0.8 * scores["lower"]["IT"]
+    assert scores["lower"]["V1"] < 0.5 * scores["lower"]["IT"], "subjects differ"
+    assert (scores["lower"] < scores["upper"]).all()
+    assert "4 subjects" in done.stdout
+    assert "noise ceiling" in done.stdout
+
+
+def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):
+    """Points 0, 1, 3 and 0, 3, 1: what is near in one is far in the other."""
+    config = composed("measure=mlem", "recipe=paper", entry="analyze")
+    few, sides = stimuli.take([0, 1, 2]), []
+    for name, places in (("s1", [0.0, 1, 3]), ("s2", [0.0, 3, 1])):
+        sides.append(StimulusStates(name, ["V1"], [torch.tensor(places)[:, None]], {}))
+    profiles = pd.DataFrame({"model": ["s1", "s2"], "layer": "V1", "feature": "size", "importance": [0.1, 0.2]})
+    scores = pd.DataFrame({"model": ["s1", "s2"], "layer": "V1", "score": [0.1, 0.2]})
+    with pytest.raises(DataError, match="the noise ceiling of held-out stimuli: the distances of the mean of all"):
+        group_tables(config, few, sides, profiles, scores)
+
+
+RECORDED, CROSSNOBIS = "activations=[S1,S2,S3]", "measure.distance=crossnobis"
+BAD = {
+    "a copy of a subject": (["activations=[S1,S2,COPY]"], "copy and s1 hold the same; give each subject once"),
+    "other layers": (["activations=[S1,S2,OTHER]"], "other and s1 differ in the layers IT"),
+    "constant distances": (["activations=[S1,S2,FLAT]"], "the distances of flat V1 are constant"),
+    "crossnobis of one run": ([RECORDED, CROSSNOBIS], "s1.npz has one run, and measure.distance=crossnobis needs two"),
+    "crossnobis of a model": ([CROSSNOBIS], "needs runs of a recording; give activations=FILE"),
+    "noise without an inverse": (["activations=[STILL,S1,S2]", CROSSNOBIS], "choose measure.noise=none"),
+    "a comparator of other distances": (["measure.comparator=corr_cov", "measure.distance=manhattan"], "manhattan"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
+    words, message = BAD[case]
+    first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}
+    paths = {f"S{number + 1}": path for number, path in enumerate(recordings)}
+    paths["COPY"] = tmp_path / "copy.npz"
+    paths["COPY"].write_bytes(recordings[0].read_bytes())
+    paths["OTHER"] = write(tmp_path / "other.npz", {"V1": first["V1"]})
+    paths["FLAT"] = write(tmp_path / "flat.npz", {**first, "V1": np.ones((COUNT, 2))})
+    paths["STILL"] = write(tmp_path / "still.npz", {name: np.stack([layer, layer]) for name, layer in first.items()}, 2)
+    for name, path in paths.items():
+        words = [word.replace(f"[{name}", f"[{path}").replace(f",{name}", f",{path}") for word in words]
+    assert message in measured(*words).error
+    assert not results_in(tmp_path / "results")

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from stores import finish
 
 KILLS = Path(__file__).with_name("kills.py")
 
@@ -22,15 +25,9 @@ def test_the_campaign_sees_other_bytes_and_left_overs(tmp_path):
     """The positive control."""
     sys.path.insert(0, str(KILLS.parent))
     import kills
-    import pandas as pd
-
-    from thinkalike.store import Job
 
     for name, penalty in (("whole", 0.5), ("same", 0.5), ("other", 0.25)):
-        job = Job(str(tmp_path / name / "store"), "loss", "abc")
-        with job.running():
-            job.write({}, {"scalars": {}, "settings": {}, "provenance": {}}, {"table": pd.DataFrame([penalty])}, {})
-            job.appear()
+        finish(tmp_path / name / "store", "loss", "abc", {"table": pd.DataFrame([penalty])})
     assert kills._problem(0, "", tmp_path / "same", tmp_path / "whole") == ""
     assert kills._problem(0, "", tmp_path / "other", tmp_path / "whole") == "loss: other bytes"
     assert kills._problem(1, "error: no", tmp_path / "same", tmp_path / "whole").startswith("exit 1")

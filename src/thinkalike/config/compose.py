@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import re
 import shlex
@@ -25,38 +24,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from thinkalike.config.parts import (
-    HOW_IT_RUNS,
-    REPOSITORY,
-    DataConfig,
-    LoggerConfig,
-    ModelConfig,
-    StimuliConfig,
-    StitchConfig,
-    TrainerConfig,
-)
-from thinkalike.config.roots import (
-    MEASURES,
-    TASKS,
-    AnalyzeConfig,
-    JobConfig,
-    MeasureConfig,
-    TrainConfig,
-    instrument,
-    instrument_of,
-    measure_module,
-    measure_schema,
-)
-from thinkalike.config.schema import RENAMED, Checked, default_of, is_open, made, short
+from thinkalike.config import parts
+from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
+from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
 from thinkalike.errors import ConfigError, nearest, one_of
-from thinkalike.plugins import is_plugin
+from thinkalike.plugins import MEASURES, POINTS, SUBJECTS, TASKS, instrument, is_plugin, load, measure_module
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
@@ -65,8 +44,7 @@ PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the 
 _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 ROOTS: dict[str, Any] = {"train_schema": TrainConfig, "analyze_schema": AnalyzeConfig}
-PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, TrainerConfig, LoggerConfig)
-GROUPS: dict[str, type] = {schema.part: schema for schema in PARTS}
+GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
 
@@ -133,10 +111,10 @@ def _node(path: Any) -> dict[str, Any] | None:
     if group == "task" and name in TASKS:
         return {"task": name, **_added(instrument(TASKS[name]).config, TrainConfig)}
     if group == "measure" and (name in MEASURES or is_plugin(name)):
-        schema: Any = measure_schema(name)
-        return {"measure": _unset(schema), **_added(instrument(measure_module(name)).config, AnalyzeConfig)}
+        added = _added(instrument(measure_module(name)).config, AnalyzeConfig)
+        return {"measure": _unset(measure_schema(name)), **added}
     odd = "/" not in name or "--" in name or ".." in name or name.endswith(".git")
-    if group in ("model", "data") and re.match(REPOSITORY, name, re.ASCII) and not odd:
+    if group in ("model", "data") and re.match(parts.REPOSITORY, name, re.ASCII) and not odd:
         node = {"defaults": [f"/{group}/hub@_here_", "_self_"], "hub_id": name}
         return node | ({"name": name} if group == "data" else {})
     return None
@@ -150,20 +128,34 @@ def _added(schema: Any, root: Any) -> dict[str, Any]:
 @cache
 def _unset(schema: Any) -> dict[str, Any]:
     """Return the defaults of a schema, and None for what is left open."""
-    parts, node = get_type_hints(schema), {}
+    hints, node = get_type_hints(schema), {}
     for item in dataclasses.fields(schema):
-        is_part = dataclasses.is_dataclass(parts[item.name])
-        node[item.name] = _unset(parts[item.name]) if is_part else None if is_open(item) else default_of(item)
+        is_part = dataclasses.is_dataclass(hints[item.name])
+        node[item.name] = _unset(hints[item.name]) if is_part else None if is_open(item) else default_of(item)
     return node
 
 
-def options(group: str) -> list[str]:
-    """Return the names that a configuration group offers: `options("model")`."""
-    with hydra_ready():
-        folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
-    roots = [folder / group for folder in folders if folder.is_absolute()]
-    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
-    return sorted(written | {*(MEASURES if group == "measure" else ())})
+def measure_schema(kind: str) -> Any:
+    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
+    if is_plugin(kind):
+        return load(POINTS["plugin"])(kind)[1]
+    load(measure_module(kind))
+    return MeasureConfig.schemas[kind]
+
+
+def instrument_of(config: Any) -> Any:
+    """Return the instrument of a job."""
+    if isinstance(config, TrainConfig):
+        return instrument(TASKS[config.task])
+    if config.experiment and config.models is None:
+        return load(POINTS["experiment"])(config.experiment)
+    kind = config.measure.kind
+    if not config.subjects:
+        return instrument(measure_module(kind))
+    if kind not in SUBJECTS:
+        several = f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects"
+        raise ConfigError(f"{several}; choose measure={' or '.join(SUBJECTS)}")
+    return instrument(SUBJECTS[kind])
 
 
 @contextlib.contextmanager
@@ -181,6 +173,32 @@ def hydra_ready() -> Iterator[None]:
             yield
     finally:
         GlobalHydra.instance().hydra = before
+
+
+def options(group: str) -> list[str]:
+    """Return the names that a configuration group offers: `options("model")`."""
+    with hydra_ready():
+        folders = [Path(each.path) for each in GlobalHydra.instance().config_loader().get_sources()]
+    roots = [folder / group for folder in folders if folder.is_absolute()]
+    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
+    return sorted(written | {*(MEASURES if group == "measure" else ())})
+
+
+def option(group: str, name: str) -> dict[str, Any]:
+    """Return the settings of an option of a group, or of a model by its folder or repository."""
+    with hydra_ready():
+        path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
+        return dict(_option(group, name, path))
+
+
+@cache
+def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, Any]:
+    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), name)
+    try:
+        composed = compose(None, [f"+{group}='{escaped}'"])
+    except COMPOSING_ERRORS as error:
+        raise ConfigError(explained(error)) from error
+    return OmegaConf.to_container(composed[group], resolve=False)  # type: ignore[return-value]
 
 
 def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any:
@@ -221,29 +239,24 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     Args:
         overrides: those of the job, by which a model that is named as the target runs as the source does.
         choices: the option that was chosen of each group, or None.
-
-    Raises:
-        ConfigError: a setting does not exist, or its value is not possible.
     """
     settings: Any = OmegaConf.to_container(composed, resolve=False)
-    measure = settings.get("measure")
-    kind = measure["kind"] if isinstance(measure, dict) else None
+    kind, job = (settings.get("measure") or {}).get("kind"), None
     if "task" in settings:
         one_of("task", str(settings["task"]), TASKS)
-        schema = instrument(TASKS[settings["task"]]).config
-    else:
-        schema = instrument(measure_module(kind)).config if kind else AnalyzeConfig
-    if "target" in settings:
-        settings |= _models(settings, keys_of(overrides), {part for part, option in choices.items() if option})
+        job = instrument(TASKS[settings["task"]])
+    elif kind:
+        job = instrument(measure_module(kind))
+    chosen = {group for group, name in choices.items() if name}
+    stands_for_others = any(settings.get(name) for name in ("experiment", "models", "activations"))
+    settings |= _models(settings, keys_of(overrides), chosen, () if stands_for_others or not job else job.reads)
     settings = OmegaConf.to_container(OmegaConf.create(settings), resolve=True)
     if kind:
         settings["measure"] = made(measure_schema(kind), settings["measure"], "measure.")
-    for part, own in (("model", ModelConfig), ("target", ModelConfig), ("data", DataConfig)):
-        if part in settings and settings[part]["name"] is None:  # what is not given has its default, or stays open
-            open_ones = dict.fromkeys(item.name for item in dataclasses.fields(own) if is_open(item))
-            given = {key: value for key, value in settings[part].items() if value is not None}
-            settings[part] = open_ones | given
-    config = made(schema, settings)
+    for part in ("model", "target", "data"):
+        if settings[part]["name"] is None:  # what is not given has its default, or stays open
+            settings[part] = _unset(GROUPS["data" if part == "data" else "model"]) | _given(settings[part])
+    config = made(job.config if job else AnalyzeConfig, settings)
     for word in overrides:
         key, _, written = word.partition("=")
         read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
@@ -254,54 +267,39 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     return config
 
 
-def _models(settings: Mapping[str, Any], keys: Collection[str], chosen: Collection[str]) -> dict[str, Any]:
-    """Return the settings of both models.
+def _models(
+    settings: Mapping[str, Any], keys: Collection[str], chosen: Collection[str], reads: Collection[str]
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of both models, or what is given of them where the job reads none that has a name.
 
     A target that is not chosen is the source in all that is not given of it; one that is chosen runs as the overrides
-    say of the source.
+    say of the source. Where no model is named, a stitch leads into another mini.
     """
     model, target = settings["model"], settings["target"]
-    own = {key: value for key, value in target.items() if value is not None}
-    is_named = model["name"] is not None or ("model@target" not in chosen and target["name"] is not None)
-    if "model" not in chosen and is_named:  # a name for the default model, or for the target that it is
-        model = {**option("model", SOURCE), **{key: value for key, value in model.items() if value is not None}}
-    if "model@target" not in chosen:
-        place = PLACES.get(str(model["name"]))
-        if model["name"] is None:
-            return {"model": model, "target": target}
-        source = option("model", model["name"]) | _how_it_runs(model, keys) if place in own else model
-        return {"model": model, "target": {**source, **own}}
-    runs = {key: value for key, value in _how_it_runs(model, keys).items() if f"target.{key}" not in keys}
-    return {"model": model, "target": {**target, **runs}}
+    given, own = _given(model), _given(target)
+    runs = {key: model[key] for key in HOW_IT_RUNS if f"model.{key}" in keys}
+    is_default = "model" not in chosen
+    if is_default and ("name" in given or ("model@target" not in chosen and "name" in own) or "model" in reads):
+        model = option("model", SOURCE) | given
+    if "model@target" in chosen:
+        return {"model": model, "target": target | {key: runs[key] for key in runs if f"target.{key}" not in keys}}
+    if model["name"] is None:
+        return {"model": model, "target": target}
+    if is_default and not own and not given.keys() - {*HOW_IT_RUNS} and "stitch" in reads:
+        return {"model": model, "target": option("model", TARGET) | given}
+    is_elsewhere = PLACES.get(model["name"]) in own
+    return {"model": model, "target": (option("model", model["name"]) | runs if is_elsewhere else model) | own}
 
 
-def _how_it_runs(model: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """Return the settings of how a model runs that overrides give, and not its file."""
-    return {key: model[key] for key in HOW_IT_RUNS if f"model.{key}" in keys}
-
-
-def option(group: str, name: str) -> dict[str, Any]:
-    """Return the settings of an option of a group, or of a model by its folder or repository."""
-    with hydra_ready():
-        path = tuple(each.path for each in GlobalHydra.instance().config_loader().get_search_path().get_path())
-        return dict(_option(group, name, path))
-
-
-@cache
-def _option(group: str, name: str, search_path: tuple[str, ...]) -> dict[str, Any]:
-    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), name)
-    try:
-        composed = compose(None, [f"+{group}='{escaped}'"])
-    except COMPOSING_ERRORS as error:
-        raise ConfigError(explained(error)) from error
-    return OmegaConf.to_container(composed[group], resolve=False)  # type: ignore[return-value]
+def _given(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in part.items() if value is not None}
 
 
 def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     """Return a configuration in which everything that a job reads and that was left open is decided.
 
-    Without a name, models are those of the main job, the data is what the models were trained on, and other parts are
-    what their schemas say; the settings of every part are those of its recipe.
+    The data is what the models were trained on, and other parts without a name are what their schemas say; the settings
+    of every part are those of its recipe.
 
     Args:
         reads: the parts that the job reads; those of its instrument if not given.
@@ -310,15 +308,6 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         return config
     if reads is None:
         return instrument_of(config).completed(config)
-    found: dict[str, Any] = {}
-    if {"model", "target"} & {*reads} and config.model.name is None and not getattr(config, "activations", None):
-        given, other = settings_of(config.model), settings_of(config.target)
-        found["model"] = _named("model", SOURCE, given)
-        is_pair = "stitch" in reads and not other and not given.keys() - {*HOW_IT_RUNS}
-        if config.target.name is None:
-            same = dataclasses.replace(found["model"], **other)
-            found["target"] = _named("model", TARGET, given) if is_pair else same
-    config = dataclasses.replace(config, **found)
     if "data" in reads and config.data.name is None:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
@@ -327,17 +316,15 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     for name, part in parts.items():
         if part.usual_option and part.name is None:
-            settings = {**option(name, part.usual_option), **settings_of(part)}
-            part = made(type(part), settings, f"{name}.")
+            part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
         parts[name] = part.completed(recipe)
     return dataclasses.replace(config, **parts).completed(recipe)
 
 
 def settings_of(part: Any) -> dict[str, Any]:
     """Return the settings that are given of a part without a name."""
-    values = {item.name: getattr(part, item.name) for item in dataclasses.fields(part)}
-    unset = {item.name: None if is_open(item) else default_of(item) for item in dataclasses.fields(part)}
-    return {name: value for name, value in values.items() if value is not None and value != unset[name]}
+    schema: Any = type(part)
+    return {name: value for name, value in _given(vars(part)).items() if value != _unset(schema)[name]}
 
 
 def _named(group: str, name: str, given: Mapping[str, Any]) -> Any:
@@ -353,54 +340,17 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     return _named("model", model, settings)  # type: ignore[no-any-return]
 
 
-def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
-    """Return the jobs that `models=[...]` stands for, each as if the models of one job had been given alone.
-
-    Args:
-        stands_for: "pairs": a job for every two models, the one that is named first as the source; "each": one for
-            each; nothing: the measure takes no such list.
-
-    Raises:
-        ConfigError: there are fewer than two different models, one is not known, a model is also named apart, or the
-            measure takes no list.
-    """
-    runs = settings_of(config.model)
-    apart = {"experiment": config.experiment, "activations": config.activations}
-    apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
-    apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
-    if given := [f"{key}={value}" for key, value in apart.items() if value]:
-        raise ConfigError(f"{given[0]} does not go with models=, whose settings are in {{model: NAME, key: value}}")
-    models = []
-    for entry in config.models or []:
-        own = dict(entry) if isinstance(entry, dict) else {"model": entry}
-        models.append(_named("model", str(own.pop("model", None)), {**runs, **own}))
-    if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
-        raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
-    pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
-    jobs = (dataclasses.replace(config, models=None, model=source, target=target) for source, target in pairs)
-    return [completed(job) for job in jobs]
-
-
 def explained(error: BaseException) -> str:
     """Return the message of an error of Hydra's in one line, with the nearest thing that there is."""
     if isinstance(error, MissingConfigException) and "/" in (path := str(error.missing_cfg_file)):
         group, _, name = path.partition("/")
         hint = {"model": "; or a folder, or ORG/NAME of the hub", "data": "; or ORG/NAME of the hub"}.get(group, "")
         return f"{group}={short(name)} is not known; {nearest(name, error.options or options(group))}{hint}"
-    if isinstance(error, OverrideParseException):
-        setting, _, value = error.override.partition("=")
-        if value and Path(value).exists():
-            return f"Hydra cannot read {value}: put quotes around its special characters, '{setting}=\"{value}\"'"
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and cause.full_key and cause.parent_node:
-        part, _, name = cause.full_key.rpartition(".")
-        if cause.full_key in RENAMED:
-            return f"'{cause.full_key}' is not a setting; {RENAMED[cause.full_key]}"
+        part = cause.full_key.rpartition(".")[0]
         known = [f"{part}.{key}".lstrip(".") for key in _keys(cause.parent_node) if not key.startswith("hydra")]
-        near = [key for key in known if key.endswith(f".{name}")]
-        known = [key for key in known if key.count(".") == cause.full_key.count(".")]
-        said = f"did you mean {' or '.join(near)}?" if near else nearest(cause.full_key, known)
-        return f"'{cause.full_key}' is not a setting; {said}"
+        return unknown(cause.full_key, known)
     said = str(error) if isinstance(error, YAMLError) else " ".join(str(error).split("\nfull_key")[0].split())
     key = getattr(error, "full_key", None)
     said = f"{key}: {said}" if key and key not in said else said or type(error).__name__
@@ -424,13 +374,3 @@ def command_line() -> str:
     name = hydra.job.config_name
     own = [] if name in ("train", "analyze") else [f"--config-name={name}"]
     return f"{os.environ[PROGRAM]} {shlex.join([*folders, *own, *hydra.overrides.task])}".rstrip()
-
-
-def to_yaml(config: dict[str, Any]) -> str:
-    """Return the text of a `config.yaml`."""
-    return OmegaConf.to_yaml(OmegaConf.create(config))
-
-
-def from_yaml(text: str) -> dict[str, Any]:
-    """Return the configuration of a `config.yaml`."""
-    return OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[return-value]

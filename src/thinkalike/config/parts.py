@@ -1,22 +1,25 @@
-"""The parts of a job: models, text, stimuli, stitches, how Lightning runs, where curves go; and their checks."""
+"""The configuration of either entry point and of its parts: models, text, stimuli, stitches, Lightning, logs."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, ByteSize, Field
 
 from thinkalike.config.schema import (
     CONTEXT,
     COUNTS,
+    NOT_IN_KEY,
     SEEDS,
     STEPS,
     TOKENS_AT_ONCE,
     Checked,
     FilePath,
+    Layers,
     Recipe,
     left_open,
     not_in_key,
@@ -38,6 +41,9 @@ STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.i
 OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
                "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
 RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
+PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
+Files = Annotated[list[FilePath], Field(min_length=1)]
 
 
 @dataclass
@@ -63,6 +69,7 @@ class ModelConfig(Checked, part="model"):
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
+    implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
     classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
@@ -108,6 +115,8 @@ class DataConfig(Checked, part="data"):
     revision: str | None = None  # source=hub: branch, tag or commit; null: main
     hub_files: list[str] | None = None  # files of a hub data set that has no loading configuration
     field: str | None = None  # the field that holds the text
+    # documents of one source, which intervals take together: a field of the records, or "file" or "folder"
+    group: str | None = not_in_key(None)
     context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
@@ -132,8 +141,8 @@ class DataConfig(Checked, part="data"):
     @property
     def unused(self) -> Collection[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
-        read = {"text": {"files", "field"}, "grammar": {"sentences"}, "hub": {*of_hub, "field"}}
-        return {"files", "field", "sentences", *of_hub} - read.get(self.source or "", set())
+        read = {"text": {"files", "field", "group"}, "grammar": {"sentences"}, "hub": {*of_hub, "field", "group"}}
+        return {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
 
 
 @dataclass
@@ -146,7 +155,8 @@ class StimuliConfig(Checked, part="stimuli"):
     path: FilePath | None = not_in_key(None)  # kind=table (.csv .tsv .parquet), conllu: the file
     features: list[str] | None = None  # null: all
     kinds: dict[str, str | list[Any]] | None = None  # nominal | ordinal | numeric | continuous | [levels]
-    columns: dict[str, str | None] | None = None  # kind=table: {text | word | start | stop | id: column}
+    columns: dict[str, str | None] | None = None  # kind=table: {text | word | start | stop | sentence | id: column}
+    token: Literal["last", "mean", "first"] = "last"  # whose state is that of a word or text: [CLS] is the first
     sample: int | None = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
     seed: int = ranged(0, least=0, most=SEEDS)  # of the sentences and the sample
@@ -317,3 +327,119 @@ class LoggerConfig(Checked, part="logger"):
     project: str = "thinkalike"  # of W&B
     entity: str | None = None  # of W&B: user or team; null: the default of the key
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
+
+
+@dataclass
+class MeasureConfig(Checked, part="measure"):
+    """The settings that every measure has; the schema of each kind stands in the file of its instrument."""
+
+    kind: Annotated[str, Field(min_length=0)] = ""
+    schemas: ClassVar[dict[str, type[MeasureConfig]]] = {}  # by kind
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "kind" in vars(cls):
+            MeasureConfig.schemas[cls.kind] = cls
+
+
+@dataclass
+class JobConfig(Checked):
+    """The settings that both entry points have."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
+    # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
+    layers: Layers = left_open("same")
+    data: DataConfig = field(default_factory=DataConfig)
+    scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
+    recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
+    threads: int | None = ranged(None, least=1, most=1024, in_key=False)  # CPU threads; null: torch's default
+    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
+    store: FilePath = not_in_key("results")  # the folder that results go to
+    force: bool = not_in_key(False)  # do a finished job again
+    screen: Literal["short", "full"] = not_in_key("short")  # full: also print all tables with all their columns
+    wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
+    dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
+
+    stands_for_jobs: ClassVar[bool] = False  # whether its jobs are still to be made
+
+    @property
+    def recipe_of_job(self) -> Recipe:
+        """The scale, the recipe and the model, by which settings that are left open are decided."""
+        named = [model for model in (self.model, self.target) if model.name is not None]
+        is_mini = chosen_scale(self.scale, named)[0] == "mini"
+        return Recipe(self.scale, is_mini, self.recipe == "paper", self.model)
+
+
+@dataclass
+class TrainConfig(JobConfig):
+    """All that `train.py` needs to know of a stitch; the schemas of other tasks add their own parts."""
+
+    task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
+    stitch: StitchConfig = field(default_factory=StitchConfig)
+
+
+@dataclass
+class AnalyzeConfig(JobConfig):
+    """All that `analyze.py` needs to know; the schemas of some measures add parts of their own."""
+
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
+    activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
+    models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
+    experiment: str | None = None  # a paper's figure or table; takes the place of measure
+    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self._given
+        if len(given) == 1 and "model" in self.beside_recordings:
+            raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
+        if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
+            raise ConfigError(f"activations={given} names a file more than once; give each subject once")
+
+    @property
+    def stands_for_jobs(self) -> bool:  # type: ignore[override]
+        return bool(self.models is not None or self.experiment)
+
+    @property
+    def recordings(self) -> list[str]:
+        """The different files of `activations`."""
+        return list(dict.fromkeys(map(str, map(Path, self._given))))
+
+    @property
+    def _given(self) -> list[str]:
+        return [self.activations] if isinstance(self.activations, str) else self.activations or []
+
+    @property
+    def subjects(self) -> list[str]:
+        """The files of `activations` where they are subjects: three or more, or two beside a model that is named."""
+        several = len(self.recordings)
+        return self.recordings if several > 2 or (several == 2 and self.beside_recordings) else []
+
+    @property
+    def beside_recordings(self) -> dict[str, ModelConfig]:
+        """The different models beside recordings, by part: those that are named."""
+        named = {name: model for name in ("model", "target") if (model := getattr(self, name)).name is not None}
+        return named if named.get("target") != self.model else {"model": self.model}
+
+    @property
+    def sides(self) -> list[str | ModelConfig]:
+        """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
+        if self.activations:
+            return [*self.recordings, *self.beside_recordings.values()]
+        return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:
+    """Return the scale of a recipe, mini or paper, and why it was chosen, or nothing if that needs no words."""
+    if scale != "auto" or all(model.mini for model in models):
+        return ("mini" if scale == "auto" else scale), ""
+    folders = [Path(model.path) if model.path else None for model in models if not model.mini]
+    if all(folder and sum(file.stat().st_size for file in folder.glob("*")) < SMALL for folder in folders):
+        return "mini", "these models are small"
+    import torch
+
+    return ("paper", "this machine has a GPU") if torch.cuda.is_available() else ("mini", "this machine has no GPU")

@@ -35,6 +35,7 @@ RENAMED = {  # settings of earlier versions, and what to say of them
     "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
     "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
 }
+NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
 
 Number = int | float
 Schema = TypeVar("Schema", bound="Checked")
@@ -47,6 +48,10 @@ def _on_this_machine(path: str) -> str:  # an address would become the name of a
 
 
 FilePath = Annotated[str, AfterValidator(_on_this_machine)]
+Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=5000)]
+Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
+Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
+Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]
 
 
 class Range(NamedTuple):
@@ -66,35 +71,34 @@ def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
         in_key: whether it can change the numbers of a job.
         ends: least or above, most or below; see `Range`.
     """
-    metadata = {"range": Range(**ends), "not_in_key": not in_key}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+    how: Any = {"default_factory" if callable(default) else "default": default}
+    return dataclasses.field(**how, metadata={"range": Range(**ends), "not_in_key": not in_key})
 
 
-NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
-
-
-def left_open(default: Any, *, usual: Any = MISSING, in_key: bool = True, **ends: Number) -> Any:
+def left_open(default: Any, *, usual: Any = MISSING, **ends: Number) -> Any:
     """Return a dataclass field that a command line leaves at None, for the recipe to decide, see `Checked.by_recipe`.
 
     Args:
         default: the value in Python.
         usual: the value that is left out of the key, as None is; the default if nothing is said.
-        in_key: whether it can change the numbers of a job.
         ends: the range of a number; see `Range`.
     """
-    metadata = {"usual": default if usual is MISSING else usual, "not_in_key": not in_key}
+    metadata = {"usual": default if usual is MISSING else usual}
     return dataclasses.field(default=default, metadata=metadata | ({"range": Range(**ends)} if ends else {}))
+
+
+def not_in_key(default: Any) -> Any:
+    """Return a dataclass field with this default that cannot change the numbers of any job."""
+    return dataclasses.field(default=default, metadata=NOT_IN_KEY)
 
 
 def is_open(item: dataclasses.Field) -> bool:
     return "usual" in item.metadata
 
 
-def not_in_key(default: Any) -> Any:
-    """Return a dataclass field with this default that cannot change the numbers of any job."""
-    return dataclasses.field(default=default, metadata=NOT_IN_KEY)
+def default_of(item: dataclasses.Field) -> Any:
+    """Return the default of a dataclass field, made anew where a factory makes it."""
+    return item.default if item.default_factory is MISSING else item.default_factory()
 
 
 class Recipe(NamedTuple):
@@ -122,8 +126,7 @@ class Checked:
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if part is not None:
-            cls.part = part
+        cls.part = cls.part if part is None else part
 
     def __post_init__(self) -> None:
         try:
@@ -159,13 +162,7 @@ def _model(schema: Any) -> type[pydantic.BaseModel]:
         if ends := item.metadata.get("range"):
             hint = _within(hint, Field(ge=ends.least, gt=ends.above, le=ends.most, lt=ends.below))
         fields[item.name] = (hint | None if is_open(item) else hint, ...)
-    options = ConfigDict(
-        coerce_numbers_to_str=True,
-        protected_namespaces=(),
-        arbitrary_types_allowed=True,
-        allow_inf_nan=False,
-        str_min_length=1,
-    )
+    options = ConfigDict(coerce_numbers_to_str=True, allow_inf_nan=False, str_min_length=1)
     return pydantic.create_model(schema.__name__, __config__=options, **fields)
 
 
@@ -193,18 +190,21 @@ def short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
-    """Return the dataclass of nested plain settings.
+def unknown(key: str, known: Collection[str]) -> str:
+    """Return what to say of a setting that is not among the known ones: its new name, or the nearest one."""
+    near = [each for each in known if each.endswith(f".{key.rpartition('.')[2]}") and each.count(".") > key.count(".")]
+    alike = [each for each in known if each.count(".") == key.count(".")]
+    said = f"did you mean {' or '.join(near)}?" if near else nearest(key, alike)
+    return f"'{key}' is not a setting; {RENAMED.get(key, said)}"
 
-    Raises:
-        ConfigError: a setting does not exist, or its value is not possible.
-    """
+
+def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
+    """Return the dataclass of nested plain settings."""
     hints, given = get_type_hints(schema), dict(values)
-    known = [item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    known = [path + item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
     for name, value in values.items():
-        if name not in known:
-            said = RENAMED.get(path + name) or nearest(path + name, [path + each for each in known])
-            raise ConfigError(f"'{path}{name}' is not a setting; {said}")
+        if path + name not in known:
+            raise ConfigError(unknown(path + name, known))
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
                 given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
@@ -218,23 +218,10 @@ def relevant(config: Any) -> dict[str, Any]:
     kept = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        usual = item.metadata["usual"] if is_open(item) else default_of(item)
+        usual = item.metadata.get("usual", default_of(item))
         if item.metadata.get("not_in_key") or value == usual or (is_open(item) and value is None):
             continue
         inner = relevant(value) if dataclasses.is_dataclass(value) else value
         if inner != {}:
             kept[item.name] = inner
     return kept
-
-
-def default_of(item: dataclasses.Field) -> Any:
-    """Return the default of a dataclass field, made anew where a factory makes it."""
-    if item.default_factory is not MISSING:
-        return item.default_factory()
-    return item.default
-
-
-Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
-Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000)]
-Numbers = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=1, max_length=5000)]
-Layers = Literal["same", "all"] | Numbers | Pairs  # of source and target: l with l, all with all, [0,3], [[0,0],[1,2]]

@@ -63,7 +63,6 @@ def with_s(base: str) -> str:
 
 
 def with_ed(base: str) -> str:
-    """Return a regular past: played, danced, cried."""
     if base.endswith("y") and base[-2] not in "aeiou":
         return base[:-1] + "ied"
     return base + ("d" if base.endswith("e") else "ed")

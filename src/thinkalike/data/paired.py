@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
-from thinkalike.data.corpus import Corpus, PairedRows, TokenRows, pack, separators, without_marks
+from thinkalike.data.corpus import Corpus, Limits, PairedRows, TokenRows, pack, separators, without_marks
 from thinkalike.data.documents import document_fingerprint
 from thinkalike.errors import DataError
 
@@ -34,23 +34,14 @@ class SourceText:
     bos: bool
     context: int
 
-    def pack(
-        self,
-        config: DataConfig,
-        tokenizer: Any,
-        context: int,
-        bos: bool,
-        fit_tokens: int | None,
-        report_tokens: int,
-        most_bytes: int | None = None,
-    ) -> Corpus:
+    def pack(self, config: DataConfig, tokenizer: Any, context: int, bos: bool, limits: Limits) -> Corpus:
         """Tokenise and pack for a target as `corpus.pack` does, with the source's tokens beside the target's.
 
         Rows are shorter than `context` where the source could not take what it reads in one of them.
         """
         reader, length = TwoTokenizers(tokenizer, self, bos), context
         while True:
-            packed = pack(config, reader, length, fit_tokens, report_tokens, most_bytes)
+            packed = pack(config, reader, length, limits)
             read = reader.everything()
             fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
             longest = max(fit.longest, report.longest)
@@ -214,7 +205,6 @@ def untrimmed(tokenizer: Any) -> Any:
 
 
 def cuts_of(tokenizer: Any, texts: Sequence[str]) -> list[Cut]:
-    """Return how a tokenizer of `untrimmed` cuts texts."""
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
     look, composes = tokenizer.id_to_token, tokenizer.normalizer is not None
     return [Cut(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2), look, composes) for each in encoded]

@@ -41,7 +41,6 @@ def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "
 
 
 def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
-    """Return the mean of a layer over runs; of one run the same bits."""
     return layer.mean(0) if len(layer) > 1 else layer[0]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.digests import digest_of
-from thinkalike.errors import DataError, first_line
+from thinkalike.errors import DataError, one_line
 from thinkalike.hub import cause_of, resolved
 
 LOCAL = "use local files (data=text 'data.files=[...]') or data=pydoc"
@@ -39,7 +39,7 @@ def reading(path: Path) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:
-        raise DataError(f"cannot read {path}: {type(error).__name__}: {first_line(error)}") from error
+        raise DataError(f"cannot read {path}: {type(error).__name__}: {one_line(error)}") from error
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
@@ -105,6 +105,6 @@ def _explained(label: str, repository: str, revision: str | None, remedy: str) -
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard
-        words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        words = f"{type(error).__name__}: {one_line(error)}"
         reason = cause_of(error, repository, revision) or words
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error

@@ -52,6 +52,7 @@ class Stimuli:
     kinds: Kinds = field(default_factory=dict)
     ids: list[str] = field(default_factory=list)  # none: 1, 2, ...
     source: str = "stimuli"
+    token: str = "last"  # the state of a stimulus is that of its last token, of its first, or their mean
 
     def __post_init__(self) -> None:
         ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
@@ -67,7 +68,6 @@ class Stimuli:
 
     @property
     def names(self) -> list[str]:
-        """The names of the features."""
         return [str(name) for name in self.features]
 
     @property
@@ -143,7 +143,15 @@ class Stimuli:
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
-        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels)
+        everything: tuple[Any, ...] = (
+            self.texts,
+            self.sentence.tolist(),
+            self.span,
+            self.kinds,
+            table.tolist(),
+            levels,
+        )
+        everything += (self.token,) if self.token != "last" else ()
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
@@ -199,7 +207,6 @@ def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
-    """Return the names that occur before."""
     index = pd.Index(names)
     return list(index[index.duplicated()])
 

@@ -9,7 +9,7 @@ import csv
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from functools import lru_cache, partial
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
-ROLES = ("text", "word", "start", "stop", "id")
+ROLES = ("text", "word", "start", "stop", "sentence", "id")
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
 ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
@@ -52,6 +52,7 @@ def _stimuli(settings: str, _: int | None) -> Stimuli:
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
         stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+    stimuli = stimuli if config.token == stimuli.token else replace(stimuli, token=config.token)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
 
 
@@ -73,24 +74,28 @@ def read_table(
         features: the columns that are features; None takes all that have no role.
         kinds: the kinds that values do not show; see `Stimuli`.
         columns: the name of the column of each role, by default that of the role; None: no column has it. Roles are
-            `text`; `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `id`, which
-            replaces a missing text.
+            `text`; `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `sentence`,
+            by which words that stand row below row become a text with spaces, an empty cell being that above it; `id`,
+            which replaces a missing text. Cells that are lists, as tokens and tags of a sentence, become rows.
 
     Raises:
         DataError: the file cannot be read, a column is missing, a row has no id, a word does not occur once in its
             text, or a feature has one level.
     """
-    frame = read_frame(Path(path).expanduser())
-    roles = _roles(path, frame, columns or {})
+    frame, columns = _in_rows(path, read_frame(Path(path).expanduser()), columns or {})
+    roles = _roles(path, frame, columns)
     cells = {role: ["" if pd.isna(cell) else str(cell) for cell in frame[name]] for role, name in roles.items()}
     if "" in cells.get("id", []):
         raise DataError(f"{path} row {cells['id'].index('') + 1} has no id")
     ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
     texts = cells.get("text", ids)
-    spans = [
-        _span(f"{path} row {row + 1}", text, {role: column[row] for role, column in cells.items()})
-        for row, text in enumerate(texts)
-    ]
+    if "sentence" in roles:
+        texts, spans = _joined(path, cells["sentence"], cells["word"])
+    else:
+        spans = [
+            _span(f"{path} row {row + 1}", text, {role: column[row] for role, column in cells.items()})
+            for row, text in enumerate(texts)
+        ]
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
@@ -126,13 +131,52 @@ def _separated(path: Path) -> pd.DataFrame:
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
     there = list(map(str, frame.columns))
     chosen("columns", list(columns), ROLES, "role")
-    chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
     present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
+    if {"sentence", "word"} <= {*present} and ("sentence" in columns or not {"text"} & {*columns, *present}):
+        return {role: present[role] for role in ("sentence", "word", "id") if role in present}
+    chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
+    present.pop("sentence", None)
     if "text" not in present:
         return {role: name for role, name in present.items() if role == "id"}
     if ("start" in present) != ("stop" in present):
         raise DataError(f"{path} has only one of the columns start and stop")
     return present
+
+
+def _in_rows(
+    path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]
+) -> tuple[pd.DataFrame, Mapping[str, str | None]]:
+    """Return a table whose lists, of equal lengths in each row, are rows of their own, and which column is which."""
+    lists = [str(name) for name in frame if len(frame) and isinstance(frame[name].iloc[0], list | np.ndarray)]
+    words = next((name for name in (columns.get("word"), "word", "words", "tokens") if name in lists), None)
+    if words is None:
+        return frame, columns
+    own: dict[str, str | None] = {**columns, "word": words}
+    if "sentence" not in columns:
+        name = next((name for name in ("sentence", "id") if name in frame), "number of the row")
+        frame = frame.assign(**{name: frame.get(name, range(1, len(frame) + 1))})
+        own = {"id": None, **own, "sentence": name}
+    try:
+        return frame.explode(lists, ignore_index=True).infer_objects(), own
+    except ValueError as error:
+        raise DataError(f"{path}: the lists {', '.join(lists)} of a row are not of one length ({error})") from None
+
+
+def _joined(path: str | Path, sentences: Sequence[str], words: Sequence[str]) -> tuple[list[str], list[Span]]:
+    """Return for each word the text of its sentence, all of its words with spaces between them, and its characters."""
+    found: dict[str, list[str]] = {}
+    spans, place, current = list[Span](), 0, ""
+    for row, (named, word) in enumerate(zip(sentences, words, strict=True), 1):
+        if not word.strip() or not (named or current):
+            raise DataError(f"{path} row {row} has no {'sentence' if word.strip() else 'word'}")
+        if named not in ("", current):
+            if named in found:
+                raise DataError(f"{path} row {row}: the sentence {named} has ended in a row above it")
+            current, place = named, 0
+        found.setdefault(current, []).append(word)
+        spans.append((place, place + len(word)))
+        place += len(word) + 1
+    return [text for own in found.values() for text in [" ".join(own)] * len(own)], spans
 
 
 def _span(place: str, text: str, cells: dict[str, str]) -> Span:

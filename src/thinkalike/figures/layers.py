@@ -1,4 +1,4 @@
-"""Figures of layer pairs: matrices of measures, the likeness of all layers of models, and what a change did to one."""
+"""Figures of layers: matrices of measures, the likeness of all layers, what a change did, and profiles of features."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import COLOURS, canvas, colour_of, heatmap, layer_name, line, save, shown, write_values
+from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, line, save, shown, ticks, write_values
 
 BELOW = "#4a90d9"  # the colour of values below the scale
+MARKS = "osD^vP*X"
 FEW = 36  # cells into which their values are written
 
 
@@ -88,14 +90,12 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for end in ends[:-1]:
         axes.axhline(end - 0.5, color="black", linewidth=1)
         axes.axvline(end - 0.5, color="black", linewidth=1)
-    names = [layer_name(layer) for layer in layers["source_layer"]]
-    every = max(1, round(len(names) / 24))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=6)
+        ticks(axis, list(layers["source_layer"]), 24, fontsize=6)
     middles = ends - counts / 2 - 0.5
     size = 8 if len(counts) <= 3 else 6
     for model, middle in middles.items():
-        place = (middle + 0.5) / len(names)
+        place = (middle + 0.5) / len(layers)
         style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
         axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
         axes.text(-0.1, place, str(model), ha="right", va="center", **style)
@@ -119,7 +119,7 @@ def shifts(table: pd.DataFrame, folder: Path) -> None:
     """Draw the relative distance of two models' states against the layer."""
     first = table.iloc[0]
     with canvas(5.2, 2.9) as (figure, axes):
-        line(axes, table, "value", ("low", "high"), "distance", COLOURS[0], "o-")
+        line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
         axes.set_xticks(range(len(table)), table["source_layer"].map(layer_name), fontsize=7)
         axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
         axes.set_title(f"{first.source} → {first.target}", fontsize=9)
@@ -133,15 +133,59 @@ def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
         most = max(parts["share"].abs().max(), 0.01)
         image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
         left.set_yticks(range(len(cells)), cells.index, fontsize=7)
-        places = range(0, len(cells.columns), max(1, round(len(cells.columns) / 8)))
-        left.set_xticks(places, [layer_name(cells.columns[place]) for place in places], fontsize=7)
+        ticks(left.xaxis, cells.columns, fontsize=7)
         left.set(xlabel="layer", title="share of KL(base ‖ changed)")
         figure.colorbar(image, ax=left)
-        line(right, layers, "distance", ("distance_low", "distance_high"), "distance", COLOURS[0], "o-")
-        places = range(0, len(layers), max(1, round(len(layers) / 8)))
-        right.set_xticks(places, [layer_name(layers["layer"][place]) for place in places], fontsize=7)
+        line(right, layers, "distance", ("distance_low", "distance_high"), "distance", colour_of(0), "o-")
+        ticks(right.xaxis, layers["layer"], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
         save(figure, folder, "diff")
+
+
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
+    """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores.
+
+    Scores have their split-half references beside them, where they are known.
+    """
+    models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
+    rows, columns = -(-len(models) // across), min(len(models), across)
+    shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
+    with canvas(3.0 * columns + 1.4, 4.2 * rows, 2 * rows, columns, **shape) as (figure, panels):
+        pairs = [(panels[2 * row, column], panels[2 * row + 1, column]) for row, column in np.ndindex(rows, columns)]
+        for pair in pairs[len(models) :]:
+            for axes in pair:
+                axes.set_axis_off()
+        for (upper, lower), model in zip(pairs, models, strict=False):
+            if model != models[0]:
+                upper.sharey(pairs[0][0])
+                lower.sharey(pairs[0][1])
+            inside = table[table["model"] == model]
+            for number, feature in enumerate(features):
+                part = inside[inside["feature"] == feature]
+                style = {"color": colour_of(number), "marker": MARKS[number % len(MARKS)]}
+                band(upper, part, "importance", feature, **style)
+            held_out = scores[scores["model"] == model]
+            band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
+            if "reference" in held_out:
+                style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
+                lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
+            upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            ticks(lower.xaxis, list(held_out["layer"]))
+            lower.set_xlabel("layer")
+            upper.set_title(model)
+        for row in range(rows):
+            panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
+            panels[2 * row + 1, 0].set_ylabel("held-out ρ")
+        lines = {name: line for axes in pairs[0] for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(list(lines.values()), list(lines), loc="outside right upper", fontsize=8)
+        save(figure, folder, "profiles")
+
+
+def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+    """Draw a column against the rows, with the band from `low` to `high`."""
+    places = range(len(rows))
+    axes.plot(places, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
+    axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
 def ruler(table: pd.DataFrame, rungs: pd.DataFrame, folder: Path) -> None:

@@ -59,9 +59,8 @@ def shown() -> Iterator[dict[str, tuple[Any, Any]]]:
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
     """Draw a matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
     image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
-    for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
-        places = range(0, len(layers), max(1, round(len(layers) / 8)))
-        axis.set_ticks(places, [layer_name(layers[place]) for place in places])
+    ticks(axes.xaxis, cells.columns)
+    ticks(axes.yaxis, cells.index)
     axes.spines[:].set_visible(False)
     return image
 
@@ -101,5 +100,10 @@ def colour_of(number: int) -> str:
 
 
 def layer_name(layer: Any) -> str:
-    """Return what figures call a layer."""
     return "embed" if str(layer) == "-1" else str(layer)
+
+
+def ticks(axis: Any, layers: Any, most: int = 8, **style: Any) -> None:
+    """Name at most about so many of the layers at an axis."""
+    places = range(0, len(layers), max(1, round(len(layers) / most)))
+    axis.set_ticks(places, [layer_name(layers[place]) for place in places], **style)

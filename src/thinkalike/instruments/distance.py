@@ -14,7 +14,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, left_open
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
-from thinkalike.measures.shifts import LayerShifts
+from thinkalike.measures.layer_means import LayerShifts
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span

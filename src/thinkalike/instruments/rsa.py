@@ -28,8 +28,7 @@ from thinkalike.instruments.of_stimuli import (
 )
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import WHITENED
-from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
-from thinkalike.measures.distances.representational_similarity import mantel, rsa, rsa_estimate
+from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result

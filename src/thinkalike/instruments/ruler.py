@@ -23,6 +23,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
 from thinkalike.data.documents import held_out_texts
 from thinkalike.errors import DataError
+from thinkalike.evaluation.tokens_alone import twin
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, numbered_by_part, seeded
 from thinkalike.measures.groups import RowGroups
@@ -31,7 +32,7 @@ from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.parts import fresh_but_for_the_embedding, rounded
+from thinkalike.models.parts import rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
@@ -139,9 +140,9 @@ class Side:
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
         """Return how alike this model and a changed copy of it are at each layer."""
-        twin = fresh_but_for_the_embedding(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
+        changed = twin(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
         at = list(dict.fromkeys(self.layers))
-        states = dict(zip(at, self.words.states(twin, at), strict=True))
+        states = dict(zip(at, self.words.states(changed, at), strict=True))
         return self.alike([self.words.beyond(states[layer]) for layer in self.layers])
 
 

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import math
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from thinkalike.config import (
+    HOW_IT_RUNS,
     PROCESSES,
     AnalyzeConfig,
     ModelConfig,
@@ -29,9 +31,10 @@ from thinkalike.config import (
     completed,
     instrument,
     instrument_of,
-    jobs_of,
     keys_of,
     measure_module,
+    model_named,
+    settings_of,
 )
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ConfigError, ResultError, ThinkalikeError
@@ -312,12 +315,31 @@ def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
 
 
 def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | AnalyzeConfig]:
-    """Return the jobs that a configuration stands for: itself, or those of the models of its list, see `jobs_of`."""
-    if isinstance(config, AnalyzeConfig) and config.models is not None:
-        stands_for = instrument(measure_module(config.measure.kind)).of_models
-        if stands_for != "all":
-            return jobs_of(config, stands_for)
-    return [completed(config)]
+    """Return the jobs that a configuration stands for: itself, or those of `models=[...]`, each with its own models.
+
+    Raises:
+        ConfigError: there are fewer than two different models, one is not known, a model is also named apart, or the
+            measure takes no list.
+    """
+    if isinstance(config, TrainConfig) or config.models is None:
+        return [completed(config)]
+    stands_for = instrument(measure_module(config.measure.kind)).of_models
+    if stands_for == "all":
+        return [completed(config)]
+    runs = settings_of(config.model)
+    apart = {"experiment": config.experiment, "activations": config.activations}
+    apart |= {f"model.{key}": value for key, value in runs.items() if key not in HOW_IT_RUNS}
+    apart |= {f"target.{key}": value for key, value in settings_of(config.target).items()}
+    if given := [f"{key}={value}" for key, value in apart.items() if value]:
+        raise ConfigError(f"{given[0]} does not go with models=, whose settings are in {{model: NAME, key: value}}")
+    models = []
+    for entry in config.models:
+        own = dict(entry) if isinstance(entry, dict) else {"model": entry}
+        models.append(model_named(str(own.pop("model", None)), {**runs, **own}))
+    if not stands_for or len(models) < 2 or any(models.count(each) > 1 for each in models):
+        raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
+    pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
+    return [completed(replace(config, models=None, model=one, target=other)) for one, other in pairs]
 
 
 def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:

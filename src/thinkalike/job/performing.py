@@ -21,10 +21,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, instrument_of, relevant
-from thinkalike.config.roots import chosen_scale
+from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, instrument_of, relevant
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, first_line
+from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, one_line
 from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
@@ -349,12 +348,12 @@ def _reason(error: BaseException) -> str | None:
     from thinkalike.memory import exhausted
 
     if cause := exhausted(error):
-        return f"there is too little memory ({first_line(cause)[:200] or type(cause).__name__}): {SMALLER}"
+        return f"there is too little memory ({one_line(cause) or type(cause).__name__}): {SMALLER}"
     for each in chain(error, suppressed=True):
         numbered = NUMBERED.search(str(each))
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
         if number in NO_PLACE:
-            return f"{first_line(each)[:200]}: {PLACES}"
+            return f"{one_line(each)}: {PLACES}"
     return None
 
 

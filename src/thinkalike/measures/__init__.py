@@ -15,26 +15,23 @@ from typing import Any
 _NAMES = """
 changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 chance: Calibrated Chance calibrate permuted_rows
-closed_forms: AffineMap Moments PairStatistics RIDGE bias_only least_squares procrustes reduced_rank
+closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
+closed_forms: least_squares procrustes reduced_rank unexplained_by
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
-distances.neural: NOISES NeuralDistances crossnobis noise_covariance
-distances.representational_similarity: DISTANCE_CORRELATION Mantel RANKED_DISTANCES distance_correlation
-distances.representational_similarity: distance_vectors mantel mds rsa rsa_estimate
-estimates: Estimate bootstrap_interval documents_and_seeds_interval effective_number fold_interval interval_around
-estimates: jackknife splits stimulus_folds student_t sum_by_document two_sided
-groups: FEW RowGroups
+distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
+distances.neural: distance_vectors mantel mds noise_covariance rsa rsa_estimate
+estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
+estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
 metric: CKA CKAResult
-mlem.differentiable: DifferentiableMLEM
-mlem.encoding_model: MLEM
+mlem.encoding_model: DifferentiableMLEM MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-round_trips: BothDirections PairMoments Unexplained both_directions unexplained_by
 rows: leverage rows_of
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
 """  # by module

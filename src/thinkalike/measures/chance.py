@@ -12,19 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
-from thinkalike.measures.estimates import (
-    FEWEST_EQUAL,
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    check_groups,
-    effective_number,
-    jackknife,
-    numbered_by_part,
-    seeded,
-)
-from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.processes import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
@@ -42,10 +32,9 @@ class Chance:
     if those are of fewer than 8 documents, or given the token of documents worth fewer than 15 of equal length.
 
     Attributes:
-        null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
-            was; the others would show part of the likeness itself.
-        calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of all permutations, with the value itself, that are at least as close, (l, m); ties by chance.
+        null: The mean value of permuted documents, of those permutations that leave next to no row where it was.
+        calibrated: (value - null) / (best - null): 0 by chance, 1 for a layer with itself; also of distances.
+        p: The share of all permutations, with the value itself, that are at least as close; ties by chance.
         p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993), for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
@@ -68,11 +57,9 @@ def chance_of(
     best: float = 1.0,
     sign: int = 1,
 ) -> Chance:
-    """Return values beside what chance gives; the sign of a distance is -1.
+    """Return values beside what chance gives, from `tested`, the value and then those of permutations.
 
-    Args:
-        estimate: The values with their intervals, (l, m).
-        tested: The value to be tested, and then those of permutations.
+    The sign of a distance is -1.
     """
     ends = torch.stack([(each - null) / (best - null) for each in estimate])
     tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
@@ -90,10 +77,7 @@ def chance_of(
 
 
 def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[Tensor, "*s"]:
-    """Return (1 + #{chance > value} + u) / (1 + p), u drawn from 0 to #{chance = value}; NaN of what is not a number.
-
-    So it is exact where values tie. The draw is a code of the chance values, the same for the same ones.
-    """
+    """Return (1 + #{chance > value} + u) / (1 + p), u in 0 .. #{chance = value} by a code of the chance values."""
     tie = TIE * chance.abs().amax(0).clamp(min=torch.finfo(chance.dtype).tiny)
     above, ties = (chance > value + tie).sum(0), ((chance - value).abs() <= tie).sum(0)
     order = torch.arange(len(chance), device=chance.device).view(-1, *[1] * (chance.ndim - 1))
@@ -106,22 +90,17 @@ def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "*s"]) -> Float[
 
 
 def mixed(codes: Int[Tensor, "*b"]) -> Int[Tensor, "*b"]:
-    """Return whole numbers of 64 bits in which every bit depends on every bit of the codes.
-
-    The finaliser of splitmix64 (Steele, Lea, Flood 2014).
-    """
+    """Return the finaliser of splitmix64: every bit depends on every bit of the codes (Steele, Lea, Flood 2014)."""
     codes = (codes ^ shifted(codes, 30)) * FIRST
     codes = (codes ^ shifted(codes, 27)) * SECOND
     return codes ^ shifted(codes, 31)
 
 
 def shifted(codes: Int[Tensor, "*b"], by: int) -> Int[Tensor, "*b"]:
-    """Return the bits moved to the right, with zeros put in; torch's own shift puts in the sign."""
-    return (codes >> by) & ((1 << (64 - by)) - 1)
+    return (codes >> by) & ((1 << (64 - by)) - 1)  # with zeros put in; torch's own shift puts in the sign
 
 
 def scrambled(numbers: Int[Tensor, "*n"], seed: int) -> Int[Tensor, "*n"]:
-    """Return pseudo-random integers, the same for the same number and seed."""
     return mixed(numbers.long() + (seed + 1) * STEP % 2**63)
 
 
@@ -129,10 +108,9 @@ def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
 
     If two models have nothing in common, documents are exchangeable and their rows are not, so documents are permuted
-    as blocks (Winkler et al. 2015): single rows would make chance look smaller than it is. Documents are laid end to
-    end in an order that depends on their numbers and the seed alone. Those of one length are permuted exactly; others
-    lie across two places, as far as their lengths differ. Rows of a single document are rotated by a random number,
-    which keeps neighbours.
+    as blocks (Winkler et al. 2015). They are laid end to end in an order that depends on their numbers and the seed
+    alone. Those of one length are permuted exactly; others lie across two places, as far as their lengths differ. Rows
+    of a single document are rotated by a random number.
     """
     home = documents.argsort(stable=True)  # rows document by document
     ranks = scrambled(documents, seed)
@@ -145,7 +123,7 @@ def permuted_rows(documents: Int[Tensor, " n"], seed: int) -> Int[Tensor, " n"]:
 
 
 def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: int) -> Int[Tensor, " kept"]:
-    """Return an order of rows that stand in groups, in each of which documents changed places; see `permuted_rows`."""
+    """Return an order of rows in groups, in each of which documents changed places; see `permuted_rows`."""
     blocks = zip(groups.blocks(torch.arange(len(documents))), groups.blocks(documents.cpu()), strict=True)
     both = [each for places, owners in blocks for each in zip(places, owners, strict=True)]
     return torch.cat([places[permuted_rows(own, seed)] for places, own in both])
@@ -154,7 +132,7 @@ def permuted_within(documents: Int[Tensor, " kept"], groups: RowGroups, seed: in
 def balanced_rows(documents: Int[Tensor, " n"]) -> Int[Tensor, "d m"]:
     """Return the first m rows of each of the d documents that have as many, with the most rows d m of d ≥ 8 documents.
 
-    Documents change places exactly where all have as many rows. Fewer than 8 documents all remain.
+    Fewer than 8 documents all remain.
     """
     _, labels, counts = documents.unique(return_inverse=True, return_counts=True)
     sizes = counts.sort(descending=True).values
@@ -177,13 +155,11 @@ def signed_similarities(
     It is Σ K_ij L_ij / √(Σ K_ij² Σ L_ij²) over the rows i and j of one group and different documents, each less what
     its two rows have on average. Were it for chance alone, so would be Σ s_i s_j K_ij L_ij, with the sign s_i that is
     drawn for the document of row i: the wild bootstrap of a degenerate U-statistic over documents (Dehling & Mikosch
-    1994; for HSIC Chwialkowski et al. 2014). Documents may so have any lengths, and any rows of each group. Centring
-    takes from the variance of signed sums; the share that it takes of d documents of equal length is given back.
+    1994; for HSIC Chwialkowski et al. 2014). What centring takes of the variance of signed sums is given back.
 
     Args:
-        similarities: Of each layer, by size of groups.
+        similarities: Of each layer, by size of groups, as are the documents of the rows.
         sides: The l and the m layers that are compared.
-        documents: Of each row, by size of groups.
     """
     counts = len(sides[0]), len(sides[1])
     total = torch.zeros(permutations + 1, *counts, dtype=torch.float64)
@@ -208,7 +184,6 @@ def signed_similarities(
 def _centred(
     similarity: Float[Tensor, "g s s"], apart: Float[Tensor, "g s s"], fit: Float[Tensor, "g s s"]
 ) -> Float[Tensor, "g s s"]:
-    """Return similarities of different documents less the a_i + a_j that is nearest to them."""
     between = similarity * apart
     own = (fit @ between.sum(2, keepdim=True))[..., 0]
     return between - apart * (own[:, :, None] + own[:, None, :])
@@ -226,9 +201,7 @@ class BatchNull:
     Attributes:
         measure: The measure, given the token that within the groups.
         layers: What it prepared of the rows of each different layer.
-        rows: The rows of the batch.
         within: The groups of rows of one token, None if all rows are compared.
-        blocks: The models, and which of them are compared.
         permutations: How often; see `Chance`.
     """
 
@@ -242,11 +215,7 @@ class BatchNull:
     def of(self, values: Mapping[Pair, Float[Tensor, "_ _"]]) -> dict[Pair, dict[str, Tensor]]:
         """Return for each pair its mean value by chance, (l, m), and the value tested with its permutations.
 
-        Args:
-            values: The values of all rows, also within each model.
-
-        Raises:
-            ValueError: Layers are as close as can be by chance alone.
+        A ValueError says that layers are as close as can be by chance alone.
         """
         documents, within, measure = self.rows.documents, self.within, self.measure
         owners = documents.cpu() if within is None else documents[within.order].cpu()
@@ -271,7 +240,7 @@ class BatchNull:
         """Return what p is of, where documents are exchangeable, and how many documents change places."""
         documents, chosen = len(owners.unique()), balanced_rows(owners)
         if self.within:
-            documents *= effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
+            documents *= estimates.effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
             assert self.measure.similarities is not None
             similarities = [self.measure.similarities(layer) for layer in self.layers]
             owned, models = [*self.within.blocks(owners)], self.blocks.models
@@ -349,30 +318,26 @@ def calibrate(
     """Return the value of any function of two sets of features, larger if more alike, with its interval and p.
 
     The interval is the jackknife that leaves out whole groups, those of one tenth at a time, beside as many rows at
-    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable; it is
-    at least 1 / (permutations + 1). Groups that are worth fewer than 15 of equal length (`effective_number`) have no
-    interval, (-∞, ∞), and of fewer than 8 of equal length p is NaN.
+    random. p is of as many rows of each group that has them, since only groups of equal length are exchangeable. Groups
+    that are worth fewer than 15 of equal length (`effective_number`) have no interval, and of fewer than 8 p is NaN.
 
     Args:
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
         X, Y: Row i of both is of stimulus i.
         groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
-
-    Raises:
-        ValueError: X and Y differ in their rows, or there is not one group for each.
     """
-    check_groups(groups, len(X))
-    numbers = numbered_by_part(groups)
+    estimates.check_groups(groups, len(X))
+    numbers = estimates.numbered_by_part(groups)
     counts, parts = numbers.unique(return_counts=True)[1], numbers % PARTS
     value = torch.tensor(float(function(X, Y)), dtype=torch.float64)
-    is_enough = effective_number(counts) >= FEWEST_EQUAL
+    is_enough = estimates.effective_number(counts) >= FEWEST_EQUAL
 
     def without(parts: Int[Tensor, " n"]) -> Float[Tensor, " parts"]:
         rests = [parts != part for part in range(PARTS)] if is_enough else []
         return torch.tensor([float(function(X[rest], Y[rest])) for rest in rests], dtype=torch.float64)
 
-    scattered = parts[torch.randperm(len(parts), generator=seeded(seed)).to(parts.device)]
-    found = jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
+    scattered = parts[torch.randperm(len(parts), generator=estimates.seeded(seed)).to(parts.device)]
+    found = estimates.jackknife(value, without(parts), without(scattered).mean(0), is_drawn=True)
     seeds = [seed * permutations + place for place in range(permutations)]
     null = [float(function(X, Y[permuted_rows(numbers, each)])) for each in counted(seeds, "permutation")]
     chosen = balanced_rows(numbers)

@@ -1,9 +1,8 @@
 """How predictions and states differ between models: divergence and distance by token, nulls of a change, and tests.
 
 A null is a set of models that were changed as much, but at random: each matrix by the same change with rows and columns
-permuted and signs flipped, which keeps its norm, its singular values and the distribution of its entries. If the
-distribution of a change is invariant under such maps, as that of Gaussian noise is, the change and its nulls are
-exchangeable, so that the rank of the change among them is an exact test.
+permuted and signs flipped. If the distribution of a change is invariant under such maps, as that of Gaussian noise is,
+the change and its nulls are exchangeable, so that the rank of the change among them is an exact test.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from torch import Tensor
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, two_sided
 
+TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
 
 
@@ -67,14 +67,14 @@ def rank_p(value: Float[Tensor, "..."], null: Float[Tensor, "r ..."]) -> Float[T
 
     It is at most α with probability α if value and null are exchangeable and α (r + 1) is whole (Phipson & Smyth 2010).
     """
-    return (1 + (null >= value).sum(0)).double() / (1 + len(null))
+    reaches = (null >= value) | (null >= value - TIE * value.abs())
+    return (1 + reaches.sum(0)).double() / (1 + len(null))
 
 
 def equivalence(low: float, high: float, margin: float) -> Verdict:
     """Say whether a value is within ± margin, by an interval of level 1 - 2 α: two one-sided tests (Schuirmann 1987).
 
-    *equivalent* if the interval is inside the margin, which is false with probability α at most; *not equivalent* if it
-    is outside; else, and for an interval without ends, *undecided*.
+    *equivalent* if the interval is inside the margin, false with probability α at most; *not equivalent* if outside.
     """
     if -margin < low and high < margin:
         return "equivalent"
@@ -82,10 +82,7 @@ def equivalence(low: float, high: float, margin: float) -> Verdict:
 
 
 def false_discovery_rates(p: Float[Tensor, " m"]) -> Float[Tensor, " m"]:
-    """Return for each p-value the smallest false discovery rate at which it is rejected (Benjamini & Hochberg 1995).
-
-    min over k ≥ i of p₍ₖ₎ m / k, for p-values in order, in [0, 1].
-    """
+    """Return for each p-value in order min over k ≥ i of p₍ₖ₎ m / k, in [0, 1] (Benjamini & Hochberg 1995)."""
     order = p.argsort(descending=True)
     ranks = torch.arange(len(p), 0, -1, dtype=p.dtype, device=p.device)
     return torch.empty_like(p).scatter_(0, order, (p[order] * len(p) / ranks).cummin(0).values)
@@ -97,8 +94,7 @@ def excess(values: Float[Tensor, " g"], null: Float[Tensor, "r g"]) -> tuple[Ten
     t is (value - mean of the null's runs) / (s √(1 + 1/r)), with r - 1 degrees of freedom and s the standard deviation
     of the r ≥ 2 runs, at least the median one of all groups. With `FEWEST_GROUPS` groups or more, each run is taken
     less its median, and t is divided by λ = median |t| / the median of Student's |t|, if that is more than 1 (genomic
-    control, Devlin & Roeder 1999; of the t whose s has no least value). What happens to most groups is then an excess
-    of none.
+    control, Devlin & Roeder 1999), so that what happens to most groups is an excess of none.
     """
     from scipy.special import stdtrit
 
@@ -120,8 +116,7 @@ def beyond_null(
 
     The first is (value - mean) / (s √(1 + 1/r)), with mean and standard deviation of the null's runs. Each run has the
     same beside all others, and the p-value is the rank of the value's maximum over groups among theirs: exact if value
-    and null are exchangeable, whatever their distribution and dependence (Westfall & Young 1993), and 1 / (r + 1) at
-    least.
+    and null are exchangeable, whatever their distribution and dependence (Westfall & Young 1993).
     """
     runs, r = torch.cat([values[None], null]).double(), len(null)
     others = (runs.sum(0) - runs) / r
@@ -141,22 +136,19 @@ class Directions(NamedTuple):
 def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"], k: int = 3) -> Directions:
     """Return the first k ≤ d right singular vectors of the change y - x of states, its mean included.
 
-    Each points to where the change is positive on average.
-
-    Args:
-        half: which rows are of the first half of the documents; the stability compares the halves' own directions.
+    Each points to where the change is positive on average. The stability compares the rows of one half of the documents
+    with those of the other.
     """
+
+    def principal(rows: Float[Tensor, "m d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        values, vectors = torch.linalg.eigh(rows.T @ rows)
+        return values.flip(0).clamp(min=0), vectors.T.flip(0)
+
     rows = change.double()
-    values, vectors = _principal(rows)
+    values, vectors = principal(rows)
     vectors = vectors[:k] * ((rows @ vectors[:k].T).mean(0).sign() + 0.5).sign()[:, None]
-    cosines = [(vectors @ _principal(rows[part])[1][: k + 2].T).abs().amax(1) for part in (half, ~half)]
+    cosines = [(vectors @ principal(rows[part])[1][: k + 2].T).abs().amax(1) for part in (half, ~half)]
     return Directions(vectors, values[:k] / values.sum(), torch.stack(cosines).amin(0))
-
-
-def _principal(rows: Float[Tensor, "n d"]) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
-    """Return the eigenvalues of the second moment in descending order, at least 0, and the vectors as rows."""
-    values, vectors = torch.linalg.eigh(rows.T @ rows)
-    return values.flip(0).clamp(min=0), vectors.T.flip(0)
 
 
 def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
@@ -173,29 +165,25 @@ def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Te
     """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
 
     ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
-    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider.
-
-    Raises:
-        ValueError: n or the vocabulary differs, there is no row, or a logit is NaN or +∞, or all of a row are -∞.
+    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider. A ValueError says that
+    n or the vocabulary differs, or that a logit is NaN or +∞, or all of a row are -∞.
     """
     return JENSEN_SHANNON.of(X, Y)
 
 
 def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit differs, in [0, 1]; it has no gradient.
+    """Return the share of rows whose largest logit, the first of equal ones, differs, in [0, 1]; it has no gradient.
 
-    Of equal logits the first one counts (Klabunde et al. 2024; Madani et al. 2004, "prediction disagreement"). It has
-    the errors of `jensen_shannon`.
+    See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
     """
     return DISAGREEMENT.of(X, Y)
 
 
 def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
-    return _checked(logits, name).to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(1)
+    return _checked(logits, name).log_softmax(1)
 
 
 def _top(logits: Float[Tensor, "n v"], name: str) -> Int[Tensor, "n 2"]:
-    """Return the place of the largest logit of each row, and the size of the vocabulary."""
     top = _checked(logits, name).argmax(1)
     return torch.stack([top, torch.full_like(top, logits.shape[1])], 1)
 
@@ -212,7 +200,6 @@ def _check_vocabulary(source: int, target: int) -> None:
 
 
 def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
-    """Return the mean divergence of log-probabilities, some rows at a time."""
     _check_vocabulary(source.shape[1], target.shape[1])
     rows = max(AT_ONCE // source.shape[1], 1)
     sums = []

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
@@ -45,7 +45,6 @@ class PairStatistics(NamedTuple):
 
     @property
     def reversed(self) -> PairStatistics:
-        """The statistics of the same rows with source and target exchanged."""
         return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
 
     def joined(self, other: PairStatistics) -> PairStatistics:
@@ -58,7 +57,6 @@ class PairStatistics(NamedTuple):
 
     @property
     def of_source(self) -> PairStatistics:
-        """The statistics of the source with itself, for maps from its states to themselves."""
         return PairStatistics(self.n, self.mean_x, self.mean_x, self.xx, self.xx, self.xx)
 
 
@@ -66,7 +64,7 @@ class Moments:
     """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
-    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
+    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979).
     """
 
     def __init__(self, pairs: Iterable[LayerPair]):
@@ -113,11 +111,9 @@ class Moments:
         self.n = total
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was gathered."""
         return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over the `state_dict` of moments of the same layer pairs."""
         self.n = state["n"]
         self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
         self._scatter = dict(zip(self._products, state["scatter"], strict=False))
@@ -151,7 +147,6 @@ class AffineMap:
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
 
     def __matmul__(self, first: AffineMap) -> AffineMap:
-        """Return the composition that applies `first`, then this map."""
         return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
 
     @property
@@ -172,16 +167,12 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
 
     The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
-    Without `bias` there is no b, and large means cost digits.
-
-    Raises:
-        ValueError: The ridge is not a number >= 0; see `Moments.of`.
+    Without `bias` there is no b, and large means cost digits. A ValueError says that the ridge is not a number >= 0.
     """
     return least_squares_of(_statistics(moments, pair, bias), ridge)
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
-    """Return `least_squares` from the statistics of one pair."""
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -189,10 +180,8 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
 
     W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the
-    fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011).
-
-    Raises:
-        ValueError: The rank is not in 1..min(d, e); see `least_squares`.
+    fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011). A ValueError says that the rank is not in
+    1..min(d, e).
     """
     statistics = _statistics(moments, pair, bias)
     most = min(statistics.xy.shape)
@@ -208,11 +197,8 @@ def procrustes(moments: Moments, pair: LayerPair, bias: bool = True) -> AffineMa
     """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - Q (xᵢ - μₓ)‖², and its b.
 
     Q = U V' for Y'X = U S V', and b = μᵧ - Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
-    (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. Without `bias` the means
-    are taken as 0.
-
-    Raises:
-        ValueError: The target is narrower than the source; see `Moments.of`.
+    (e > d) Q has orthonormal columns; a narrower one is a ValueError. Where Y'X is singular Q is one of several
+    minimisers. Without `bias` the means are taken as 0.
     """
     statistics = _statistics(moments, pair, bias)
     d, e = statistics.xy.shape
@@ -251,6 +237,75 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
 
 
+# ---- maps in both directions, and the variance that they and their round trips leave unexplained
+
+
+class PairMoments(Moments):
+    """The moments of one pair of sites, from rows of x and y."""
+
+    def __init__(self) -> None:
+        super().__init__([(0, 0)])
+
+    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:  # type: ignore[override]
+        super().update([x], [y])
+
+    @property
+    def statistics(self) -> PairStatistics:
+        return self.of((0, 0))
+
+
+class Unexplained(NamedTuple):
+    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
+
+    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
+    """
+
+    phi: float  # of y, by φ(x)
+    psi: float  # of x, by ψ(y)
+    psi_phi: float  # of x, by ψ(φ(x))
+    phi_psi: float  # of y, by φ(ψ(y))
+
+
+class BothDirections(NamedTuple):
+    """The maps φ: x → y and ψ: y → x of one pair of sites, in float64."""
+
+    phi: AffineMap
+    psi: AffineMap
+
+    def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
+        """Return what both maps and their round trips leave unexplained of rows with these moments."""
+        there = moments.statistics if isinstance(moments, PairMoments) else moments
+        back = there.reversed
+        return Unexplained(
+            unexplained_by(self.phi, there),
+            unexplained_by(self.psi, back),
+            unexplained_by(self.psi @ self.phi, there.of_source),
+            unexplained_by(self.phi @ self.psi, back.of_source),
+        )
+
+
+def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
+
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
+    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
+    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
+    """
+    there = moments.statistics if isinstance(moments, PairMoments) else moments
+    sides = there, there.reversed
+    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
+
+
+def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
+    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
+    whole = statistics.yy.trace()
+    if statistics.reversed.is_constant:
+        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
+    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
+    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
+    return float((left + statistics.n * offset.square().sum()) / whole)
+
+
 # ---- canonical directions: how much of the directions of one side the other predicts on held-out rows
 
 LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
@@ -261,10 +316,8 @@ class Directions(NamedTuple):
     """Canonical directions of x and y: (x - mean_x) @ source and (y - mean_y) @ target have unit covariance, (.., r).
 
     These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). An invertible affine map of
-    either side leaves them as they are, and so the measures below: the mean over directions is R²_CCA of Kornblith et
-    al. (2019, table 1), but of rows that nothing was fitted on.
-
-    `back` makes states of y of them: (y - mean_y) = (y - mean_y) @ target @ back wherever y varies.
+    either side leaves the measures below as they are: the mean over directions is R²_CCA of Kornblith et al. (2019,
+    table 1), but of rows that nothing was fitted on. `back` makes states of y of them, wherever y varies.
     """
 
     mean_x: Float[Tensor, " d"]
@@ -277,11 +330,7 @@ class Directions(NamedTuple):
 
 
 def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]) -> Directions:
-    """Return the canonical directions of one layer pair; r is the smaller rank, 0 where one side is constant.
-
-    Args:
-        x, y: Uncorrelated directions of unit variance of each side, which span those that are looked at.
-    """
+    """Return the canonical directions of one layer pair among `whitening` ones of each side; r is the smaller rank."""
     of_y, across = (each / (statistics.n - 1) for each in (statistics.yy, statistics.xy))
     left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
     target = y @ right.T
@@ -290,22 +339,14 @@ def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y:
 
 
 def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
-    """Return directions of variance 1 that are uncorrelated, of those with more than `least` variance.
-
-    By default this is `CUTOFF` of the largest: directions of less are rounding, and do not count.
-    """
+    """Return uncorrelated directions of variance 1, where it was above `least`, by default `CUTOFF` of the largest."""
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
     return vectors[:, kept] / values[kept].sqrt()
 
 
 class DirectionSums:
-    """Sums over held-out rows for one layer pair, by part of their documents.
-
-    Args:
-        directions: Of rows of other documents.
-        output: A root, (e, e), of the matrix by which errors of the target's states change its output.
-    """
+    """Sums over held-out rows for one layer pair; `output` is a root of the matrix by which errors change outputs."""
 
     def __init__(self, directions: Directions, output: Float[Tensor, "e k"]):
         self.directions, self.output = directions, output
@@ -326,8 +367,16 @@ class DirectionSums:
         found |= {name: belongs @ each.square().sum(1, keepdim=True) for name, each in whole_rows}
         self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
 
+    def replicates(self, documents: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return each measure, and the same without each part of the documents; none of fewer than `FEWEST_GROUPS`."""
+        there = self._sums["rows"] > 0
+        sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
+        parts = int(there.sum()) if documents >= FEWEST_GROUPS else 0
+        left = {name: (each.sum(0) - each)[:parts] for name, each in sums.items()}
+        return self._measures({name: each.sum(0) for name, each in sums.items()}), self._measures(left)
+
     def compute(self, documents: int) -> dict[str, Estimate]:
-        """Return each measure with an interval that leaves out a part of the documents at a time, as numbers.
+        """Return each measure with an interval that leaves out a part of the documents at a time.
 
         `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
         source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
@@ -335,12 +384,7 @@ class DirectionSums:
         `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
         With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
         """
-        there = self._sums["rows"] > 0
-        sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
-        whole = self._measures({name: each.sum(0) for name, each in sums.items()})
-        if documents < FEWEST_GROUPS:
-            return {name: interval_around(value, torch.inf) for name, value in whole.items()}
-        left = self._measures({name: each.sum(0) - each for name, each in sums.items()})
+        whole, left = self.replicates(documents)
         return {name: jackknife(value, left[name]) for name, value in whole.items()}
 
     def _measures(self, sums: dict[str, Float[Tensor, "*b r"]]) -> dict[str, Float[Tensor, "*b"]]:
@@ -360,7 +404,6 @@ class DirectionSums:
 
 
 def _r2(errors: Float[Tensor, "*b r"], whole: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
-    """Return 1 - errors / whole, 0 where there is nothing to predict."""
     return torch.where(whole > 0, 1 - errors / whole.clamp(min=torch.finfo(whole.dtype).tiny), 0.0)
 
 

@@ -18,9 +18,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.estimates import PARTS
-from thinkalike.measures.groups import RowGroups, common_dtype
-from thinkalike.measures.rows import labels_of_rows, places_of, rows_of
+from thinkalike.measures.estimates import PARTS, RowGroups, common_dtype
+from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 
@@ -28,20 +27,18 @@ Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 class Blocks(NamedTuple):
     """The layers of several models, by their places in a list of different layers, and which models are compared.
 
-    Two models are compared in the same steps, with operands of the same shapes, whether they come alone or with others:
-    so the numbers of a pair are the same to the bit in any company.
+    Two models are compared in the same steps, with operands of the same shapes, in any company: to the bit the same.
     """
 
     models: Sequence[Sequence[int]]
     pairs: Sequence[Pair]
 
     def by_model(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """Return one stack for each model of what each different layer has."""
         return [torch.stack([parts[place] for place in places]) for places in self.models]
 
 
 def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
-    """Return the matrix of all layers of the first model and then the second, from the blocks within and between."""
+    """Return the matrix of all layers of the first model and then the second."""
     first, second = pair
     across = blocks[pair]
     above = torch.cat([blocks[first, first], across], 1)
@@ -56,15 +53,14 @@ class LayerMeasure:
     """A measure of two layers of the same n rows.
 
     Attributes:
-        prepare: Makes a layer, (n, d), of float32 or float64, into what is compared; the second argument is its name in
-            errors.
+        prepare: Makes a layer, (n, d), of float32 or float64, with its name in errors, into what is compared.
         compare: The likenesses of the prepared layers of models that are compared, by pair of models.
         moved: Returns a prepared layer with its rows in another order.
         fewest: The least number of rows.
         best: The value of a layer with itself.
         higher_is_closer: False for a distance.
         finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses,
-            since sums over batches come before the ratio; None if likenesses are the values.
+            which are summed over batches first; None if likenesses are the values.
         flatten: What a row is, see `rows_of`.
         given: The same measure within groups of rows, such as those of one token; None if there is none.
         similarities: The similarities of rows that a measure within groups compares, (g, s, s) for each size of groups.
@@ -72,6 +68,7 @@ class LayerMeasure:
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
+        has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
     """
 
     prepare: Callable[[Tensor, str], Any]
@@ -87,17 +84,12 @@ class LayerMeasure:
     compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
     is_unbiased: bool = False
+    has_units: bool = False
 
     def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
-        """Return all layers prepared, each tensor once.
-
-        Raises:
-            ValueError: Layers differ in the number of rows, or have too few; see `prepare`.
-        """
+        """Return all layers prepared, each tensor once; a ValueError of layers with different or too few rows."""
         n, dtype = len(layers[0]), common_dtype(layers)
-        for name, layer in zip(names, layers, strict=True):
-            if len(layer) != n:
-                raise ValueError(f"all layers need the same rows, but {names[0]} has {n} and {name} has {len(layer)}")
+        check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
         known: dict[int, Any] = {}
@@ -109,12 +101,12 @@ class LayerMeasure:
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
-        """Return the likeness of two layers; see `prepared` for its errors."""
+        """Return the likeness of two layers."""
         return self._values([X], [Y], ["X", "Y"])[0, 0]
 
     @takes_arrays
     def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
-        """Return the likeness of every source layer with every target layer, (l, m); see `prepared` for its errors."""
+        """Return the likeness of every source layer with every target layer, (l, m)."""
         return self._values(sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))])
 
     def _values(self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]) -> Tensor:
@@ -149,19 +141,24 @@ def _compare_each(
 
 
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of two matrices, for every two: one product of two models."""
+    """Return the sums of the products of all entries of every two matrices."""
     flat = [each.flatten(1) for each in blocks.by_model(layers)]
     return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}
 
 
 def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n d"]:
-    """Return prepared rows in another order."""
     return prepared[order]
 
 
 def both_in_order(prepared: Shaped[Tensor, "n n"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n n"]:
     """Return a prepared matrix of pairs of rows, with the rows in another order."""
     return prepared[order[:, None], order]
+
+
+def check_same_rows(counts: Sequence[int], names: Sequence[str]) -> None:
+    for count, name in zip(counts, names, strict=True):
+        if count != counts[0]:
+            raise ValueError(f"all layers need the same rows, but {names[0]} has {counts[0]} and {name} has {count}")
 
 
 # ---- a batch of the states of models
@@ -179,9 +176,16 @@ class BatchRows(NamedTuple):
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
-        """Return some of the rows, by number or by a mask."""
         tokens = None if self.tokens is None else self.tokens[chosen]
         return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)
+
+    def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
+        """Divide float64 layers in place by powers of two, and return these; 1 of float32, which needs none."""
+        if self.layers[0].dtype != torch.float64:
+            return self, torch.ones(len(self.layers), dtype=torch.float64, device=self.layers[0].device)
+        units = [size_of(layer) for layer in self.layers]
+        layers = [layer.div_(unit) for layer, unit in zip(self.layers, units, strict=True)]
+        return self._replace(layers=layers), torch.stack(units)
 
 
 class Batch(NamedTuple):
@@ -192,20 +196,6 @@ class Batch(NamedTuple):
     number: int = 0
     groups: Int[Tensor, " ..."] | None = None
     documents: Int[Tensor, " ..."] | None = None
-
-    @classmethod
-    @takes_arrays
-    def of(
-        cls,
-        source: States,
-        target: States,
-        mask: Shaped[Tensor, " ..."] | None,
-        number: int,
-        groups: Int[Tensor, " ..."] | None,
-        documents: Int[Tensor, " ..."] | None,
-    ) -> Batch:
-        """Return the batch of two models, from tensors or arrays."""
-        return cls([source, target], mask, number, groups, documents)
 
     def rows(self, sides: Sequence[Pair], flatten: str) -> tuple[BatchRows, dict[int, tuple[int, ...]]]:
         """Return the rows of the different layers, and where the layers of each model stand among them."""
@@ -224,11 +214,7 @@ class Batch(NamedTuple):
         documents, tokens = self._documents(layers[0], flatten), None
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
-        for name, row in zip(names, rows, strict=True):
-            if len(row) != len(documents):
-                raise ValueError(
-                    f"all layers need the same rows, but {names[0]} has {len(rows[0])} and {name} has {len(row)}"
-                )
+        check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
         return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
 
     def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:

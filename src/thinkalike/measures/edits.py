@@ -18,7 +18,8 @@ from thinkalike.measures.estimates import seeded
 
 Operation = Literal[
     "added", "removed", "resized", "zeroed", "masked", "swapped", "permuted", "cast", "scaled", "scaled by row",
-    "scaled by column", "rounded", "low rank", "noise", "changed",
+    "scaled by column", "rounded", "linear mixture", "spherical mixture", "weighted sum", "low rank", "noise",
+    "changed",
 ]  # fmt: skip
 STORED = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16)
 SKETCH = 72  # columns of the sketch of a change, so that ranks up to `MOST_RANK` are found
@@ -35,13 +36,12 @@ class Edit:
     """How one tensor became another of the same name.
 
     Attributes:
-        operation: what gives the changed entries.
         size: ‖changed - base‖ / ‖base‖ over common entries, in [0, ∞).
         spread: the root mean square of the change over the entries that differ by row or column, in standard deviations
             of the base; NaN for a constant base.
-        axis: the axis of which only some places differ; None if all do.
-        places: those places, in order.
-        amount: the factor, the bits of rounding, the rank, or the share of zeros, where the operation has one.
+        axis, places: the axis of which only some places differ, and these in order; None if all do.
+        amount: the factor, the bits of rounding, the rank, the share of zeros, or that of another model in a mixture
+            (in a weighted sum its factor), where the operation has one.
     """
 
     operation: Operation
@@ -52,10 +52,13 @@ class Edit:
     amount: float = math.nan
 
 
-def edit(base: Float[Tensor, "..."], changed: Float[Tensor, "..."]) -> Edit | None:
+def edit(
+    base: Float[Tensor, "..."], changed: Float[Tensor, "..."], other: Float[Tensor, "..."] | None = None
+) -> Edit | None:
     """Return what was done to a tensor, or None if nothing was: the shapes and all entries are equal.
 
-    Of tensors that differ in the length of one axis, places are those that were added or removed.
+    It may be a mixture of the base with the tensor of a third model, `other`. Of tensors that differ in the length of
+    one axis, places are those that were added or removed.
     """
     if base.shape != changed.shape:
         return _resized(base, changed)
@@ -65,7 +68,8 @@ def edit(base: Float[Tensor, "..."], changed: Float[Tensor, "..."]) -> Edit | No
         return None
     axis, places = _where(differs)
     x, y = (base, changed) if axis is None else (each.index_select(axis, places) for each in (base, changed))
-    found = _operation(x, y, axis)
+    found = None if other is None or other.shape != base.shape or axis is not None else mixture(x, y, other)
+    found = found or _operation(x, y, axis)
     change, std = y.double() - x.double(), float(base.double().std(correction=0))
     size = float(change.norm() / base.double().norm()) if base.any() else math.inf
     spread = float(change.square().mean().sqrt()) / std if std > 0 else math.nan
@@ -152,13 +156,10 @@ def _matches(rows: Float[Tensor, "n d"], others: Float[Tensor, "m d"]) -> Int[Te
     """Return for each of m rows the number of the row of n that is equal to it, or None if one has no equal."""
     if not len(others) or not (rows == others[0]).all(1).any():
         return None
-    by_entry = {_bytes(row): place for place, row in enumerate(rows)}
-    found = [by_entry.get(_bytes(row)) for row in others]
+    coded, wanted = ([row.contiguous().view(torch.uint8).numpy().tobytes() for row in side] for side in (rows, others))
+    by_entry = {code: place for place, code in enumerate(coded)}
+    found = [by_entry.get(code) for code in wanted]
     return None if None in found else torch.tensor(found)
-
-
-def _bytes(row: Tensor) -> bytes:
-    return row.contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def _factor(x: Tensor, y: Tensor, over: int | None, eps: float) -> Tensor | None:
@@ -169,10 +170,42 @@ def _factor(x: Tensor, y: Tensor, over: int | None, eps: float) -> Tensor | None
     return factor if ((y - factor * x).abs() <= 2 * eps * y.abs()).all() else None
 
 
+def mixture(x: Float[Tensor, "..."], y: Float[Tensor, "..."], z: Float[Tensor, "..."]) -> Edit | None:
+    """Return the mixture y = a x + b z, if it is one up to rounding, with the share t of z; see `Edit`.
+
+    A linear one has a + b = 1. A spherical one (Shoemake 1985) has a = sin((1 - t) Ω) / sin Ω and b = sin(t Ω) / sin Ω,
+    where Ω is the angle between x and z, so that (a + b cos Ω)² + (b sin Ω)² = 1 and t Ω is the angle of that point.
+    """
+    x, y, z, eps = x.double().flatten(), y.double().flatten(), z.double().flatten(), _precision(y)
+    (xx, xz, zz), right = (x @ x if x.any() else x.new_ones(()), x @ z, z @ z), torch.stack([x @ y, z @ y])
+    if (determinant := xx * zz - xz * xz) <= 1e-12 * xx * zz:
+        return None  # they are multiples of each other
+    a, b = torch.linalg.solve(torch.stack([xx, xz, xz, zz]).view(2, 2), right).tolist()
+    a = a if x.any() else 1 - b  # any a will do
+    rounding = 2 * eps * y.square().mean().sqrt() / determinant.sqrt()  # moves a by √zz of this at most, and b by √xx
+    of_x = 4 * torch.finfo(torch.float32).eps * abs(a) + rounding * zz.sqrt()
+    of_z = 4 * torch.finfo(torch.float32).eps * abs(b) + rounding * xx.sqrt()
+    subnormal = 2**-24 if eps == torch.finfo(torch.float16).eps else 0.0
+    if ((y - a * x - b * z).abs() > 2 * eps * y.abs() + of_x * x.abs() + of_z * z.abs() + subnormal).any():
+        return None
+    if abs(b) * zz.sqrt() <= 1e-3 * y.norm():
+        return None  # nothing of z is in it
+    cosine = float(xz / (xx * zz).sqrt())
+    across, along = b * math.sqrt(1 - cosine**2), a + b * cosine
+    misses: dict[Operation, float] = {
+        "linear mixture": abs(a + b - 1),
+        "spherical mixture": abs(across**2 + along**2 - 1),
+        "weighted sum": 1e-3,
+    }
+    name = min(misses, key=misses.__getitem__)
+    share = math.atan2(across, along) / math.acos(cosine) if name == "spherical mixture" else b
+    return Edit(name, math.nan, math.nan, amount=share)
+
+
 def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> int | None:
     """Return to how many bits, 1 to 8, the entries of x were rounded to become y, by row or by block; None if not.
 
-    Rounded entries are whole multiples of one step apart in each row or block, and x is about as near as a step.
+    Rounded entries are whole multiples of one step apart, and x is about as near as a step.
     """
     if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
         return None
@@ -202,8 +235,7 @@ def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"],
 def _spectrum(x: Tensor, y: Tensor, eps: float) -> tuple[Operation, float]:
     """Return the rank of a change, whether it looks like noise, or neither, from a sketch of its column space.
 
-    Singular values below what rounding of the entries gives count as 0. Independent entries of spread s have none above
-    about s (√n + √m) (Marchenko & Pastur 1967).
+    Independent entries of spread s have no singular values above about s (√n + √m) (Marchenko & Pastur 1967).
     """
     change = (y.double() - x.double()).flatten(1)
     n, m = change.shape

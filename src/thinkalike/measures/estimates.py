@@ -1,14 +1,18 @@
-"""Values with intervals: Student's t, the jackknife, means over folds, and means over documents by the bootstrap."""
+"""Values with intervals: the jackknife, means over folds and over documents; and rows that belong to one group."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
 
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
@@ -17,6 +21,13 @@ FEWEST_GROUPS = 8  # documents, sentences or the like, of which an interval or a
 FEWEST_EQUAL = 15  # of equal length, of which a measure has an interval whose value depends on the number of rows
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
 EQUAL = 1e-9  # share of a mean up to which documents are equal but for rounding
+FEWEST = 4  # rows that are compared, as the unbiased estimator of HSIC divides by n - 3
+ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
+ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the groups decide have less
+FEWEST_NEIGHBOURS = 20  # documents that are looked at
+CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
+ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
+FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -25,10 +36,9 @@ def seeded(seed: int) -> torch.Generator:
 
 
 class Estimate:
-    """A value with the lower and the upper end of its interval: three tensors of one shape.
+    """A value with the lower and the upper end of its interval: three tensors of one shape, of which it iterates.
 
-    It iterates as (value, low, high), `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is
-    "+0.037 [+0.032, +0.043]".
+    `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is "+0.037 [+0.032, +0.043]".
     """
 
     def __init__(self, value: Tensor, low: Tensor, high: Tensor):
@@ -51,12 +61,11 @@ class Estimate:
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
-    """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
 
 
 def student_t(level: float, freedom: int) -> float:
-    """Return the t with P(|T| < t) = level for T of Student's distribution with this many degrees of freedom."""
+    """Return the t with P(|T| < t) = level for T of Student's distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
@@ -89,8 +98,7 @@ def jackknife(
         reference: What the replicates would average if rows did not depend on each other. The distance from their mean,
             times b - 1, is the bias of the value by rows that do (Quenouille 1956). The interval is around the value
             less this bias, and reaches the value itself.
-        is_drawn: Whether the reference is of rows drawn at random, so that the bias has an error of its own. The
-            interval then also holds that of the same width around the value.
+        is_drawn: Whether the reference is of rows drawn at random; the interval then also holds that around the value.
         t: Takes the place of Student's, as where the intervals hold for several values simultaneously.
     """
     b = len(replicates)
@@ -103,10 +111,7 @@ def jackknife(
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:
-    """Return the totals without each part that has one of these documents, for a `jackknife`.
-
-    Fewer than `FEWEST_GROUPS` documents have none, and so no interval.
-    """
+    """Return the totals without each part that has one of these documents; none of fewer than `FEWEST_GROUPS`."""
     different = documents.unique()
     parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
     return sums.sum(0) - sums[parts]
@@ -129,10 +134,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
     """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
     With `groups`, such as the sentence of each word, no group is in two folds: the largest one left goes into the
-    smallest fold so far.
-
-    Raises:
-        ValueError: There are fewer than two folds, fewer stimuli or groups than folds, or not one group per stimulus.
+    smallest fold so far. Fewer than two folds, or fewer stimuli or groups than folds, are a ValueError.
     """
     units, inverse = torch.arange(n), torch.arange(n)
     if groups is not None:
@@ -154,10 +156,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
 
 
 def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return other numbers for groups of rows, so that `number % PARTS` draws whole groups into parts of equal size.
-
-    Fewer groups than `PARTS` are a part each. No part differs from another by more than the largest group.
-    """
+    """Return other numbers for groups of rows, so that `number % PARTS` draws whole groups into parts of equal size."""
     units, inverse = torch.unique(groups.cpu(), return_inverse=True)
     count = min(PARTS, len(units))
     part_of = inverse if count < PARTS else stimulus_folds(len(groups), count, groups=groups)
@@ -167,7 +166,6 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 
 
 def check_groups(groups: Tensor, n: int) -> None:
-    """Raise a ValueError unless there is one group for each of n stimuli."""
     if groups.shape != (n,):
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
 
@@ -212,22 +210,18 @@ def bootstrap_interval(
     - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected so that it is
       unbiased if all documents' means have the same variance, whatever their weights (Bell & McCaffrey 2002).
     - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
-      gives t, the distance of its ratio from R in its own standard errors. If documents' means are skewed, so is t.
+      gives t, the distance of its ratio from R in its own standard errors.
     - Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), and
       at least t(m - 1), where the n documents are worth m of equal length (`effective_number`) and t(k) is Student's
       quantile. `benchmarks/coverage.py` found that this covers, and that percentiles and Student's t alone do not.
 
-    Every entry of the leading axes sees the same resamples, so `sums` of paired differences give the interval of their
-    mean.
+    Every entry of the leading axes sees the same resamples.
 
     Args:
         sums: The sum s of the values of each document's tokens.
         counts: The number n of tokens of each document; documents without any are left out.
         together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
             smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
-
-    Raises:
-        ValueError: Fewer than two documents have tokens.
     """
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())
@@ -235,7 +229,10 @@ def bootstrap_interval(
         raise ValueError(f"an interval over documents needs two of them, not {n}")
     mean = sums.sum(-1, keepdim=True) / counts.sum()
     residuals = sums - mean * counts  # s - R n
-    error = _standard_error(mean[..., 0], residuals, counts)
+    weights = counts / counts.sum()
+    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
+    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
+    error = error.where(error > EQUAL * mean[..., 0].abs(), 0.0)
     generator = torch.Generator().manual_seed(int(seed))
     draws = (drawn_counts(n, len(part), generator) for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)))
     parts = [_beyond(residuals, counts, weights) for weights in draws]
@@ -251,15 +248,6 @@ def bootstrap_interval(
     upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
     low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
     return Estimate(mean[..., 0], mean[..., 0] - low, mean[..., 0] - high)
-
-
-def _standard_error(
-    mean: Float[Tensor, "*b"], residuals: Float[Tensor, "*b n"], counts: Float[Tensor, " n"]
-) -> Float[Tensor, "*b"]:
-    weights = counts / counts.sum()
-    unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
-    error = (residuals * unbiased / counts.sum()).square().sum(-1).sqrt()
-    return error.where(error > EQUAL * mean.abs(), 0.0)
 
 
 def _beyond(
@@ -303,14 +291,7 @@ def documents_and_seeds_interval(
     documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom. The
     interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the interval over documents
     already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed the interval is that
-    over documents. `benchmarks/coverage.py` measures its coverage.
-
-    Args:
-        sums, counts: See `bootstrap_interval`, with sums of each seed.
-        seed: Seed of the resamples of documents.
-
-    Raises:
-        ValueError: Fewer than two documents have tokens.
+    over documents. For arguments and errors see `bootstrap_interval`; sums are of each seed.
     """
     seeds = sums.shape[-2]
     over_documents = bootstrap_interval(sums.mean(-2), counts, level=level, resamples=resamples, seed=seed)
@@ -324,3 +305,102 @@ def documents_and_seeds_interval(
     half = student_t(level, seeds - 1) * spread.clamp(min=0).sqrt()
     value, low, high = over_documents
     return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))
+
+
+# ---- groups of rows, such as those of one token: within them all that the token alone decides is constant
+
+
+def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
+    """Return the widest dtype, and at least float32."""
+    return reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
+
+
+def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
+    """Return whether squared distances from the mean are what rounding leaves of the squared offset of that mean."""
+    return spread <= (ROUNDINGS * torch.finfo(dtype).eps) ** 2 * offset
+
+
+@dataclass(frozen=True, eq=False)
+class RowGroups:
+    """Which rows of a batch belong together."""
+
+    order: Int[Tensor, " kept"]  # the rows that are in a group, those of one side by side, the smallest groups first
+    shapes: Sequence[tuple[int, int]]  # the number of groups of each size, and this size
+    rows: int  # how many rows the batch has, those without a group included
+
+    @classmethod
+    @takes_arrays
+    def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
+        """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
+        _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
+        sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
+        if not len(sizes):
+            found = f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token"
+            raise ValueError(f"{found}: give more rows at once, as by measure.tokens_per_batch")
+        kept = int((sizes * numbers).sum())
+        order = (counts[labels] * len(counts) + labels).argsort(stable=True)[len(tokens) - kept :]
+        return cls(order, list(zip(numbers.tolist(), sizes.tolist(), strict=True)), len(tokens))
+
+    @classmethod
+    def whole(cls, n: int, device: torch.device) -> RowGroups:
+        return cls(torch.arange(n, device=device), [(1, n)], n)
+
+    def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
+        """Yield views of rows that stand in `order`: for each size s, its g groups."""
+        start = 0
+        for count, size in self.shapes:
+            yield rows[start : start + count * size].unflatten(0, (count, size))
+            start += count * size
+
+    def without_means(
+        self, rows: Float[Tensor, "n d"], positions: Int[Tensor, " n"] | None = None, dtype: torch.dtype = torch.float64
+    ) -> Float[Tensor, "kept d"]:
+        """Return the rows in `order`, in this dtype, less the mean of their group, and of their position if given.
+
+        With positions these are the residuals of least squares on both: what the groups leave of the positions'
+        indicators is taken out of what they leave of the rows. What is left of a row may be nothing but rounding, as
+        where the token decides the state; then it is set to 0.
+        """
+        whole = rows[self.order].to(dtype)
+        kept = self._centre(whole.clone())
+        if positions is not None:
+            _, places = positions[self.order].unique(return_inverse=True)
+            sums = kept.new_zeros(int(places.max()) + 1, kept.shape[1]).index_add_(0, places, kept)
+            effects = self._inverse_of_positions(places) @ sums.double()
+            kept = self._centre(kept.sub_(effects.to(dtype)[places]))
+        apart, offset = (each.square().sum(1, keepdim=True) for each in (kept, whole - kept))
+        narrow = common_dtype([rows]) if positions is None else torch.float32  # the last digits are still on their way
+        return kept.masked_fill_(all_alike(apart, offset, narrow), 0)
+
+    def _inverse_of_positions(self, places: Int[Tensor, " kept"]) -> Float[Tensor, "p p"]:
+        """Return the pseudo-inverse of the products of positions' indicators less the means of their groups."""
+        sizes = torch.tensor([size for count, size in self.shapes for _ in range(count)], device=places.device)
+        groups = torch.arange(len(sizes), device=places.device).repeat_interleave(sizes)
+        counts = torch.zeros(len(sizes), int(places.max()) + 1, dtype=torch.float64, device=places.device)
+        counts.index_put_((groups, places), counts.new_ones(()), accumulate=True)
+        products = counts.sum(0).diag() - counts.T @ (counts / sizes[:, None])
+        return torch.linalg.pinv(products, rtol=ROUNDED, hermitian=True)
+
+    def _centre(self, kept: Float[Tensor, "kept d"]) -> Float[Tensor, "kept d"]:
+        for block in self.blocks(kept):
+            block -= block.mean(1, keepdim=True)
+        return kept
+
+
+def neighbours_alike(tokens: Int[Tensor, "*n"], documents: Int[Tensor, "*n"]) -> float:
+    """Return the intraclass correlation of documents that follow each other in a source, 0 if chance explains it.
+
+    Each document is the mean random code of its tokens, less that of all, times the root of their number. The
+    correlation Σ x'y / Σ x'x, over neighbours x and y, is compared with that of the same documents in random orders.
+    """
+    used, owners = documents.flatten().unique(return_inverse=True)
+    if len(used) < FEWEST_NEIGHBOURS:
+        return 0.0
+    generator, tokens = torch.Generator().manual_seed(0), tokens.flatten().long()
+    codes = torch.randn(int(tokens.max()) + 1, CODES, generator=generator)[tokens]
+    counts = owners.bincount(minlength=len(used))[:, None]
+    means = torch.zeros(len(used), CODES).index_add_(0, owners, codes - codes.mean(0)) / counts.sqrt()
+    orders = [torch.arange(len(used)), *(torch.randperm(len(used), generator=generator) for _ in range(ORDERS))]
+    products = [(means[order[1:]] * means[order[:-1]]).sum() for order in orders]
+    found = torch.stack(products) / means.square().sum()
+    return float(found[0]) if found[0] > max(found[1:].max(), ALIKE) else 0.0

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
-from thinkalike.measures.groups import FEWEST, ROUNDINGS, RowGroups, common_dtype
+from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
 from thinkalike.measures.rows import CentredRows, centre, centre_groups, refuse_flaws
 
 CHOICES = {
@@ -37,6 +37,16 @@ class GramStatistics(NamedTuple):
     sums: list[Float[Tensor, "l n"]]  # of each row of K̃, by model
     diagonals: list[Float[Tensor, "l n"]]  # of K, by model
 
+    def rounding(self, blocks: Blocks, dtype: torch.dtype, groups: int = 1) -> dict[int, Float[Tensor, " l"]]:
+        """Return what rounding may leave of the unbiased HSIC of each layer with itself, whose terms cancel."""
+        found = {}
+        for model in (a for a, b in blocks.pairs if a == b):
+            sums = self.sums[model]
+            totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
+            terms = self.products[model, model].diagonal(), -sums.square().sum(1), totals
+            found[model] = ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
+        return found
+
 
 def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
     """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5); a ValueError of fewer than 4 rows.
@@ -57,10 +67,7 @@ def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
 
 
 def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
-
-    Rows may be of several `groups` of one size, side by side, and the matrices their blocks; then HSICs are summed.
-    """
+    """Return the HSIC of every two symmetric Gram matrices compared, summed over blocks of `groups` of one size."""
     formula, products = unbiased_from_sums, statistics.products
     sums, own = statistics.sums, statistics.diagonals
     if estimator == "biased":  # of K itself
@@ -77,14 +84,6 @@ def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Ten
     return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def rounding_of(statistics: GramStatistics, model: int, dtype: torch.dtype, groups: int = 1) -> Float[Tensor, " l"]:
-    """Return what rounding may leave of the unbiased HSIC of each layer of a model with itself, whose terms cancel."""
-    sums = statistics.sums[model]
-    totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
-    terms = statistics.products[model, model].diagonal(), -sums.square().sum(1), totals
-    return ROUNDINGS * torch.finfo(dtype).eps * unbiased_from_sums(sums.shape[1] // groups, *terms)
-
-
 def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
     return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
 
@@ -93,10 +92,7 @@ def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Ten
 
 
 class Tiling(NamedTuple):
-    """Cuts the half of a Gram matrix on and above its diagonal: squares of `height` on it, and tiles to their right.
-
-    A square is cut again into strips of `step` rows, each from its own first column on: less is computed twice.
-    """
+    """Cuts a Gram matrix from its diagonal on: squares of `height`, in strips of `step`, and tiles to their right."""
 
     height: int
     width: int
@@ -117,7 +113,7 @@ GPU_TILE = Tiling(2048, 2048, 2048)  # few launches
 
 
 def _within(sizes: Sequence[int], first: int, count: int) -> Iterator[tuple[int, slice]]:
-    """Yield the parts that `count` rows from the first one on are of, and the places of each among them."""
+    """Yield the parts that `count` rows from the first one on are of, with their places among these."""
     start = 0
     for number, size in enumerate(sizes):
         low, high = max(start, first) - first, min(start + size, first + count) - first
@@ -145,10 +141,9 @@ def gram_products(
 ) -> dict[Pair, Float[Tensor, "p p l m"]]:
     """Return Σ_{i≠j} K_ij L_ij over i of one part and j of another, of every two layers of the models compared.
 
-    They come from products of features where these cost less, else tile by tile on and above the diagonal. The product
-    over pairs of layers waits for memory, so all layers' tiles are written side by side, and small products for each
-    two models read them, out of the cache. A model's tiles have memory of their own, which begins where memory is
-    aligned: bits may depend on that.
+    They come from products of features where these cost less, else tile by tile. The product over pairs of layers waits
+    for memory, so tiles of all layers are written side by side, and small products for each two models read them out of
+    the cache. A model's tiles have memory of their own, which begins where memory is aligned: bits may depend on that.
     """
     if len(rows[0]) >= MANY and rows[0].dtype == torch.float64:
         return _feature_products(rows, blocks, sizes)
@@ -184,12 +179,7 @@ def left_out_statistics(
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
 ) -> Iterator[GramStatistics]:
-    """Yield the statistics of all rows, and then of all but each part of them in turn, from one pass over K = X X'.
-
-    Args:
-        sizes: Of the parts, which follow one another.
-        products: `gram_products` of these.
-    """
+    """Yield the statistics of K = X X' of all rows, then of all but each part, from the `gram_products` of parts."""
     own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
     totals = [torch.stack([part.sum(0) for part in x.split([*sizes])]) for x in rows]
     sums = [(x @ part.sum(0)).double() - norms for x, part, norms in zip(rows, totals, own, strict=True)]
@@ -211,21 +201,14 @@ def left_out_statistics(
 
 @torch.no_grad()
 def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> GramStatistics:
-    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred.
-
-    Products are taken in the dtype of the rows, and summed up in float64.
-    """
+    """Return the statistics of K = X X' for the rows X of each different layer, which are about centred."""
     sizes = [len(rows[0])]
     return next(left_out_statistics(rows, blocks, sizes, gram_products(rows, blocks, sizes)))
 
 
 @torch.no_grad()
 def block_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, groups: int) -> GramStatistics:
-    """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
-
-    Small blocks of many groups are made together, large ones tile by tile, and the whole K never. All groups are of
-    one size, and the rows of each stand side by side.
-    """
+    """Return the statistics of the blocks of K = X X' of groups of one size, whose rows stand side by side."""
     size = len(rows[0]) // groups
     at_once = 1 if size > LARGE else max(AT_ONCE // size**2, 1)
     parts = []
@@ -270,8 +253,7 @@ def cka(
     """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
 
     It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Products are taken of centred features in
-    float32, or what is wider (`torch.set_float32_matmul_precision("high")` takes digits from them), and summed up in
-    float64.
+    float32, or what is wider, and summed up in float64.
 
     Args:
         X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
@@ -279,8 +261,7 @@ def cka(
         kernel: "linear", or "rbf" with the median distance as its bandwidth.
 
     Raises:
-        ValueError: n < 4 or n differs between the sides, a value is not finite, a side has no variance, or the
-            estimator or kernel is unknown.
+        ValueError: n < 4 or n differs between the sides, a value is not finite, or a side has no variance.
     """
     check_choice("estimator", estimator, CHOICES["estimator"])
     check_choice("kernel", kernel, CHOICES["kernel"])
@@ -297,22 +278,22 @@ def cka_measure(
 ) -> LayerMeasure:
     """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
 
-    If `is_relative`, HSICs are of rows of unit variance, so that features of any size have one. With `groups` rows are
-    compared within these.
+    If `is_relative`, HSICs are of rows of unit variance. With `groups` rows are compared within these.
     """
     options: dict[str, Any] = {
+        "moved": _moved,
         "flatten": flatten,
         "fewest": FEWEST,
         "finish": alignment,
         "leverage": attrgetter("leverage"),
+        "has_units": kernel == "linear" and not is_relative,
     }
     if groups is not None:
         prepare, compare = partial(centre_groups, groups), partial(hsics_within, groups=groups, estimator=estimator)
-        return LayerMeasure(prepare, compare, _moved, similarities=partial(_grams, groups), **options)
+        return LayerMeasure(prepare, compare, similarities=partial(_grams, groups), **options)
     return LayerMeasure(
         centre,
         partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
-        _moved,
         given=partial(cka_measure, estimator, kernel) if (kernel, flatten) == ("linear", "token") else None,
         compare_without_parts=partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None,
         is_unbiased=estimator == "unbiased",
@@ -320,13 +301,12 @@ def cka_measure(
     )
 
 
-def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
-    """Return the Gram matrices of the groups, each group with the weight of its rows."""
-    return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
-
-
 def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
     return layer._replace(rows=layer.rows[order])
+
+
+def _grams(groups: RowGroups, layer: CentredRows) -> list[Float[Tensor, "_ _ _"]]:
+    return [block @ block.mT / block.shape[1] ** 0.5 for block in groups.blocks(layer.rows)]
 
 
 def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
@@ -342,26 +322,24 @@ def layer_hsics(
 
     A ValueError names a layer that cannot be compared, or whose rows are all alike but for one.
     """
-    own, rows = _own(blocks, layers), [layer.rows for layer in layers]
+    _refuse_flawed(layers, blocks)
+    rows = [layer.rows for layer in layers]
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
     else:
         statistics = dense_statistics([x @ x.T if kernel == "linear" else rbf_gram(x) for x in rows], blocks)
     hsics = all_hsics(statistics, estimator)
     if estimator == "unbiased":
-        least = {model: rounding_of(statistics, model, rows[0].dtype) for model in own}
-        _refuse_flat(hsics, least, layers, blocks)
+        _refuse_flat(hsics, statistics.rounding(blocks, rows[0].dtype), layers, blocks)
     return hsics if kernel == "rbf" or is_relative else _in_units(hsics, layers, blocks)
 
 
 def hsics_without_parts(
     layers: Sequence[CentredRows], blocks: Blocks, sizes: Sequence[int], *, estimator: str
 ) -> dict[Pair, Float[Tensor, "_ _ _"]]:
-    """Return `layer_hsics` of the linear kernel of all rows, and of all but each part; see `left_out_statistics`.
-
-    A part that leaves fewer than 4 rows has NaN.
-    """
-    own, rows = _own(blocks, layers), [layer.rows for layer in layers]
+    """Return `layer_hsics` of the linear kernel of all rows, and without each part; NaN of fewer than 4 rows."""
+    _refuse_flawed(layers, blocks)
+    rows = [layer.rows for layer in layers]
     found: dict[Pair, list[Tensor]] = {pair: [] for pair in blocks.pairs}
     products = gram_products(rows, blocks, sizes)
     for place, statistics in enumerate(left_out_statistics(rows, blocks, sizes, products)):
@@ -370,8 +348,7 @@ def hsics_without_parts(
         else:
             hsics = all_hsics(statistics, estimator)
         if place == 0 and estimator == "unbiased":
-            least = {model: rounding_of(statistics, model, rows[0].dtype) for model in own}
-            _refuse_flat(hsics, least, layers, blocks)
+            _refuse_flat(hsics, statistics.rounding(blocks, rows[0].dtype), layers, blocks)
         for pair, each in _in_units(hsics, layers, blocks).items():
             found[pair].append(each)
     return {pair: torch.stack(each) for pair, each in found.items()}
@@ -380,12 +357,11 @@ def hsics_without_parts(
 def hsics_within(
     layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return Σ_g n_g HSIC_g of every two layers of models compared, in float64, in the unit of the features.
+    """Return Σ_g n_g HSIC_g of every two layers of models compared, over the n_g rows of each group g.
 
-    HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels. A
-    ValueError says that nothing but rounding is left of a layer.
+    A shift of a whole group cancels. A ValueError says that nothing but rounding is left of a layer.
     """
-    own = _own(blocks, layers, "the rows of each token are the same")
+    _refuse_flawed(layers, blocks, "the rows of each token are the same")
     total: dict[Pair, Tensor] = {}
     least: dict[int, Tensor] = {}
     start = 0
@@ -394,25 +370,22 @@ def hsics_within(
         statistics = block_statistics(part, blocks, count)
         for pair, hsics in all_hsics(statistics, estimator, count).items():
             total[pair] = total.get(pair, 0) + size * hsics
-        for model in own:
-            least[model] = least.get(model, 0) + size * rounding_of(statistics, model, part[0].dtype, count)
+        for model, rounding in statistics.rounding(blocks, part[0].dtype, count).items():
+            least[model] = least.get(model, 0) + size * rounding
         start += count * size
     _refuse_flat(total, least, layers, blocks, "given the token there is no variance but in single rows")
     return _in_units(total, layers, blocks)
 
 
 def _in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
-    """Return HSICs of scaled rows in the unit of the features."""
     squares = [scale.square() for scale in blocks.by_model([layer.scale for layer in layers])]
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
 
 
-def _own(blocks: Blocks, layers: Sequence[CentredRows], alike: str = "all rows are the same") -> list[int]:
-    """Return the models compared with themselves, none where rows are permuted; a ValueError names a flawed layer."""
-    own = [a for a, b in blocks.pairs if a == b]
-    if own:
+def _refuse_flawed(layers: Sequence[CentredRows], blocks: Blocks, alike: str = "all rows are the same") -> None:
+    """Refuse a flawed layer, unless rows are permuted, where no model is compared with itself."""
+    if any(a == b for a, b in blocks.pairs):
         refuse_flaws(layers, alike)
-    return own
 
 
 def _refuse_flat(
@@ -431,8 +404,5 @@ def _refuse_flat(
 
 
 def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:
-    """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2).
-
-    CKA is clipped to [-1, 1], which the paper leaves out: rounding can take it beyond.
-    """
+    """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2), with CKA in [-1, 1]."""
     return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()

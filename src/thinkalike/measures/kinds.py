@@ -39,7 +39,7 @@ def kind_of(column: pd.Series) -> str:
     if not pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column):
         return "nominal"
     values = column.dropna().to_numpy(float)
-    different = np.unique(values[np.isfinite(values)])
+    different = np.unique(_digits(values[np.isfinite(values)]))
     return "continuous" if len(different) >= MANY and (different != np.round(different)).any() else "numeric"
 
 
@@ -60,12 +60,10 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, X: Any, kinds: Kinds = "auto") -> Columns:
-        """Describe a table, with a warning that names the features which are taken for continuous.
+        """Describe a table as `MLEM.fit` takes it, with a warning of features that are taken for continuous.
 
-        Args:
-            X: See `MLEM.fit`.
-            kinds: The kind of all features, of each, or of some by name or number; the others, and "auto", have the
-                kind that their type and values imply. A list of levels is an ordinal feature.
+        `kinds` are of all features, of each, or of some by name or number; the others, and "auto", have the kind that
+        their type and values imply. A list of levels is an ordinal feature.
         """
         frame, typed = _frame(X)
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]
@@ -73,17 +71,16 @@ class Columns(NamedTuple):
         each = list(zip(columns, _each(kinds, labels), labels, strict=True))
         found, levels = zip(*(_settled(column, kind, label, typed) for column, kind, label in each), strict=True)
         kinds_of = zip(each, found, strict=True)
-        if inferred := [label for (_, kind, label), own in kinds_of if kind == "auto" and own == "continuous"]:
+        if inferred := [label for (_, kind, label), own in kinds_of if own == "continuous" != kind]:
             message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
             warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
         return cls(names, found, levels)
 
     def label(self, feature: int) -> str:
-        """Return the name of a feature, or its number."""
         return self.names[feature] if self.names else str(feature)
 
     def place(self, feature: int | str) -> int:
-        """Return the number of a feature given by number or name; a ValueError says that there is none."""
+        """Return the number of a feature given by number or name."""
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
@@ -103,7 +100,7 @@ class Columns(NamedTuple):
         if self.names and not names:
             warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
         levels = [None if own is None else list(own) for own in self.levels]
-        read = [_read(frame.iloc[:, feature], own) for feature, own in enumerate(levels)]
+        read = [_read(frame.iloc[:, place], *each) for place, each in enumerate(zip(levels, self.kinds, strict=True))]
         values = torch.stack(read, 1).to(device or (X.device if isinstance(X, Tensor) else None))
         if values.isinf().any():
             raise ValueError(f"feature {self.label(int(values.isinf().any(0).nonzero()[0]))} has an infinite value")
@@ -145,7 +142,6 @@ def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
 
 
 def _names(frame: pd.DataFrame) -> tuple[str, ...]:
-    """Return the names of the columns, if all of them have one."""
     return tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
 
 
@@ -155,7 +151,6 @@ def _written_numbers(column: pd.Series) -> pd.Series:
 
 
 def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that was asked for of each feature."""
     if isinstance(kinds, str):
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
@@ -166,7 +161,6 @@ def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
 
 
 def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[str, tuple[Level, ...] | None]:
-    """Return the kind of a column, and its levels unless it is read as numbers."""
     if not isinstance(kind, str):
         levels = tuple(map(_plain, kind))
         if beyond := [value for value in _values(column) if value not in (None, *levels)]:
@@ -175,6 +169,8 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
     check_choice("kinds", kind, ("auto", *KINDS))
     implied = kind_of(column)
     own = kind if kind != "auto" else "nominal" if implied == "numeric" and not typed else implied
+    if own == "numeric" and implied == "continuous" and column.dropna().is_unique:
+        own = "continuous"  # no two rows are equal, so that whether they are says nothing
     if own in NUMBERS or implied in NUMBERS:
         return own, None
     if own == "ordinal" and implied != "ordinal":
@@ -185,11 +181,18 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
     return own, tuple(sorted(present, key=lambda level: (isinstance(level, str), level)))
 
 
-def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
-    """Return a column as numbers; values that are not among the levels are added to them."""
+def _digits(values: np.ndarray) -> np.ndarray:
+    """Return fractions to 12 digits, so that 0.1 + 0.2 and 0.3 are one level."""
+    exact = (values == np.round(values)) | ~np.isfinite(values)
+    return np.where(exact, values, [float(f"{value:.12g}") for value in values])
+
+
+def _read(column: pd.Series, levels: list[Level] | None, kind: str) -> Float[Tensor, " n"]:
+    """Return a column as numbers; new values are added to the levels."""
     if levels is None:
         numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
-        return torch.tensor(numbers.to_numpy(dtype=float, na_value=np.nan))
+        values = numbers.to_numpy(dtype=float, na_value=np.nan)
+        return torch.tensor(values if kind == "continuous" else _digits(values))
     places = {level: place for place, level in enumerate(levels)}
     codes = [torch.nan if value is None else float(places.setdefault(value, len(places))) for value in _values(column)]
     levels[:] = list(places)
@@ -197,7 +200,6 @@ def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
 
 
 def _values(column: pd.Series) -> list[Level | None]:
-    """Return the values of a column as plain text, numbers and truth values; None where one is missing."""
     return [None if absent else _plain(value) for value, absent in zip(column, column.isna(), strict=True)]
 
 

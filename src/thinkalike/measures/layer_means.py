@@ -1,7 +1,7 @@
 """Metrics of torchmetrics that gather measures of layer pairs batch by batch, and the mean of any measure over batches.
 
-Each batch adds a few small tensors to lists, so batches may come in any order and from several processes, and
-`state_dict` has all that is needed to resume. Apart from the pure measures, as torchmetrics takes a second to import.
+Each batch adds a few small tensors to lists, so batches may come in any order and from several processes. Apart from
+the pure measures, as torchmetrics takes a second to import.
 """
 
 from __future__ import annotations
@@ -17,23 +17,19 @@ from torch import Tensor, distributed
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
+from thinkalike.measures.changes import relative_distance
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
-from thinkalike.measures.estimates import (
-    EVERY,
-    FEWEST_EQUAL,
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    effective_number,
-    jackknife,
-    seeded,
-)
-from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
+from thinkalike.measures.rows import labels_of_rows, rows_of
+
+ORDINARY = 128  # powers of two within which products of four numbers fit float64
 
 
 def from_everyone(state: Tensor, group: Any = None) -> list[Tensor]:
-    """Return the states of all processes: of any shapes, where torchmetrics wants the same number of axes of each."""
+    """Return the states of all processes, of any shapes: torchmetrics wants the same number of axes of each."""
     found: list[Tensor] = [state] * distributed.get_world_size(group)
     distributed.all_gather_object(found, state, group)
     return without_empty([each.to(state.device) for each in found])
@@ -50,8 +46,7 @@ class LayerPairEstimate(Estimate):
     Args:
         across: The values across the two models, with their intervals, (l, m).
         within_source, within_target: The same within each model, (l, l) and (m, m); None where it is not measured.
-        batches: How many batches there were.
-        documents: How many different documents the rows of all batches are of; of fewer than 8 there is no interval.
+        batches, documents: How many there were; of fewer than 8 documents there is no interval.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
         chance: The null by permutations, None without any.
     """
@@ -74,10 +69,9 @@ class LayerPairEstimate(Estimate):
         self.within_source, self.within_target = within_source, within_target
 
     def __repr__(self) -> str:
-        l, m = self.value.shape  # noqa: E741
-        closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
+        layers, closest = "{} x {} layers".format(*self.value.shape), "{:.3f} to {:.3f}".format(*self.value.aminmax())
         width = f"intervals at most {self.widest_interval():.3g} wide"
-        return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
+        return f"{type(self).__name__}({layers}, {self.batches} batches: {closest}, {width})"
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
@@ -129,14 +123,15 @@ class Accumulator(Metric):
             copied[name] = [*state]
         return super().load_state_dict(copied, strict, assign)
 
+    @takes_arrays
     def update(
         self,
-        source: Any,
-        target: Any,
-        mask: Any = None,
+        source: States,
+        target: States,
+        mask: Shaped[Tensor, " ..."] | None = None,
         number: int | None = None,
-        groups: Any = None,
-        documents: Any = None,
+        groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
     ) -> None:
         """Add one batch: the same tokens, or rows, in both models, as tensors or arrays.
 
@@ -150,18 +145,15 @@ class Accumulator(Metric):
                 in all batches; by default each row is one. Intervals leave out those of one `number % 10` at a time,
                 see `numbered_by_part`, and nulls move them as blocks.
 
-        Raises:
-            ValueError: The number of layers is not the announced one, groups are missing or not wanted, or none has
-                enough rows, the mask, groups or documents do not fit, or the measure refuses a layer. Nothing is added.
+        A ValueError says that something does not fit, or that the measure refuses a layer, and nothing is added.
         """
-        self.gather(Batch.of(source, target, mask, self.next_number(number), groups, documents))
+        self.gather(Batch([source, target], mask, self.next_number(number), groups, documents))
 
     @abstractmethod
     def gather(self, batch: Batch) -> None:
         """Add a batch; see `update`."""
 
     def next_number(self, number: int | None) -> int:
-        """Return the number of a batch: the given one, or else the next."""
         return max((int(each) for each in self.numbers), default=-1) + 1 if number is None else number
 
     def check(self, source: States, target: States, groups: Tensor | None) -> None:
@@ -179,11 +171,7 @@ class Accumulator(Metric):
             getattr(self, name).append(part.detach()[None].to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
-        """Return what all batches left, by name, in the order of their numbers; the documents are those of all rows.
-
-        Raises:
-            ValueError: There is no batch, or two have one number.
-        """
+        """Return what all batches left, by name, in the order of their numbers; documents are those of all rows."""
         if not self.update_called:
             raise ValueError("there is no mean of no batches: call update first")
         found = {name: dim_zero_cat(state) for name, state in self.metric_state.items() if len(state)}
@@ -198,7 +186,7 @@ class Accumulator(Metric):
 
 
 def _within(measure: LayerMeasure, rows: BatchRows) -> tuple[LayerMeasure, RowGroups | None]:
-    """Return the measure, given the token that within groups of rows of one token, and these groups."""
+    """Return the measure, given the token that within groups of one token, and these groups."""
     if rows.tokens is None:
         return measure, None
     assert measure.given is not None
@@ -227,7 +215,7 @@ def dependence(
 ) -> dict[Pair, Float[Tensor, "_ _"]]:
     """Return by how much the mean value without parts of the documents is above that without parts of the rows."""
     parts = (rows.documents % PARTS).cpu()
-    parts = parts[torch.randperm(len(parts), generator=seeded(0))].to(rows.documents.device)
+    parts = parts[torch.randperm(len(parts), generator=estimates.seeded(0))].to(rows.documents.device)
     found = without_each(measure, parts, rows, blocks, {pair: each[0] for pair, each in values.items()})
     return {pair: (each[1:] - torch.stack([other[pair] for other in found])).mean(0) for pair, each in values.items()}
 
@@ -241,19 +229,16 @@ class LayerMeans(Accumulator):
     Each batch is compared with all its rows, and without the documents of each tenth in turn; the means over batches
     give the jackknife. Rows of one document depend on each other, which biases most measures. Where the number of rows
     matters as well, every fourth batch is also compared without tenths of its rows drawn at random, which says how
-    large that bias is, and the interval leaves it out; see `jackknife`. The null is that of the first batch, see
-    `BatchNull`.
+    large that bias is; see `jackknife`. The null is that of the first batch, see `BatchNull`.
 
     Args:
-        source_layers, target_layers, given: See `Accumulator`; the measure must have a form within groups for "token".
+        source_layers, target_layers, given, kwargs: See `Accumulator`.
         measure: The measure; of a ratio, such as CKA, means over batches come before the ratio.
-        permutations: How often to compare also with the target's documents permuted, see `Chance`. A p-value is at
-            least 1 / (permutations + 1). 0: no null.
+        permutations: How often to compare also with the target's documents permuted, see `Chance`. 0: no null.
         after_ratio: Whether to take the mean of each batch's ratio instead.
-        kwargs: Options of `torchmetrics.Metric`.
     """
 
-    parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved")
+    parts: ClassVar[tuple[str, ...]] = ("values", "leverages", "used", "dependence", "null", "tested", "moved", "units")
     moved: list[Tensor] | Tensor
 
     def __init__(
@@ -276,7 +261,7 @@ class LayerMeans(Accumulator):
 
         Args:
             metrics: One for each pair, by default this one alone; they compare in the same way.
-            sides: The numbers of the source and of the target of each metric; both may be the same.
+            sides: The numbers of the source and of the target of each metric.
         """
         metrics = metrics or [self]
         for metric, (a, b) in zip(metrics, sides, strict=True):
@@ -286,6 +271,8 @@ class LayerMeans(Accumulator):
         pairs = [(models.index(places[a]), models.index(places[b])) for a, b in sides]
         whole = list(dict.fromkeys([*((model, model) for pair in pairs for model in pair), *pairs]))
         blocks = Blocks(models, whole)
+        if self.measure.has_units:
+            rows, units = rows.in_units()
         measure, within = _within(self.measure, rows)
         layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
         nulls, shared = {}, {}
@@ -297,13 +284,12 @@ class LayerMeans(Accumulator):
                 first = measure.compare(layers, blocks)
                 rest = without_each(self.measure, rows.documents % PARTS, rows, blocks, first)
                 values = {pair: torch.stack([first[pair], *(each[pair] for each in rest)]) for pair in whole}
-            if any(
-                all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics if permutations
-            ):
+            firsts = [all(batch.number < int(moved[0, 0]) for moved in metric.moved) for metric in metrics]
+            if permutations and any(firsts):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
-            is_apart = batch.number % EVERY == 0 and not measure.finish
+            is_apart = batch.number % estimates.EVERY == 0 and not measure.finish
             apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
@@ -318,16 +304,32 @@ class LayerMeans(Accumulator):
             if measure.leverage:
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
+            if self.measure.has_units:
+                found["units"] = units[[*places[a], *places[b]]]
             metric.add(batch.number, rows.documents, **found)
 
     def compute(self) -> LayerPairEstimate:
-        """Return the mean over all batches so far, with intervals and the null; a ValueError of no batch."""
+        """Return the mean over all batches so far, with intervals and the null."""
         return LayerPairEstimate(**self.estimates(self.gathered()))
+
+    def gathered(self) -> dict[str, Tensor]:
+        """Return what all batches left; likenesses with units are in one, that of the states unless these are extreme.
+
+        The mean of each batch's ratio needs no common unit. Units are powers of two, so no digit changes.
+        """
+        found = super().gathered()
+        if self.measure.has_units:
+            units = found["units"]
+            common = units if self.after_ratio else units.amax(0, keepdim=True)
+            factors = (units / common.where(common.log2().abs() > ORDINARY, 1.0)).square()[:, None]
+            found["values"] = found["values"] * factors[..., :, None] * factors[..., None, :]
+        return found
 
     def estimates(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the estimate, from what all batches left."""
         values, depth = self.finished(found), self.source_layers
-        parts = jackknife(values[0], values[1:], self._reference(values, found), is_drawn="dependence" in found)
+        reference = self._reference(values, found)
+        parts = estimates.jackknife(values[0], values[1:], reference, is_drawn="dependence" in found)
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in found:
@@ -344,7 +346,7 @@ class LayerMeans(Accumulator):
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
         values, (documents, counts) = found["values"], found["documents"].unique(return_counts=True)
-        count = len(documents) if self.measure.finish else effective_number(counts)
+        count = len(documents) if self.measure.finish else estimates.effective_number(counts)
         enough = count >= (FEWEST_GROUPS if self.measure.finish else FEWEST_EQUAL)
         kept = [0, *(1 + documents % PARTS).unique().tolist()] if enough else [0]
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
@@ -352,12 +354,67 @@ class LayerMeans(Accumulator):
         return means if means[1:].isfinite().all() else means[:1]
 
     def _reference(self, values: Float[Tensor, "a k k"], found: Mapping[str, Tensor]) -> Float[Tensor, "k k"] | None:
-        """Return what values without parts of the documents would average if rows did not depend on each other."""
+        """Return what values without parts of the documents would average if rows were independent."""
         if "dependence" in found and len(values) > 1:
             return values[1:].mean(0) - found["dependence"].mean(0)
         return values[0] if self.is_unbiased else None
 
     @property
     def is_unbiased(self) -> bool:
-        """Whether the value expected of independent rows is the same however many there are."""
         return self.measure.is_unbiased and not self.after_ratio
+
+
+# ---- how far the states of a changed model are from those of the model that it was made of
+
+
+class ShiftEstimate(LayerPairEstimate):
+    """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
+
+    def __init__(self, cosine: Tensor, norm_source: Tensor, norm_target: Tensor, **estimates: Any):
+        super().__init__(**estimates)
+        self.cosine, self.norm_source, self.norm_target = cosine, norm_source, norm_target  # (l, l) each
+
+
+def _means(sums: Float[Tensor, "*b l 5"]) -> Float[Tensor, "*b 4 l"]:
+    return (sums[..., :-1] / sums[..., -1:]).movedim(-1, -2)
+
+
+def _on_diagonal(values: Float[Tensor, " l"]) -> Float[Tensor, "l l"]:
+    return values.new_full((len(values), len(values)), torch.nan).diagonal_scatter(values)
+
+
+class LayerShifts(Accumulator):
+    """Gathers how far each layer's states y are from those x of the same layer in another model: ‖x - y‖ / ‖x‖.
+
+    It means something between models of one basis alone, such as a model and its copy that was changed.
+    """
+
+    parts: ClassVar[tuple[str, ...]] = ("sums",)
+
+    def gather(self, batch: Batch) -> None:
+        (source, target), mask = batch.states, batch.mask
+        self.check(source, target, batch.groups)
+        assert batch.documents is not None
+        sums, owners = [], labels_of_rows(batch.documents, mask, source[0], "documents")
+        belongs = torch.nn.functional.one_hot(owners.long() % PARTS, PARTS).double().T
+        for layer, sides in enumerate(zip(source, target, strict=True)):
+            x, y = (rows_of(side, "token", mask).double() for side in sides)
+            if x.shape != y.shape:
+                raise ValueError(f"layer {layer} has states of {tuple(x.shape)} and {tuple(y.shape)}: no distances")
+            norms, distance = [torch.linalg.vector_norm(side, dim=1) for side in (x, y)], relative_distance(x, y)
+            cosine = torch.nn.functional.cosine_similarity(x, y)
+            sums.append(belongs @ torch.stack([distance, cosine, *norms, torch.ones_like(distance)], 1))
+        self.add(batch.number, owners, sums=torch.stack(sums, 1))
+
+    def compute(self) -> ShiftEstimate:
+        """Return the means over all batches so far, with intervals; a ValueError of no batch."""
+        found = self.gathered()
+        sums, documents = found["sums"].sum(0), found["documents"]
+        means, rest = _means(sums.sum(0)), _means(estimates.without_parts(sums, documents))
+        distance = Estimate(*map(_on_diagonal, estimates.jackknife(means[0], rest[:, 0])))
+        return ShiftEstimate(
+            *map(_on_diagonal, means[1:]),
+            across=distance,
+            batches=len(found["sums"]),
+            documents=len(documents.unique()),
+        )

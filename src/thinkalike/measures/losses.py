@@ -27,9 +27,8 @@ def token_loss(
 ) -> Float[Tensor, " n"]:
     """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
 
-    It is in float32 (float64 for float64 states), and differentiable once in `states`, the last residuals. The weights
-    of `finish`, the final norm and the unembedding, get no gradient. The logits of one chunk of tokens are in memory at
-    a time; the result does not depend on its size.
+    It is in float32 (float64 for float64 states), and differentiable once in `states`, the last residuals, and not in
+    the weights of `finish`. The logits of one chunk of tokens are in memory at a time.
     """
 
     def chunked(rows: slice) -> _Loss:
@@ -89,7 +88,6 @@ def bytes_of_logits(vocabulary: int) -> float:
 
 
 def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int | None) -> Tensor:
-    """Return the losses of all tokens, (..., n), given a function that makes the loss of some rows."""
     chunk = chunk or rows_of_logits(states, finish)
     flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
     if torch.is_grad_enabled() and states.requires_grad:
@@ -170,30 +168,28 @@ def compare_outputs(
     chunk: int | None = None,
 ) -> OutputMatch:
     """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
+
+    def distribution(states: Float[Tensor, "m d"]) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
+        logits = logits_of(states, finish)
+        return logits.argmax(-1), logits.log_softmax(-1)
+
     chunk = chunk or rows_of_logits(reference, finish)
     parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
     for own, theirs, following in pieces:
-        top, standard = _distribution(theirs, finish)
+        top, standard = distribution(theirs)
         shares, matches = standard.exp(), []
         for each in own:
-            likely, logs = _distribution(each, finish)
+            likely, logs = distribution(each)
             loss = -logs.gather(-1, following[:, None].long()).squeeze(-1)
             matches.append((loss, (standard - logs).mul_(shares).sum(-1), likely == top))
         parts.append([torch.stack(values) for values in zip(*matches, strict=True)])
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 
 
-def _distribution(states: Float[Tensor, "m d"], finish: Finish) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
-    """Return the most likely token after each state, and the logarithms of all tokens' probabilities."""
-    logits = logits_of(states, finish)
-    return logits.argmax(-1), logits.log_softmax(-1)
-
-
 def token_codes(vocabulary: int, numbers: int = 64, seed: int = 0) -> Float[Tensor, "v c"]:
     """Return a random standard normal code for every token of a vocabulary, on the CPU.
 
-    Codes of two tokens are about orthogonal, so they tell tokens apart with a fraction of the numbers of one-hot
-    vectors (Johnson & Lindenstrauss 1984).
+    They tell tokens apart with a fraction of the numbers of one-hot vectors (Johnson & Lindenstrauss 1984).
     """
     return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(int(seed)))
 
@@ -210,7 +206,7 @@ def surprises(
 
     p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
     nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
-    up to about d tokens: docs/LOG.md has leaks of several widths. For the codes see `token_codes`.
+    up to about d tokens. For the codes see `token_codes`.
     """
     surprising, chunk = [], chunk or rows_of_logits(states, finish)
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):

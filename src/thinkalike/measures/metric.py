@@ -18,8 +18,6 @@ from thinkalike.measures.layer_means import LayerMeans, LayerPairEstimate
 class CKAResult(LayerPairEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over documents.
 
-    `value`, `low` and `high` are (l, m).
-
     Attributes:
         leverage_source, leverage_target: The largest of any batch, (l,) and (m,), see `leverage`.
         hsics: Of each batch in the order of their numbers, (b, k, k) with k = l + m.
@@ -30,16 +28,9 @@ class CKAResult(LayerPairEstimate):
     label: ClassVar[str] = "CKA"
 
     def __init__(
-        self,
-        *,
-        leverages: Float[Tensor, " k"],
-        hsics: Float[Tensor, "b k k"],
-        without: Float[Tensor, "p l m"],
-        aggregate: str,
-        is_unbiased: bool,
-        **estimates: Any,
+        self, leverages: Tensor, hsics: Tensor, without: Tensor, aggregate: str, is_unbiased: bool, **rest: Any
     ):
-        super().__init__(**estimates)
+        super().__init__(**rest)
         self.leverage_source, self.leverage_target = leverages.tensor_split([len(self.value)])
         self.hsics, self.without, self.aggregate, self.is_unbiased = hsics, without, aggregate, is_unbiased
 
@@ -76,22 +67,19 @@ class CKA(LayerMeans):
     """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
 
     Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order of
-    the batches does not matter, and processes may share them. A centred copy of the rows is in memory meanwhile. A
-    tensor that stands for several layers, as where a model is compared with itself, costs one. Products of bfloat16 and
-    float16 states are taken in float32, which keeps the value of these states to 1e-7; the error of rounding states to
-    bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions have an offset of
-    300 (1024 rows of width 256).
+    the batches does not matter, and processes may share them. Products of bfloat16 and float16 states are taken in
+    float32; the error of rounding states to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3
+    where a few dimensions have an offset of 300 (1024 rows of width 256).
 
     Args:
-        source_layers, target_layers: How many layers a batch brings.
+        source_layers, target_layers, kwargs: See `Accumulator`.
         estimator, kernel: See `cka`.
         aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
             batch's CKA (Brown et al. 2023), which is off if batches have few rows.
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
-            their rows, and over batches, come before the ratio. "none" compares all rows.
-        permutations: For a null, see `LayerMeans`; each takes as much time again.
-        kwargs: Options of `torchmetrics.Metric`.
+            their rows, come before the ratio. "none" compares all rows.
+        permutations: For a null, see `LayerMeans`.
     """
 
     higher_is_better = True
@@ -119,7 +107,7 @@ class CKA(LayerMeans):
         self.aggregate, self.options = aggregate, {**options, "given": given, "permutations": permutations}
 
     def compute(self) -> CKAResult:
-        """Return the CKA of all batches so far, of all processes, with intervals; a ValueError of no batch."""
+        """Return the CKA of all batches so far, of all processes, with intervals."""
         found, depth = self.gathered(), self.source_layers
         return CKAResult(
             **self.estimates(found),

@@ -11,12 +11,13 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
-from thinkalike.measures.estimates import seeded
-from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
+from thinkalike.measures.rows import size_of
 
 NEIGHBOURS = 10
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
 SIMILARITIES = 2**22  # of one layer at a time
+DIGITS = 100  # roundings of a cosine that directions need to be apart, by the mean square of their distance
 
 
 def mutual_knn(
@@ -26,8 +27,8 @@ def mutual_knn(
 
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
     (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
-    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32:
-    where one dimension is massive, give float64.
+    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32,
+    or float64 where all rows point nearly the same way.
 
     Args:
         X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
@@ -44,9 +45,8 @@ def mutual_knn(
 def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
     """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
 
-    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) the k rows of greatest cosine similarity with row i, without i
-    itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient, and
-    the errors of `mutual_knn`.
+    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has (Klabunde et al. 2024,
+    ReSi). Features with nothing in common give about k / (2n). It has no gradient.
     """
     return jaccard_measure(k).of(X, Y)
 
@@ -54,35 +54,39 @@ def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOUR
 def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
     """Return the mean cosine of two layers' similarities of each row with its neighbours in either, in [-1, 1].
 
-    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `jaccard`
+    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `mutual_knn`
     (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
-    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here, and
-    the errors of `mutual_knn`.
+    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
     """
     return second_order_measure(k).of(X, Y)
 
 
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
-    """Return the rows in the order of their groups, each of length 1."""
+    """Return the rows in the order of their groups, each of length 1; in float64 where cosines need its digits."""
     rows = features.detach()
+    rows = rows / size_of(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
     if not norms.isfinite().all():
-        raise ValueError(f"{name}: a value is not finite, or too large for {rows.dtype}")
+        raise ValueError(f"{name}: a value is not finite")
     if (norms == 0).any():
         raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
     order = groups.order.to(rows.device)
-    kept = rows[order]
-    if all((block == block[:, :1]).all() for block in groups.blocks(kept)):
+    kept = rows[order].div_(norms[order])
+    shared = sum(block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(kept))
+    spread, eps = float(1 - shared / len(kept)), torch.finfo(kept.dtype).eps
+    if spread <= DIGITS * eps and kept.dtype == torch.float32:
+        return directions(features.double(), groups, name)
+    if spread <= ROUNDINGS * eps:
         raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
-    return kept.div_(norms[order])
+    return kept
 
 
 def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
 
     Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
-    depends on the states alone: by number, two models would choose the same copies and look alike. Some rows are
-    compared at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
+    depends on the states alone: by number, two models would choose the same copies and look alike. As many rows are
+    compared at a time for any number of layers, so that a layer has the same neighbours in any company.
     """
     count, size, _ = x.shape
     groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
@@ -134,7 +138,7 @@ def _numbers(features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroup
 def _share_in_common(
     layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the share of neighbours that any two layers have in common; some rows at a time, by one product of all."""
+    """Return the share of neighbours that any two layers have in common, some rows at a time."""
     numbers, rows, start = torch.stack([*layers]), len(layers[0]), 0
     shared = numbers.new_zeros(len(layers), len(layers), dtype=torch.float64)
     for count, size in groups.shapes if groups else [(1, rows)]:
@@ -148,7 +152,6 @@ def _share_in_common(
 
 
 def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:
-    """Return which rows are neighbours of each other, 1, or one of the other, a half."""
     found = []
     for block in groups.blocks(numbers):
         member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
@@ -157,20 +160,16 @@ def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[
 
 
 class Neighbours(NamedTuple):
-    """The k nearest neighbours of each of n rows, by cosine similarity."""
-
     numbers: Int[Tensor, "n k"]
     member: Bool[Tensor, "n n"]
     cosine: Float[Tensor, "n n"]
 
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    """Return `jaccard` as a measure of layer pairs."""
     return LayerMeasure(partial(_neighbours, k=k), each_pair(_jaccard), _moved, fewest=k + 2)
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    """Return `second_order_cosine` as a measure of layer pairs."""
     return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
 
 

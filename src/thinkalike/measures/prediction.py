@@ -17,8 +17,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import LayerPair, LayerStates, Moments, PairStatistics
 from thinkalike.measures.contract import APART, Batch
-from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.ridge import PENALTIES
 from thinkalike.measures.rows import labels_of_rows, rows_of

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.groups import RowGroups, all_alike, common_dtype
+from thinkalike.measures.estimates import RowGroups, all_alike, common_dtype
 
 
 def rows_of(
@@ -25,9 +25,6 @@ def rows_of(
         flatten: "token": every token; "sample": a sequence laid out flat, (b, t d); "mean": the mean of its tokens.
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
         places: `places_of` the mask, for several layers of a batch.
-
-    Raises:
-        ValueError: The mask has another shape or dtype, or drops a token from a whole sequence.
     """
     if mask is not None:
         if mask.shape != states.shape[:-1]:
@@ -57,7 +54,7 @@ def places_of(mask: Shaped[Tensor, " ..."]) -> Int[Tensor, " kept"]:
 def labels_of_rows(
     labels: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], name: str
 ) -> Int[Tensor, " n"]:
-    """Return the label, such as its token, of each row that a mask leaves of a batch of states, (b, t, d) or (n, d)."""
+    """Return the label, such as its token, of each row that a mask leaves of a batch of states."""
     if labels.shape != states.shape[:-1]:
         raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
     return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
@@ -79,16 +76,13 @@ class CentredRows(NamedTuple):
 def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """Return the share of the row that is farthest from the mean: maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1].
 
-    Near 1, one massive token decides what CKA says.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same.
+    Near 1, one massive token decides what CKA says. A ValueError says that a value is not finite, or all rows the same.
     """
     return centred(features).leverage
 
 
 def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Return the rows as `centre` gives them, at least in float32, if they can be compared; see `refuse_flaws`."""
+    """Return the rows as `centre` gives them, at least in float32; see `refuse_flaws`."""
     rows = centre(features.to(common_dtype([features])), name)
     refuse_flaws([rows])
     return rows
@@ -98,9 +92,8 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
     """Shift and scale the rows, differentiably as far as a shift- and scale-invariant measure can tell.
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
-    offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Shift and scale get no gradient: CKA has none.
-    Rows in float32 or float64 may be of any size, as they are divided by a power of two first. `refuse_flaws` finds
-    what cannot be compared, so that a GPU need not be waited for at every layer.
+    offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Rows may be of any size, as they are divided by
+    a power of two first. A GPU need not be waited for at every layer, as flaws are looked at later: `refuse_flaws`.
     """
     with torch.no_grad():
         size = size_of(features)
@@ -120,10 +113,7 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
 
 @torch.no_grad()
 def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
-
-    Rows of the batch that have no group are left out.
-    """
+    """Shift the rows of every group about its typical point, and scale all of them; see `centre`."""
     rows = features[groups.order]
     size = size_of(rows)
     rows /= size
@@ -142,14 +132,13 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
     return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
 
 
-def size_of(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+def size_of(features: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """Return the power of two below the largest absolute value, by which division is exact."""
     exponent = torch.frexp(torch.linalg.vector_norm(features, torch.inf)).exponent - 1
     return torch.ldexp(features.new_ones(()), exponent)
 
 
 def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.dtype) -> Int[Tensor, ""]:
-    """Return what keeps rows of that mean squared distance from their mean from being compared, as a number."""
     return torch.where(spread.isfinite(), ALIKE * all_alike(spread, offset, dtype), NOT_FINITE)
 
 
@@ -176,9 +165,8 @@ def massive(
     These are the rows whose norm is more than `MASSIVE` times the median of the layer, where they carry more than
     `DECIDES` of its variance about the mean of all others, and more than `TIMES` their share of the rows.
 
-    Args:
-        begins: which rows begin their text, each of which attention may rest on. They are judged by themselves, and
-            are left out where they carry more than `ALONE` of the variance, although they may be many.
+    Rows that begin their text, each of which attention may rest on, are judged by themselves, and are left out where
+    they carry more than `ALONE` of the variance, although they may be many.
     """
     found = torch.zeros(len(layers[0]), dtype=torch.bool)
     for layer in layers:

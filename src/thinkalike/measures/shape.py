@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.estimates import ROUNDINGS
 from thinkalike.measures.rows import centred
 
 
@@ -22,9 +23,6 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
     representations", the angular metric). It is a metric, is computed in float64 and differentiable where it is
     above 0. With n rows in d ≥ n dimensions even noise is near: compare it with its null.
 
-    Args:
-        X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
-
     Raises:
         ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
     """
@@ -32,7 +30,7 @@ def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Flo
 
 
 def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return rows less their mean, in float64, in units of their typical norm; errors as of `refuse_flaws`."""
+    """Return rows less their mean, in float64, in units of their typical norm."""
     rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
@@ -61,12 +59,8 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
     """Return the mean canonical correlation of the top principal components, in [0, 1].
 
     1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share `kept` of their
-    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here, as the count moves
-    in steps. Where both counts together exceed n - 1, some correlations are 1 whatever the features are: compare the
-    value with its null.
-
-    Raises:
-        ValueError: `kept` is not in (0, 1]; see `procrustes_distance`.
+    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here. Where both counts together
+    exceed n - 1, some correlations are 1 whatever the features are: compare the value with its null.
     """
     if not 0 < kept <= 1:
         raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")
@@ -74,19 +68,19 @@ def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) 
 
 
 def svcca_measure(kept: float = KEPT) -> LayerMeasure:
-    """Return SVCCA as a measure of layer pairs."""
     return LayerMeasure(partial(_components, kept=kept), each_pair(_correlation), rows_in_order, fewest=2)
 
 
 @torch.no_grad()
 def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float[Tensor, "n r"]:
-    """Return the left singular vectors of the largest singular values, in float64; the smaller Gram matrix has them."""
+    """Return the left singular vectors of the largest singular values, in float64, from the smaller Gram matrix."""
     rows = centred_rows(features, name)
     wide = rows.shape[1] >= len(rows)
     values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
     values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
     shares = values.cumsum(0) / values.sum()
-    count = min(int((shares < kept).sum()) + 1, int((values > torch.finfo(values.dtype).eps * values[0]).sum()))
+    least = max(max(rows.shape) * torch.finfo(rows.dtype).eps, (ROUNDINGS * torch.finfo(features.dtype).eps) ** 2)
+    count = min(int((shares < kept).sum()) + 1, int((values > least * values[0]).sum()))
     top = vectors[:, :count]
     return top if wide else rows @ top / values[:count].sqrt()
 
@@ -108,9 +102,6 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
     permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of standardised units is
     √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
     the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
-
-    Raises:
-        ValueError: See `procrustes_distance`.
     """
     return SOFT_MATCHING.of(X, Y)
 
@@ -118,24 +109,20 @@ def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Ten
 def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
     """Return the plan P ≥ 0 with rows that sum to 1/d and columns to 1/e and the largest Σ P likeness, in float64.
 
-    An assignment problem where widths are equal, or have a common multiple of at most `COPIES`, of which each unit then
-    has several copies; else a linear program, which takes minutes for some hundred units.
+    An assignment of copies of units where widths have a common multiple of at most `COPIES`; else a linear program,
+    which takes minutes for some hundred units.
     """
-    d, e = likeness.shape
-    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
-    plan = _assigned(scores, size) if size <= COPIES else _transported(scores)
-    return torch.from_numpy(plan).to(likeness.device)
-
-
-def _assigned(scores: np.ndarray, size: int) -> np.ndarray:
     from scipy.optimize import linear_sum_assignment
 
-    d, e = scores.shape
+    d, e = likeness.shape
+    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
+    if size > COPIES:
+        return torch.from_numpy(_transported(scores)).to(likeness.device)
     copies = scores.repeat(size // d, 0).repeat(size // e, 1)
     rows, columns = linear_sum_assignment(copies, maximize=True)
     plan = np.zeros((d, e))
     np.add.at(plan, (rows // (size // d), columns // (size // e)), 1 / size)
-    return plan
+    return torch.from_numpy(plan).to(likeness.device)
 
 
 def _transported(scores: np.ndarray) -> np.ndarray:
@@ -149,7 +136,6 @@ def _transported(scores: np.ndarray) -> np.ndarray:
 
 
 def _units(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
-    """Return centred units of norm 1, and those that do not vary as 0."""
     rows = centred_rows(features, name)
     norms = torch.linalg.vector_norm(rows, dim=0)
     varies = norms > CONSTANT * norms.max()

@@ -27,7 +27,16 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
-from thinkalike.models.survey import Tokens, accepted, embedding_of, first_tensor, prove, survey, tensors_of
+from thinkalike.models.survey import (
+    Tokens,
+    accepted,
+    embedding_of,
+    first_tensor,
+    prove,
+    settings_of,
+    survey,
+    tensors_of,
+)
 
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
@@ -108,11 +117,7 @@ class FrozenModel:
         return self.family.predicts
 
     def residuals(
-        self,
-        tokens: Tokens,
-        layers: Sequence[Layer],
-        mask: Tokens | None = None,
-        types: Tokens | None = None,
+        self, tokens: Tokens, layers: Sequence[Layer], mask: Tokens | None = None, types: Tokens | None = None
     ) -> list[Float[Tensor, "b t d"]]:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 
@@ -256,6 +261,11 @@ class FrozenModel:
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
+    def settings(self) -> str:
+        """Return the SHA-256 of the settings that are not the defaults of its class, as 16 hexadecimal digits."""
+        chosen = sorted(settings_of(self.module, chosen=True).items())
+        return hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
+
     def describe(self) -> dict[str, str]:
         """Return what the provenance of a result says of the model."""
         return {
@@ -263,6 +273,7 @@ class FrozenModel:
             "family": self.family.name,
             "revision": self.revision,
             "weights": self.fingerprint(),
+            "settings": self.settings(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             **({"quantization": self.quantization} if self.quantization else {}),

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from thinkalike.errors import ModelError, check_extra, listed
+from thinkalike.errors import ModelError, check_extra, listed, one_line
 
 SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
 KEEPS_SCALES = ("gpt-oss",)  # the architectures whose scales transformers reads from a GGUF file
@@ -59,7 +59,7 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
         reader = GGUFReader(path)
         shape = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
     except (ValueError, LookupError, NotImplementedError, OSError) as error:
-        raise ModelError(f"{path}: transformers cannot read this GGUF file ({error}); {OWN}") from error
+        raise ModelError(f"{path}: transformers cannot read this GGUF file ({one_line(error)}); {OWN}") from error
     facts = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
     if (parts := facts.get("split.count", 1)) > 1:
         raise ModelError(f"{path} is one of {parts} parts; join them: llama-gguf-split --merge FIRST WHOLE.gguf")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from thinkalike.errors import ModelError
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import cast, embedding_of, tensors_of
+from thinkalike.models.survey import cast, tensors_of
 
 COMPONENTS = {  # by a word in the name of a module of a block
     "norms": r"norm|^ln",
@@ -241,14 +241,6 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
             torch.manual_seed(seed)
             module = type(model.module)(copy.deepcopy(model.module.config))
     return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")
-
-
-def fresh_but_for_the_embedding(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights and the model's own embedding of tokens."""
-    found = fresh(model, seed)
-    with torch.no_grad():
-        embedding_of(found.module).copy_(embedding_of(model.module))
-    return found
 
 
 def rounded(model: FrozenModel, bits: int) -> FrozenModel:

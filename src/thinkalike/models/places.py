@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import re
@@ -20,8 +19,16 @@ from typing import Any
 from unittest.mock import patch
 
 from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
-from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order
+from thinkalike.digests import read_json, regular, remembered_digest
+from thinkalike.errors import (
+    ConfigError,
+    ModelError,
+    ResourceError,
+    ThinkalikeError,
+    listed,
+    natural_order,
+    one_line,
+)
 from thinkalike.hub import Commit, cause_of, refused, resolved
 from thinkalike.models.gguf import gguf_said
 
@@ -35,6 +42,8 @@ STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, c
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
+MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
+         "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -68,6 +77,9 @@ def folder_of(config: ModelConfig) -> Path | None:
         return gguf
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
+    for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
+        if Path(name).suffix in READ | {LIGHTNING} and (inside / name).exists():
+            regular(inside / name).open("rb").close()
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
@@ -88,7 +100,7 @@ def gguf_in(place: Path) -> Path | None:
     """Return the GGUF file that a path means: itself, or the only one of a folder without other weights."""
     if is_gguf(place):
         return place
-    files = [] if _has_weights(place) else sorted(place.glob("*.gguf"))
+    files = [] if _has_weights(place) else sorted(file for file in place.glob("*.gguf") if file.is_file())
     if len(files) > 1:
         names = listed([file.name for file in files])
         raise ModelError(f"{place} has {len(files)} GGUF files ({names}); name one: model={files[0]}")
@@ -118,7 +130,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         return None
     settings = _json(folder / ADAPTER)
     said = config.base or settings.get("base_model_name_or_path")
-    if not said:
+    if not said or not isinstance(said, str):
         raise ModelError(f"{folder / ADAPTER} names no base_model_name_or_path; {GIVE}")
     try:
         base = model_named(str(Path(said).absolute()) if Path(said).exists() else str(said), {})
@@ -126,6 +138,8 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
         base = None
     if base is None or (base.path and not Path(base.path).exists()):
         raise ModelError(f"model={config.called}: its base {said} is not here; {GIVE}")
+    if base.path and is_adapter(Path(base.path)):
+        raise ModelError(f"model={config.called}: its base {said} is an adapter itself; {GIVE}")
     if not (config.base or base.path):
         base = replace(base, revision=settings.get("revision") or base.revision)
     return replace(base, **{key: getattr(config, key) for key in (*HOW_IT_RUNS, "bos", "side")})
@@ -164,22 +178,22 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
-    folder = folder_of(config)
-    if folder is None:
-        if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
-            return config.revision
-        with explained(config):
+    with explained(config):
+        folder = folder_of(config)
+        if folder is None:
+            if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
+                return config.revision
             return _commit_of(config).sha
-    digest = hashlib.sha256()
-    inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    others = [path for path in revisions_in(folder) if STEP.search(path.name)]
-    inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
-    for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
-        digest.update(path.name.encode())
-        digest.update(bytes.fromhex(remembered_digest(path)))
-    if base := base_of(config):
-        digest.update(checkpoint_fingerprint(base).encode())
-    return digest.hexdigest()[:16]
+        digest = hashlib.sha256()
+        inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
+        others = [path for path in revisions_in(folder) if STEP.search(path.name)]
+        inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
+        for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
+            digest.update(path.name.encode())
+            digest.update(bytes.fromhex(remembered_digest(path)))
+        if base := base_of(config):
+            digest.update(checkpoint_fingerprint(base).encode())
+        return digest.hexdigest()[:16]
 
 
 @contextlib.contextmanager
@@ -263,8 +277,8 @@ def _shape_in(path: Path) -> dict[str, Any]:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+        return read_json(path)
+    except ValueError as error:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
 
@@ -278,6 +292,12 @@ def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
     return ""
 
 
+def _mini_like(config: ModelConfig) -> str:
+    """Return the mini whose architecture is that of a model of the hub, as far as its names tell."""
+    named = f"{config.name} {config.family} {config.hub_id}".lower()
+    return next((mini for words, mini in MINIS.items() if re.search(words, named)), "gelu-3l-mini")
+
+
 def _commit_of(config: ModelConfig) -> Commit:
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
@@ -289,7 +309,7 @@ def _commit_of(config: ModelConfig) -> Commit:
         raise ModelError(
             f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and "
             f"HF_HOME={home} has no copy; set HF_HOME to a cache that has it, give a folder (model=local "
-            "model.path=DIR), or take a mini (model=gelu-3l-mini)"
+            f"model.path=DIR), or take a mini (model={_mini_like(config)})"
         ) from error
     _check_no_adapter(config, str(config.hub_id), commit.files)
     return commit
@@ -342,10 +362,7 @@ def _cause(config: ModelConfig, error: BaseException) -> str:
 
 
 def _said(error: BaseException) -> str:
-    """Return the first line of what an error says, and the next ones as long as a colon announces them."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    return f"{type(error).__name__}: {' '.join(lines[:end])[:300]}"
+    return f"{type(error).__name__}: {one_line(error)}"
 
 
 def _quieten() -> None:

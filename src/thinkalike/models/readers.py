@@ -7,24 +7,27 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
+import functools
 import logging
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+from zipfile import is_zipfile
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, check_extra, listed
+from thinkalike.digests import read_json
+from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import cut_as_stated, gguf_said
@@ -96,14 +99,8 @@ def read_transformers(
     ):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
-        module = read_weights(kind, config, place, body, dtype=dtype, **options)
-        if adapter:
-            whole, rows = _with_adapter(module, adapter)
-            module, error = _merged(whole, family)
-            if not error <= TOLERANCE[dtype]:
-                log.warning("%s is not merged: that changes logits by %.1e of the largest", adapter.name, error)
-                unmerged = read_weights(kind, config, place, body, dtype=dtype, **options)
-                module = _with_adapter(unmerged, adapter)[0].get_base_model()
+        read = functools.partial(read_weights, kind, config, place, body, dtype=dtype, **options)
+        module, rows = _adapted(read, adapter, family, TOLERANCE[dtype]) if adapter else (read(), 0)
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), longest_row(module)
     if in_compat:
@@ -195,17 +192,15 @@ def read_weights(
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    _say_unread(Path(place))
+    check_one_set(Path(place))
     for name in (name for name in module.config.architectures or () if not hasattr(transformers, name)):
         own = type(module).__name__
         log.warning("%s is a %s, which transformers lacks, and runs as a %s", config.called, name, own)
-    mismatched = {name for name, *_ in loading["mismatched_keys"]}
     needed = ("",) if body is None else tuple(f"{module.base_model_prefix}.{part}".lstrip(".") for part in body)
-    left = [name for name in loading["unexpected_keys"] if not (BUFFERS.search(name) or HEADS.search(name))]
     faults = {
         "missing": [name for name in loading["missing_keys"] if name.startswith(needed) and not BUFFERS.search(name)],
-        "of another shape": [name for name in mismatched if name.startswith(needed)],
-        "not expected": left,
+        "of another shape": {name for name, *_ in loading["mismatched_keys"] if name.startswith(needed)},
+        "not expected": [n for n in loading["unexpected_keys"] if not (BUFFERS.search(n) or HEADS.search(n))],
     }
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
         raise ModelError(
@@ -215,14 +210,38 @@ def read_weights(
     return module
 
 
-def _say_unread(folder: Path) -> None:
-    """Say which files of weights in a folder are passed over, as the first kind that there is is read alone."""
-    first = next((folder / name for name in IN_TURN if (folder / name).is_file()), None)
-    if first:
-        read = json.loads(first.read_text())["weight_map"].values() if first.suffix == ".json" else [first.name]
-        others = {path.name for pattern in (*WEIGHTS, "adapter_model.*") for path in folder.glob(pattern)} - {*read}
-        if others:
-            log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(others)))
+def check_one_set(folder: Path) -> None:
+    """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError."""
+    parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
+    if not parts:
+        return
+    (first, own), *others = parts.items()
+    for name, theirs in others:
+        try:
+            x, y = (dict(_tensors_in(folder / part for part in sorted(each))) for each in (own, theirs))
+        except Exception:  # of whatever lies there, such as a pointer of Git LFS; what is read is checked elsewhere
+            continue
+        common = x.keys() & y.keys()
+        lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
+        if not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
+            raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
+    if unread := {path.name for each in (*WEIGHTS, "adapter_model.*") for path in folder.glob(each)} - own:
+        log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
+
+
+def _parts_of(file: Path) -> set[str]:
+    """Return the files of weights that one of `IN_TURN` means: those that an index names, or itself."""
+    return {*read_json(file)["weight_map"].values()} if file.suffix == ".json" else {file.name}
+
+
+def _tensors_in(paths: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of files, which are mapped and not read; nothing in them can run code."""
+    for path in paths:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt") as file:
+                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
+        else:
+            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
 
 
 def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
@@ -233,7 +252,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what peft says of missing weights is checked here
         try:
-            _say_unread(folder)
+            check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
             known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
@@ -242,8 +261,9 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            said = " ".join(str(error).split())[:300]
-            raise ModelError(f"{folder.name}: the adapter does not fit its base ({said}); {GIVE}") from error
+            raise ModelError(
+                f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); {GIVE}"
+            ) from error
         settings = whole.active_peft_config
         if settings.is_prompt_learning:
             raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
@@ -256,22 +276,29 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
         missing = {name for name in own.keys() - given.keys() if not name.endswith(EMBEDDINGS)}
         if differing := {*found.unexpected_keys} | missing:
             names = listed(sorted(differing))
-            raise ModelError(f"{folder.name}: the adapter is of another model than its base, by {names}; {GIVE}")
+            raise ModelError(f"{folder.name}: the adapter and its base do not have the same weights ({names}); {GIVE}")
     return whole, rows
 
 
-def _merged(whole: Any, family: Family) -> tuple[Any, float]:
-    """Return a module with its adapter merged into the weights, and how far that moves the logits of fixed tokens."""
+def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: float) -> tuple[Any, int]:
+    """Return a model that `read` reads with an adapter merged into its weights, and the rows of `_with_adapter`.
+
+    Where merging moves the logits of fixed tokens by more than is `allowed`, the adapter runs beside the weights.
+    """
 
     def outputs(module: Any) -> Tensor:
         decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
         with torch.no_grad():
             return first_tensor(module.eval()(tokens, **decoder))
 
+    whole, rows = _with_adapter(read(), folder)
     tokens = sample_tokens(len(embedding_of(whole)), longest_row(whole) or 16).to(whole.device)
     before = outputs(whole)
-    merged = whole.merge_and_unload()
-    return merged, relative_error(outputs(merged), before)
+    module = whole.merge_and_unload()
+    if not (error := relative_error(outputs(module), before)) <= allowed:
+        log.warning("%s is not merged: that changes logits by %.1e of the largest", folder.name, error)
+        module = _with_adapter(read(), folder)[0].get_base_model()
+    return module, rows
 
 
 def read_tokenizer(config: ModelConfig, place: str) -> Any:
@@ -301,7 +328,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
             file = cached_file(place, "tokenizer_config.json", **optional)
-            said = json.loads(Path(file).read_text()).get("add_bos_token") if file else None
+            said = read_json(Path(file)).get("add_bos_token") if file else None
             if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
                 log.warning(
                     "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said

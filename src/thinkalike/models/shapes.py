@@ -48,7 +48,6 @@ class Operations:
 
 
 def operations(model: FrozenModel) -> Operations:
-    """Return the operations of a loaded model."""
     return _counted(model.full, model.blocks, model.device)
 
 

@@ -10,8 +10,9 @@ import functools
 import inspect
 import logging
 import math
+import re
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.digests import BYTE_OF, tokenizer_parts
-from thinkalike.errors import ModelError, first_line
+from thinkalike.errors import ModelError, one_line
 from thinkalike.models.families import EMBED, Layer, after
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, tor
 # the names that configurations give to the kinds of layers, and to the lengths of windows of attention in tokens
 KINDS = ("layer_types", "layers_block_type", "attention_layers")
 WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
+# entries of a configuration that no pass of an evaluated model reads
+UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
+                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
 ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
 AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
@@ -91,7 +95,7 @@ def passing(name: str) -> Iterator[None]:
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ImportError) as error:
         if isinstance(error, ModelError) or "memory" in str(error):
             raise
-        said = f"{type(error).__name__}: {first_line(error)[:200]}"
+        said = f"{type(error).__name__}: {one_line(error)}"
         raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 
@@ -128,6 +132,30 @@ def text_config(module: Any) -> Any:
     """Return the configuration of a module: of one of transformers, the part that is about text."""
     shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def settings_of(module: Any, chosen: bool = False) -> dict[str, Any]:
+    """Return the entries of a configuration that its class knows and a pass may read, inner ones as "outer.inner".
+
+    With `chosen` those that have the default of the class are left out, and so are all of a class without defaults.
+    """
+    if (config := getattr(module, "config", None)) is None:
+        given = vars(module.cfg) if hasattr(module, "cfg") and not chosen else {}
+    else:
+        known = type(config)().to_dict()
+        given = {
+            name: value for name, value in config.to_dict().items()
+            if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
+        }  # fmt: skip
+    return dict(_flat({name: value for name, value in given.items() if not UNREAD.search(name)}))
+
+
+def _flat(given: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{outer}{name}.")
+        else:
+            yield f"{outer}{name}", value
 
 
 def embedding_of(module: Any) -> Tensor:
@@ -215,6 +243,11 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
         types[:, tokens.shape[1] // 2 :] = 1
     with torch.no_grad():
         full, states = model.full(tokens, mask, types)[:, late].clone(), model.residuals(tokens, cuts, mask, types)
+        if not full.isfinite().all():
+            remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
+            raise ModelError(
+                f"{model.name}: its output on sample tokens is not finite in {str(model.dtype)[6:]}{remedy}"
+            )
         for cut, state in zip(cuts, states, strict=True):
             joined = model.advance(state, after(cut), model.n_layers, mask)
             joined = model.finish(joined[:, late]) if model.predicts == "next" else model.output(joined, mask)
@@ -255,8 +288,9 @@ def check_loss(model: Any) -> None:
     loss, guess = float(nn.functional.cross_entropy(logits, targets)), math.log(model.vocabulary)
     if not loss <= LARGEST * guess:
         raise ModelError(
-            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}, "
-            "so its weights are damaged or not those of its config.json"
+            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
+            "flipped bits or weights of another model do that, and so does training on other text: "
+            "model.implausible=true takes it as it is"
         )
 
 
@@ -265,8 +299,8 @@ def same_vocabulary(source: Any, target: Any) -> None:
     first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
-            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}), so they cut a text into "
-            f"other tokens; choose models of one tokenizer, {OTHERWISE}"
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
+            f"tokenizer, {OTHERWISE}"
         )
 
 

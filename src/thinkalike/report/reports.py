@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.config import MEASURES
-from thinkalike.errors import first_line
+from thinkalike.errors import one_line
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found, Query, parser, records, search, selected
 from thinkalike.store import is_sealed, open_result
@@ -56,12 +56,7 @@ MOST_MODELS = 12  # in a table of one layer per row: those of populations have m
 
 
 def write_report(arguments: Sequence[str]) -> None:
-    """Write the page that a command line asks for.
-
-    Raises:
-        ConfigError: no result is of a kind or model that it names.
-        StoreError: there is no finished result that was asked for.
-    """
+    """Write the page that a command line asks for."""
     reads = parser("report", "Write one HTML page of stores and single results, which needs no network and no server.")
     reads.add_argument("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
     reads.add_argument("--title", help="the title of the page (the names of the folders)")
@@ -83,13 +78,6 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """Return the results of stores and of single folders, each once; experiments come after the jobs they rest on.
 
     Damaged results are left out and named in `skipped`.
-
-    Args:
-        places: stores such as `results`, or folders of single results.
-
-    Raises:
-        ConfigError: no result is of a kind or model that was asked for.
-        StoreError: a place cannot be read, or nothing is left.
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
@@ -131,7 +119,7 @@ def report_of(found: Found) -> Report:
         try:
             row, tables = shown(entry, record), entry.result.tables
         except Exception as error:  # a result may come from anywhere
-            report["left_out"].append(f"{entry.result.folder} cannot be shown ({first_line(error)[:100]})")
+            report["left_out"].append(f"{entry.result.folder} cannot be shown ({one_line(error)})")
             continue
         report["results"].append(row)
         for name, table in tables.items():
@@ -166,9 +154,7 @@ def is_command(text: str) -> bool:
 def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:
     """Add a table of the last result of a report: to its claims, its grids, or its plain tables.
 
-    Args:
-        known: the grids so far, by their content.
-        repeats: whether known grids stand under the result that had them first, as those of an experiment do.
+    Grids that are `known` by their content, as those that an experiment `repeats`, stay under the result that had them.
     """
     number, entry = len(report["results"]) - 1, report["results"][-1]
     columns, rows = [str(column) for column in table], table.astype(object).itertuples(index=False)

@@ -25,13 +25,12 @@ from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import numbered_by_part, seeded
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, seeded
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import check_rows
-from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, token_states, word_states
+from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, word_states
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
@@ -299,7 +298,7 @@ class TokenBatches(TextBatches):
         return Labels(content, part[mask], self.groups[units][mask], positions[mask])
 
     def run(self, model: FrozenModel, at: Sequence[Layer], units: Int[Tensor, " u"]) -> list[Tensor]:
-        states, places = token_states(model, self.rows[units], at), places_of(self.kept[units]).to(model.device)
+        states, places = model.residuals(self.rows[units].long(), at), places_of(self.kept[units]).to(model.device)
         return states if self.is_whole else [layer.flatten(0, 1)[places] for layer in states]
 
     def named(self, units: Int[Tensor, " u"], tokens: Int[Tensor, " n"]) -> list[str]:

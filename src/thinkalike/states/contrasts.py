@@ -72,7 +72,6 @@ class Contrasts:
 
 
 def ids_of(tokenizer: Any, text: str) -> list[int]:
-    """Return the tokens of a text, without special ones."""
     found: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     return found
 

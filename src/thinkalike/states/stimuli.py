@@ -92,7 +92,7 @@ def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
 
 
 def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
-    """Return the states of all stimuli at all layers, on the CPU: each is its last token in its text, read alone."""
+    """Return the states of all stimuli at all layers, on the CPU, by `Stimuli.token`; each text is read alone."""
     order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
     for row in order:
@@ -104,7 +104,9 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
             if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
-        states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), sites(model, embed))
+        states = word_states(
+            model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), sites(model, embed), stimuli.token
+        )
         parts.append([layer.cpu() for layer in states])
     back = torch.from_numpy(np.argsort(order, kind="stable"))
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.data.documents import group_of
 from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
@@ -27,19 +28,6 @@ def sites(model: FrozenModel, embed: bool = False, layers: Iterable[int] | None 
 def site_numbers(sites: Iterable[Layer]) -> list[int]:
     """Return the numbers that tables have of sites, where -1 stands for EMBED."""
     return [-1 if site == EMBED else int(site) for site in sites]
-
-
-@torch.no_grad()
-def token_states(
-    model: FrozenModel,
-    rows: Int[Tensor, "b t"],
-    at: Sequence[Layer] | None = None,
-    *,
-    mask: Int[Tensor, "b t"] | None = None,
-    types: Int[Tensor, "b t"] | None = None,
-) -> list[Float[Tensor, "b t _"]]:
-    """Return the residuals of a model at some layers, by default all; see `FrozenModel.residuals`."""
-    return model.residuals(rows.long(), at or sites(model), mask, types)
 
 
 def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
@@ -75,15 +63,15 @@ class Pieces:
         return torch.tensor(self.documents).repeat_interleave(torch.tensor([len(spans) for spans in self.words]))
 
     def chosen(self, numbers: Int[Tensor, " u"]) -> Pieces:
-        """Return some of the pieces."""
         own = numbers.tolist()
         return Pieces([self.texts[n] for n in own], [self.words[n] for n in own], [self.documents[n] for n in own])
 
 
 def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
     """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models."""
-    found, left = Pieces([], [], []), words
-    for number, text in enumerate(texts):
+    found, left, numbers = Pieces([], [], []), words, dict[object, int]()
+    for place, text in enumerate(texts):
+        number = numbers.setdefault(group_of(text) or place, len(numbers))
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         for start in range(0, len(spans), WORDS_AT_ONCE):
             for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):
@@ -113,22 +101,29 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
 
 
 @torch.no_grad()
-def word_states(model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None) -> list[Float[Tensor, "words d"]]:
+def word_states(
+    model: FrozenModel, batch: Pieces, at: Sequence[Layer] | None = None, token: str = "last"
+) -> list[Float[Tensor, "words d"]]:
     """Return the states of all words of a batch at some layers of a model, by default all: those of their last tokens.
 
-    A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
+    With token="first" they are those of their first tokens, of a whole text of the first of all, such as [CLS]; with
+    token="mean" the means over their tokens. A text has the special tokens that its tokenizer gives it, and BOS before
+    it if the model expects that.
     """
     encoded = [_encoded(model, text) for text in batch.texts]
     longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
-    chosen = []
+    chosen: list[tuple[int, int]] = []  # the first and the last token of each word
     for row, (numbers, offsets) in enumerate(encoded):
         tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
         ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
-        chosen += [row * longest + end for end in ends]
-    states = model.residuals(tokens, at or sites(model), mask)
-    places = torch.tensor(chosen, device=model.device)
-    return [state.flatten(0, 1)[places] for state in states]
+        starts = ends if token == "last" else _first_tokens(batch.texts[row], batch.words[row], offsets, token)
+        chosen += [(row * longest + start, row * longest + end) for start, end in zip(starts, ends, strict=True)]
+    states = [state.flatten(0, 1) for state in model.residuals(tokens, at or sites(model), mask)]
+    if token == "mean":
+        return [torch.stack([state[start : end + 1].mean(0) for start, end in chosen]) for state in states]
+    places = torch.tensor([each[token == "last"] for each in chosen], device=model.device)
+    return [state[places] for state in states]
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
@@ -138,6 +133,16 @@ def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
     if model.bos_each_row and bos is not None and numbers[:1] != [bos]:
         return [bos, *numbers], [(0, 0), *offsets]
     return numbers, offsets
+
+
+def _first_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], token: str) -> list[int]:
+    """Return for each word the number of the first token that holds a character of it; 0 for the first of a text."""
+    whole = (0, len(text)) if token == "first" else None
+    held = [(number, start, stop) for number, (start, stop) in enumerate(offsets) if start < stop]
+    return [
+        0 if word == whole else next(number for number, start, stop in held if start < word[1] and word[0] < stop)
+        for word in words
+    ]
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:

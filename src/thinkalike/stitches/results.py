@@ -15,7 +15,7 @@ from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.plugins import digest, is_plugin
 from thinkalike.stitches.stitch import KINDS, NAME, Stitch
-from thinkalike.stitches.stitch_map import Site, StitchMap
+from thinkalike.stitches.stitch_map import Site, StitchMap, explained
 from thinkalike.store import Result, open_result
 
 
@@ -27,7 +27,7 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
             f"{result.folder} keeps no stitches (its kind is {result.kind}); python train.py keeps those of every "
             "stitch= but identity"
         )
-    with safe_open(path, framework="pt") as file:
+    with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
         facts, names = json.loads(file.metadata()["stitch"]), list(file.keys())
     if not any(name.startswith(f"{prefix}0.") for name in names):
         which, remedy = ("back", "stitch.both=true") if is_back else (f"of seed {seed}", f"stitch.seeds={seed + 1}")
@@ -59,12 +59,14 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     def __init__(self, result: Result, seed: int = 0, *, is_back: bool = False):
         self.result, self.seed, self.is_back = result, seed, is_back
         facts, self._prefix = _contents(result, seed, is_back)
-        self._kind, self._pairs = str(facts["kind"]), [(int(l), int(m)) for l, m in facts["pairs"]]  # noqa: E741
-        self._models: Sequence[Mapping[str, Any]] = result.provenance["models"]
-        if facts["norm"] != "none" or is_plugin(self._kind):
+        with explained(f"cannot read the stitches of {result.folder}"):
+            self._kind, norm = str(facts["kind"]), str(facts["norm"])
+            self._pairs = [(int(l), int(m)) for l, m in facts["pairs"]]  # noqa: E741
+            self._models: Sequence[Mapping[str, Any]] = result.provenance["models"]
+        if norm != "none" or is_plugin(self._kind):
             raise StitchError(
                 f"the stitches of {result.folder} may be no affine maps (stitch={self._kind}, "
-                f"stitch.norm={facts['norm']}): thinkalike.stitches.results.stitch_modules(result) gives the modules"
+                f"stitch.norm={norm}): thinkalike.stitches.results.stitch_modules(result) gives the modules"
             )
 
     @property
@@ -81,10 +83,11 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         if chosen not in self._pairs:
             there = ", ".join(f"{l}→{m}" for l, m in self._pairs)  # noqa: E741
             raise UnknownPairError(f"{self.result.folder} has no stitch {chosen}; there is: {there}")
-        fit = _folded(self._kind, _tensors(self.result, f"{self._prefix}{self._pairs.index(chosen)}."))
-        sites = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
-        source, target = reversed(sites) if self.is_back else sites
-        return StitchMap(fit.weight, fit.bias, source, target)
+        with explained(f"cannot read the stitch {chosen} of {self.result.folder}"):
+            fit = _folded(self._kind, _tensors(self.result, f"{self._prefix}{self._pairs.index(chosen)}."))
+            sites = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
+            source, target = reversed(sites) if self.is_back else sites
+            return StitchMap(fit.weight, fit.bias, source, target)
 
     def __iter__(self) -> Iterator[LayerPair]:
         return iter(self._pairs)
@@ -144,9 +147,12 @@ def stitch_modules(
             wanted = "give that file, unchanged, as plugin="
             raise PluginError(f"the stitches of {result.folder} are made by {kind}; {wanted}")
         kind = here
-    for number, pair in enumerate(facts["pairs"]):
-        width_in, width_out = facts["widths"][::way]
-        phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
-        phi.load_state_dict(_tensors(result, f"{prefix}{number}."))
-        found[tuple(pair[::way])] = phi.eval().requires_grad_(False)
+    with explained(f"cannot read the stitches of {result.folder}"):
+        for number, pair in enumerate(facts["pairs"]):
+            width_in, width_out = facts["widths"][::way]
+            phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
+            phi.load_state_dict(tensors := _tensors(result, f"{prefix}{number}."))
+            if not all(each.isfinite().all() for each in tensors.values()):
+                raise StitchError(f"the stitch {pair} of {result.folder} has weights that are not finite")
+            found[tuple(pair[::way])] = phi.eval().requires_grad_(False)
     return found

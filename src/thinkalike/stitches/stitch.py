@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
 from thinkalike import plugins
-from thinkalike.errors import PluginError, first_line
+from thinkalike.errors import PluginError, one_line
 from thinkalike.measures.closed_forms import AffineMap, LayerPair
 
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
@@ -29,7 +29,7 @@ def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
         with torch.no_grad():
             shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
     except Exception as error:  # whatever the user's code raises
-        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
+        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {one_line(error)}") from error
     if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
         wanted = f"an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out})"
         raise PluginError(f"stitch {kind} must make {wanted}; it makes a {type(made).__name__} to {shape}")

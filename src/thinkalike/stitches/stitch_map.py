@@ -17,8 +17,8 @@ from jaxtyping import Float, Int
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from thinkalike.digests import tokenizer_fingerprint
-from thinkalike.errors import StitchError, ThinkalikeError, first_line
+from thinkalike.digests import read_json, regular, tokenizer_fingerprint
+from thinkalike.errors import StitchError, ThinkalikeError, one_line
 from thinkalike.hub import cause_of, resolved
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
@@ -31,14 +31,18 @@ class StitchMap(nn.Module):
     """The map φ(h) = W h + b from the states of one site, the `source`, to those of another, the `target`.
 
     The weights are float32 and frozen; `requires_grad_()` trains them further. W is `weight`, of shape (width of the
-    target, width of the source), and b is `bias`, of shape (width of the target); others are a StitchError.
+    target, width of the source), and b is `bias`, of shape (width of the target); others, and entries that are not
+    finite, are a StitchError.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
         super().__init__()
-        if weight.dim() != 2 or bias.shape != weight.shape[:1]:
+        if weight.dim() != 2 or bias.shape != weight.shape[:1] or not weight.numel():
             shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
             raise StitchError(f"a stitch has a weight (e, d) and a bias (e), not {shapes}")
+        for name, tensor in (("weight", weight), ("bias", bias)):
+            if not (tensor.is_floating_point() and tensor.float().isfinite().all()):
+                raise StitchError(f"the {name} of a stitch is not of finite numbers ({tensor.dtype})")
         self.weight = nn.Parameter(weight.detach().float().contiguous(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
         self.source, self.target = source, target
@@ -109,11 +113,11 @@ class StitchMap(nn.Module):
             StitchError: A file is missing or damaged, or holds something else.
         """
         folder = Path(folder).expanduser()
-        with _explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
-            config = json.loads((folder / CONFIG).read_text())
+        with explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
+            config = read_json(folder / CONFIG)
             if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
                 raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
-            parts: dict[str, Any] = load_file(folder / WEIGHTS)
+            parts: dict[str, Any] = load_file(regular(folder / WEIGHTS))
             return cls(**parts, source=Site(**config["source"]), target=Site(**config["target"]))
 
     @classmethod
@@ -132,7 +136,7 @@ class StitchMap(nn.Module):
         place = os.fspath(pretrained_model_name_or_path)
         if Path(place).expanduser().is_dir():
             return cls.load(place)
-        with _explained(f"cannot get the stitch {place}", place, revision):
+        with explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
             for name in (CONFIG, WEIGHTS):
                 file = hf_hub_download(place, name, revision=commit, **options)
@@ -171,7 +175,7 @@ states = stitch(thinkalike.load_model("{self.source.model}").head(tokens, {self.
 
 
 @contextlib.contextmanager
-def _explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
+def explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
     """Turn an error of files or of the hub into one line."""
     try:
         yield
@@ -179,7 +183,7 @@ def _explained(attempt: str, repository: str = "", revision: str | None = None) 
         raise
     except Exception as error:  # of the hub's library and of those that it is built on
         known = cause_of(error, repository, revision) if repository else None
-        reason = known or f"{type(error).__name__}: {first_line(error)[:200]}"
+        reason = known or f"{type(error).__name__}: {one_line(error)}"
         raise StitchError(f"{attempt}: {reason}") from error
 
 
@@ -192,12 +196,19 @@ class Site:
     layer: int  # the number of the block
     fingerprint: str  # of the weights, see `FrozenModel.fingerprint`; it tells models apart
     dtype: str  # of the weights; the fingerprint depends on it
+    settings: str = ""  # a digest of the configuration, see `FrozenModel.settings`; older sites have none
+
+    def __post_init__(self) -> None:
+        texts = (self.model, self.revision, self.fingerprint, self.dtype, self.settings)
+        if type(self.layer) is not int or self.layer < 0 or not all(isinstance(each, str) for each in texts):
+            raise StitchError(f"{self!r} is no site: its layer must be a number from 0 on, and all else text")
 
     @classmethod
     def of(cls, described: Mapping[str, Any], layer: int) -> Site:
         """Return the site of a model that `FrozenModel.describe` describes, as the provenance of results does."""
         names = {"model": "name", "revision": "revision", "fingerprint": "weights", "dtype": "dtype"}
-        return cls(layer=layer, **{own: str(described[theirs]) for own, theirs in names.items()})
+        facts = {own: str(described[theirs]) for own, theirs in names.items()}
+        return cls(layer=layer, settings=str(described.get("settings", "")), **facts)
 
     def __str__(self) -> str:
         return f"{self.model}:{self.layer}"
@@ -209,6 +220,11 @@ class Site:
             raise StitchError(
                 f"{model.name} has the weights {found} in {dtype}, but the stitch was made with {self.model} of "
                 f"{self.fingerprint} in {self.dtype}: load that model, or give check=False"
+            )
+        if self.settings not in ("", model.settings()):
+            raise StitchError(
+                f"{model.name} has the weights of {self.model}, with which the stitch was made, but other settings in "
+                "its config.json: load that model, or give check=False"
             )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
 from thinkalike.contrib.pretraining.config import PretrainConfig
-from thinkalike.contrib.pretraining.training import Pretraining
+from thinkalike.contrib.pretraining.instrument import Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.estimates import seeded

@@ -22,7 +22,7 @@ from thinkalike.contrib.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.stitching import table as sentences
 from thinkalike.measures.distances.comparators import spearman
-from thinkalike.measures.distances.representational_similarity import rsa
+from thinkalike.measures.distances.neural import rsa
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn
 
@@ -185,7 +185,6 @@ class _Rule(NamedTuple):
 RULES = {  # by the field of `Thresholds`
     "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
     "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
-    "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 
 

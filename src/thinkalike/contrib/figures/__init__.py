@@ -5,14 +5,7 @@ from typing import Any
 
 from thinkalike import figures
 
-_NAMES = {
-    "overview": ("agreement", "court", "doses", "ranks", "subject_scores"),
-    "papers": ("Contrast", "correlation", "directions", "distances", "groups_by_depth", "learning_curves", "scatter"),
-    "trajectories": ("settling", "trajectory"),
-    "transfer": ("carried_probes", "sae_curves", "steering"),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-
 
 def __getattr__(name: str) -> Any:
-    return getattr(import_module(f"{__name__}.{_HOME[name]}") if name in _HOME else figures, name)
+    studies = import_module(f"{__name__}.studies")
+    return getattr(studies if name in vars(studies) else figures, name)

@@ -9,11 +9,11 @@ from thinkalike.contrib.papers.experiment import Experiment
 from thinkalike.errors import one_of
 
 PAPERS = {  # the modules of each paper's experiments
-    "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
-    "salle2024": ("salle2024_profiles", "salle2024_layers"),
+    "brown2023": ("brown2023_layers", "brown2023_population"),
+    "salle2024": ("salle2024",),
     "validity": ("validity_court",),
     "trajectory": ("trajectory_grammar",),
-    "chen2025": ("chen2025_probes", "chen2025_steering", "chen2025_sae"),
+    "chen2025": ("chen2025",),
 }
 
 

@@ -154,7 +154,6 @@ class Experiment(
         return {}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        """Run the jobs that the store lacks; returns the result of each."""
         case, labelled = self.jobs(config)
         labels, jobs = [label for label, _ in labelled], [job for _, job in labelled]
         found: dict[str, Result] = {}

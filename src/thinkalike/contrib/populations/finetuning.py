@@ -8,15 +8,16 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from thinkalike.config import ModelConfig, relevant
 from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
-from thinkalike.contrib.populations.config import NLIJob
-from thinkalike.contrib.populations.pairs import PAIR, SIZES, EncodedPairs, Pairs, batches, encode, tokens_of
-from thinkalike.contrib.populations.templates import WHOLE, parts_of, read_pairs
+from thinkalike.contrib.populations.config import NLIConfig, NLIJob
+from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
+from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.contrib.pretraining.minis import card_text, save_mini
-from thinkalike.contrib.pretraining.training import Finetuning
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
@@ -27,12 +28,54 @@ from thinkalike.models.readers import read_tokenizer, read_weights
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
-from thinkalike.training.run import Run, fit, loggers_of
+from thinkalike.training.optimizers import scheduled
+from thinkalike.training.run import Run, StepData, fit, loggers_of
 
 CHECKPOINT = "model"  # the folder of the classifier in a result
 BATCH = 256  # pairs of a report
 REPORT = "held-out"  # the name of its row
 BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
+
+
+class Finetuning(WholeModel):
+    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero."""
+
+    config: NLIConfig
+    model: Any  # a classifier of transformers
+
+    def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
+        super().__init__(max(config.epochs * len(pairs) // config.pairs_per_step, 1))
+        self.model, self.pairs, self.labels, self.config, self.seed = model, pairs, labels, config, seed
+        blocks = model.base_model.encoder.layer
+        if config.freeze > len(blocks):
+            raise ModelError(f"nli.freeze={config.freeze}, but there are {len(blocks)} blocks")
+        for part in (model.base_model.embeddings, *blocks[: config.freeze]) if config.freeze else ():
+            part.requires_grad_(False)
+
+    def data(self) -> StepData:
+        """Return the rows of the training, each the number of a pair."""
+        places = torch.arange(len(self.pairs))[:, None]
+        return StepData(places, self.config.pairs_per_step, self.steps, self.seed)
+
+    def transfer_batch_to_device(self, batch: Tensor, *_: Any) -> Tensor:
+        """Leave the numbers of pairs where the pairs are."""
+        return batch
+
+    def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout depends on the step alone, as batches do
+        batch = self.pairs.batch(places[:, 0].tolist())
+        tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
+        logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits
+        return self.step_loss(cross_entropy(logits, self.labels[batch.rows].to(self.device)), "nli.lr")
+
+    def configure_optimizers(self) -> Any:
+        config, body = self.config, {id(weight) for weight in self.model.base_model.parameters()}
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        head = {"params": [each for each in trained if id(each) not in body], "lr": config.head_lr or config.lr}
+        rest = {"params": [each for each in trained if id(each) in body], "lr": config.lr}
+        optimizer = torch.optim.AdamW([rest, head], lr=config.lr, weight_decay=config.weight_decay)
+        warmup = round(config.warmup * self.steps)
+        return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))
 
 
 class ClassifierFinetuning(
@@ -58,7 +101,8 @@ class ClassifierFinetuning(
 
     def passes(self, config: NLIJob, shapes: Shapes) -> list[Passes]:
         seen = config.nli.epochs * tokens_of(config.pairs, "fit")
-        report = tokens_of(config.pairs, "report") + PAIR * (config.pairs.challenge_pairs or SIZES["challenge"])
+        whole = replace(config.pairs, heuristic=None)
+        report = tokens_of(config.pairs, "report") + tokens_of(whole, "challenge")
         training = shapes["model"].passes("training", seen, PAIR, times=3, full=False)
         return [training, shapes["model"].passes("report", report, PAIR, full=False)]
 
@@ -82,7 +126,7 @@ class ClassifierFinetuning(
         with work.phase("report"):
             table = _table(model, pairs, encoded)
         accuracies = table.set_index("set")["accuracy"]
-        scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
+        scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies["challenge"])}
         if config.nli.ship:
             _ship(config, module.base_model, tokenizer, scalars)
         facts: dict[str, Any] = {"pairs": {side: each.fingerprint() for side, each in pairs.items()}}
@@ -93,7 +137,6 @@ class ClassifierFinetuning(
         return [Headline(name, result.scalars[name]) for name in ("heldout_accuracy", "challenge_accuracy")]
 
     def show(self, result: Result) -> None:
-        """Print accuracy and loss on held-out pairs, on the challenge and on its parts."""
         table, scalars = result.table, result.scalars
         columns = [text_column("set", table["set"]), number_column("pairs", table["pairs"], ",")]
         columns += [number_column(name, table[name], ".3f") for name in ("accuracy", "loss")]
@@ -176,7 +219,7 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
     report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
     rows = [_row(REPORT, report, range(len(pairs["report"])))]
-    rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
+    rows += [_row(name, whole, places) for name, places in pairs["challenge"].parts().items()]
     return pd.DataFrame([{"model": model.name, **row} for row in rows])
 
 

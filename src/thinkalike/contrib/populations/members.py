@@ -19,8 +19,7 @@ from thinkalike.config import ModelConfig, compose_job, model_named, options
 from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
-from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches
-from thinkalike.contrib.populations.templates import read_pairs
+from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
@@ -28,7 +27,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import asked, at_boundaries, counted, doing, stop
-from thinkalike.states.tokens import token_states
+from thinkalike.states.tokens import sites
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -299,7 +298,7 @@ def _states(
         for model in dict.fromkeys(models):  # the whole states of one at a time
             added: list[Tensor] = []
             with last_additions(model, added) if measure.site == "update" else contextlib.nullcontext():
-                layers = token_states(model, batch.tokens, mask=batch.mask.long(), types=batch.types)
+                layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
             layers = added or layers
             found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
         waiting.append([found[model] for model in models])

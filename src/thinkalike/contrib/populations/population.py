@@ -20,8 +20,7 @@ from thinkalike.contrib.populations.class_losses import IdentityStitches, check_
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
 from thinkalike.contrib.populations.members import Member
-from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, tokens_of
-from thinkalike.contrib.populations.templates import read_pairs
+from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_models

@@ -1,22 +1,28 @@
-"""task=pretrain: how a mini is made, and what its card says."""
+"""task=pretrain: how a mini is made, with AdamW, linear warm-up and a cosine, and what its card says."""
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
+import pytorch_lightning as pl
 import torch
+from jaxtyping import Float, Int
+from pytorch_lightning.callbacks import Callback
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.config import PretrainJob
+from thinkalike.contrib.pretraining.config import PretrainConfig, PretrainJob
 from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
-from thinkalike.contrib.pretraining.training import Keeping, MaskedPretraining, Pretraining
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
-from thinkalike.errors import ConfigError, first_line
-from thinkalike.evaluation.held_out import held_out_loss
+from thinkalike.errors import ConfigError, one_line
+from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family, pick_device
@@ -26,7 +32,85 @@ from thinkalike.models.places import ASSETS
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
-from thinkalike.training.run import Run, StepData, fit, loggers_of
+from thinkalike.training.optimizers import scheduled
+from thinkalike.training.run import Run, StepData, SteppedModule, fit, loggers_of
+
+
+def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Keeping(Callback):
+    """Calls a function with the number of steps done, where that is one of those given: before the first step is 0."""
+
+    def __init__(self, steps: Collection[int], keep: Callable[[int], Any]):
+        self.steps, self.keep = steps, keep
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step in self.steps and trainer.is_global_zero:
+            self.keep(trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:  # type: ignore[override]
+        self.on_train_start(trainer)
+
+
+class WholeModel(SteppedModule):
+    """Trains all weights of a model, clipped together by `config.clip`."""
+
+    model: nn.Module
+    config: Any  # with a clip and a peak rate
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        if self.config.clip > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+    def step_loss(self, loss: Tensor, setting: str) -> Tensor:
+        """Log a step's loss, which is not finite where `setting` is too large, and return it."""
+        self.log_losses(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
+        return loss
+
+
+class Pretraining(WholeModel):
+    """Trains a language model on rows of tokens to predict the next one; the rate falls to a tenth."""
+
+    config: PretrainConfig
+
+    def __init__(self, model: nn.Module, config: PretrainConfig):
+        super().__init__(config.steps)
+        self.model, self.config = model, config
+
+    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        return self.step_loss(self.loss(tokens), "pretrain.lr")
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        output = self.model(tokens[:, :-1])
+        logits = output if isinstance(output, Tensor) else output.logits
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def configure_optimizers(self) -> Any:
+        config, weights = self.config, list(self.model.parameters())
+        matrices = {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.weight_decay}
+        others = {"params": [each for each in weights if each.dim() <= 1], "weight_decay": 0.0}
+        optimizer = torch.optim.AdamW([matrices, others], lr=config.lr, betas=(0.9, 0.95))
+        warmup = min(config.warmup, self.steps)
+        return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup))
+
+
+class MaskedPretraining(Pretraining):
+    """Trains a language model to predict hidden tokens (Devlin et al. 2019, section 3.1)."""
+
+    def __init__(self, model: nn.Module, config: PretrainConfig, seed: int, tokenizer: Any):
+        super().__init__(model, config)
+        self.tokenizer, self.seed = tokenizer, seed
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
+        return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
+
 
 TEXTS = {  # what cards say of a source
     "stdlib": "the source of Python's standard library without its tests",
@@ -114,7 +198,7 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
         module(torch.zeros(1, context, dtype=torch.long))
     except Exception as error:  # whatever the libraries raise that build it
         asked = f"model.architecture={model.architecture} model.context={context}"
-        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
+        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {one_line(error)}") from error
     if unknown := _unknown_sizes(model.architecture, module, family):
         raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
 

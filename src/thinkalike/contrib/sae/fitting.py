@@ -15,10 +15,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.contrib.sae.evaluation import SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.contrib.sae.measures import SparseAutoencoder
 from thinkalike.contrib.sae.setting import Setting
-from thinkalike.contrib.sae.training import SAEFit, SAETraining
+from thinkalike.contrib.sae.training import SAEFit, SAETraining, SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.evaluation.language import ends_of
 from thinkalike.measures import estimates
 from thinkalike.measures.estimates import Estimate, interval_around, student_t

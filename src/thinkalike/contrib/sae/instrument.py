@@ -38,10 +38,8 @@ class SparseAutoencoders(
     def inputs(self, config: SAEJob) -> Mapping[str, Any]:
         if outline(config.model).predicts not in (None, "next"):
             raise ModelError(f"{config.model.called} predicts no next token, and task=sae reports the loss of the next")
-        read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
-        if config.sae.source:
-            read["source_model"] = checkpoint_fingerprint(source_model(config))
-        return read
+        source = {"source_model": checkpoint_fingerprint(source_model(config))} if config.sae.source else {}
+        return {**fingerprints(config, ("model", "data")), **source}
 
     def prepare(self, config: SAEJob) -> Mapping[str, Any]:
         """Return the result that has the autoencoders of the source, which are trained first if the store lacks it."""
@@ -114,7 +112,6 @@ class SparseAutoencoders(
         return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
 
     def show(self, result: Result) -> None:
-        """Print what the autoencoders of each start explain before and after training, and what a start saves."""
         table, sae = result.table, result.config["sae"]
         first, rows = table.iloc[0], table.iloc[screen.few(len(table))]
         kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from thinkalike.contrib.sae.measures import SparseAutoencoder
-from thinkalike.errors import ModelError, first_line
+from thinkalike.digests import read_json, regular
+from thinkalike.errors import ModelError, one_line
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 FORMAT = "6.0.0"  # the first version of SAELens with this cfg.json
@@ -67,19 +69,33 @@ def load_sae(folder: str | os.PathLike[str]) -> SavedSAE:
     """
     place = Path(folder)
     try:
-        config, weights = json.loads((place / CONFIG).read_text()), load_file(place / WEIGHTS)
+        config, weights = read_json(place / CONFIG), load_file(regular(place / WEIGHTS))
         k = _latents_at_once(config)
-        if set(weights) != set(TENSORS):
-            raise ValueError(f"{WEIGHTS} has the tensors {', '.join(sorted(weights))}, not {', '.join(TENSORS)}")
+        _check_shapes(config, weights)
+        if config.get("apply_b_dec_to_input", True):
+            weights["b_enc"] = weights["b_enc"] - weights["b_dec"] @ weights["W_enc"]
+        if config.get("rescale_acts_by_decoder_norm"):
+            norms = weights["W_dec"].norm(dim=-1)
+            weights["W_enc"], weights["b_enc"] = weights["W_enc"] * norms, weights["b_enc"] * norms
+            weights["W_dec"] = weights["W_dec"] / norms[:, None]
+        if infinite := [name for name, weight in weights.items() if not weight.isfinite().all()]:
+            raise ValueError(f"{infinite[0]} has entries that are not finite, or a direction of zeros to rescale")
+        return SavedSAE(SparseAutoencoder(**weights, k=k), dict(config.get("metadata") or {}))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ModelError(f"{place} holds no autoencoder that can be read: {first_line(error)}") from error
-    if config.get("apply_b_dec_to_input", True):
-        weights["b_enc"] = weights["b_enc"] - weights["b_dec"] @ weights["W_enc"]
-    if config.get("rescale_acts_by_decoder_norm"):
-        norms = weights["W_dec"].norm(dim=-1)
-        weights["W_enc"], weights["b_enc"] = weights["W_enc"] * norms, weights["b_enc"] * norms
-        weights["W_dec"] = weights["W_dec"] / norms[:, None]
-    return SavedSAE(SparseAutoencoder(**weights, k=k), dict(config.get("metadata") or {}))
+        raise ModelError(f"{place} holds no autoencoder that can be read: {one_line(error)}") from error
+
+
+def _check_shapes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless the weights are of one floating dtype and of the widths that the settings say."""
+    if set(weights) != set(TENSORS):
+        raise ValueError(f"{WEIGHTS} has the tensors {', '.join(sorted(weights))}, not {', '.join(TENSORS)}")
+    d, f = config.get("d_in"), config.get("d_sae")
+    shapes = {name: tuple(weights[name].shape) for name in TENSORS}
+    if shapes != (wanted := dict(zip(TENSORS, ((d, f), (f,), (f, d), (d,)), strict=True))):
+        raise ValueError(f"{WEIGHTS} has the shapes {shapes}, and {CONFIG} says {wanted}")
+    dtypes = {weight.dtype for weight in weights.values()}
+    if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):
+        raise ValueError(f"{WEIGHTS} has tensors of {', '.join(sorted(map(str, dtypes)))}, not of one floating dtype")
 
 
 def _latents_at_once(config: Mapping[str, Any]) -> int | None:
@@ -87,9 +103,12 @@ def _latents_at_once(config: Mapping[str, Any]) -> int | None:
     for key, allowed in PLAIN.items():
         if config.get(key) not in allowed:
             raise ValueError(f"{key}={config[key]} in {CONFIG} is not supported")
+    for key in ("apply_b_dec_to_input", "rescale_acts_by_decoder_norm"):
+        if not isinstance(config.get(key), bool | None):
+            raise ValueError(f"{key}={config[key]!r} in {CONFIG} is neither true nor false")
     k, f = config.get("k"), config.get("d_sae")
     if config.get("architecture") != "topk":
         return None
-    if not (isinstance(k, int) and isinstance(f, int) and 1 <= k <= f):
+    if not (type(k) is int and type(f) is int and 1 <= k <= f):
         raise ValueError(f"k={k} in {CONFIG} is not in 1..{f}, the number of latents")
     return k

@@ -11,15 +11,14 @@ from torch import Tensor
 
 from thinkalike.config import LoggerConfig, ModelConfig, model_named, options
 from thinkalike.contrib.sae.config import SAEConfig, SAEJob
-from thinkalike.contrib.sae.evaluation import SiteStates, site_states, states_after
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
+from thinkalike.contrib.sae.training import SiteStates, site_states, states_after
 from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
-from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.round_trips import PairMoments, both_directions
+from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.survey import same_vocabulary
@@ -35,20 +34,13 @@ def source_model(config: SAEJob) -> ModelConfig:
     return replace(ModelConfig(**_result(name).config["model"]), device=config.model.device)
 
 
-def source_layer(config: SAEJob) -> int:
-    """Return the layer that autoencoders are carried over from."""
-    own, name = config.sae, str(config.sae.source)
-    if own.source_layer is not None or own.source is None or name in options("model"):
-        return own.layer if own.source_layer is None else own.source_layer
-    return int(_result(name).config["sae"]["layer"])
-
-
 def source_jobs(config: SAEJob) -> list[SAEJob]:
     """Return the job that makes the autoencoders of a source that is a model, alone in a list."""
     if config.sae.source not in options("model"):
         return []
+    layer = config.sae.layer if config.sae.source_layer is None else config.sae.source_layer
     none: dict[str, Any] = {"source": None, "source_layer": None}
-    plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], lr_multiples=[], **none)
+    plain = replace(config.sae, layer=layer, start="random", beside=[], lr_multiples=[], **none)
     return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))]
 
 

@@ -23,7 +23,7 @@ from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import comparable
-from thinkalike.measures.distances.representational_similarity import distance_vectors
+from thinkalike.measures.distances.neural import distance_vectors
 from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
@@ -71,16 +71,12 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        """Draw scores by layer below the noise ceiling, if there is a model."""
         if "models" in result.tables:
             means = _mean_ceilings(result.tables["ceilings"])
             figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return the mean score of the best layer of a model, if there is one, and the noise ceiling's lower end.
-
-        The interval is over subjects and stimuli, or else over subjects.
-        """
+        """Return the mean score of the best layer of a model, if there is one, and the noise ceiling's lower end."""
         ceiling = Headline("ceiling", result.scalars["ceiling"])
         if "models" not in result.tables:
             return [ceiling]
@@ -88,7 +84,6 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
         return [Headline.with_ends("best", best["value"], *(best[end] for end in _ends(best.index))), ceiling]
 
     def show(self, result: Result) -> None:
-        """Print the ceiling of each recorded layer, the best layer of each model below it, and how models differ."""
         measure, stimuli = result.config["measure"], result.provenance["stimuli"]
         count = len(result.provenance["subjects"])
         show_text(

@@ -20,7 +20,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.trajectory import measures
-from thinkalike.contrib.transfer.probing import SPLITS, Task, tasks_of
+from thinkalike.contrib.transfer.probes import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
@@ -30,8 +30,7 @@ from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.estimates import fold_interval, numbered_by_part
-from thinkalike.measures.groups import FEWEST, RowGroups
+from thinkalike.measures.estimates import FEWEST, RowGroups, fold_interval, numbered_by_part
 from thinkalike.measures.metric import CKA, CKAResult
 from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel

@@ -86,7 +86,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
 
     def prepare(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        """Return the checkpoints, of a model that is trained first if `measure.train` says so."""
         return {"steps": checkpoints_of(trained(config), config.measure)}  # type: ignore[attr-defined]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -107,7 +106,6 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
     def show(self, result: Result) -> None:
-        """Print the loss and likeness by step, and the earliest onset of each feature over layers."""
         losses, table, scalars = result.tables["losses"], result.table, result.scalars
         places = sorted({*range(0, len(losses), -(-len(losses) // ROWS)), len(losses) - 1})
         columns = [number_column("step", losses["step"][places]), number_column("loss", losses["loss"][places], ".3f")]

@@ -5,29 +5,36 @@ python analyze.py measure=probes model=gpt2-mini model@target=gpt2-mini-s1 'laye
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.contrib import figures
 from thinkalike.contrib.transfer import maps as fitting
-from thinkalike.contrib.transfer import probing
-from thinkalike.contrib.transfer.maps import OfMaps, TransferConfig, named
-from thinkalike.contrib.transfer.measures import STEPS
-from thinkalike.contrib.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
+from thinkalike.contrib.transfer import measures
+from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, named
+from thinkalike.contrib.transfer.measures import STEPS, Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import one_of
+from thinkalike.errors import DataError, one_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
+from thinkalike.measures.closed_forms import LayerPair
+from thinkalike.measures.estimates import Estimate, seeded
 from thinkalike.models.parts import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
@@ -36,6 +43,177 @@ from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
+
+SPLITS = ("sentence", "word")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together."""
+
+    feature: str
+    split: str
+    levels: Sequence[str]
+    rows: Int[Tensor, " n"]  # the numbers of the stimuli among all
+    labels: Int[Tensor, " n"]  # the number of each one's level
+    sentences: Int[Tensor, " n"]  # the number of the text of each
+    groups: Int[Tensor, " n"]  # the number of the sentence or the word of each
+    fold_of: Int[Tensor, " n"]
+
+    def learnable(self) -> Task:
+        """Return the task without levels that occur in one fold only, which its probe never sees."""
+        folds = torch.tensor([len(self.fold_of[self.labels == k].unique()) for k in range(len(self.levels))])
+        kept = folds[self.labels] > 1
+        present, labels = self.labels[kept].unique(return_inverse=True)
+        parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
+        return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
+
+
+def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
+    """Yield the task of each feature by each split; a split by too few words is left out with a warning.
+
+    Levels of fewer than `least` stimuli are left out. A feature without two levels, or a continuous one, is refused.
+    """
+    words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
+    for name, split in itertools.product(stimuli.names, splits):
+        rows, labels, levels = _labelled(stimuli, name, least)
+        groups = (stimuli.groups if split == "sentence" else words)[rows]
+        try:
+            fold_of = measures.balanced_folds(labels, groups, folds, seed)
+        except ValueError as error:
+            if split == "sentence":
+                raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
+            log.warning("warning: %s is not judged on held-out words: %s", name, error)
+            continue
+        task = Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of).learnable()
+        if len(task.levels) > 1:
+            yield task
+        else:
+            log.warning("warning: %s is not judged on held-out %ss: each level has one alone", name, split)
+
+
+def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
+    """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
+    column = stimuli.features[name]
+    if stimuli.kinds[name] == "continuous":
+        raise DataError(f"{stimuli.source}: {name} is continuous, without levels; leave it out of stimuli.features")
+    values = column.dropna()
+    kept = values[values.map(values.value_counts()).astype(int) >= least]
+    if kept.nunique() < 2:
+        raise DataError(f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli")
+    labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
+    names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
+    return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
+
+
+NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
+REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
+SHUFFLED, UNTRAINED, UNTRAINED_CARRIED = "shuffled labels", "untrained target", "source to untrained"
+SHARE_OF = {CARRIED: NATIVE, BACK: NATIVE_SOURCE, REFITTED: NATIVE, RANDOM: NATIVE, IDENTITY: NATIVE}
+
+States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Probing:
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
+
+    measure: Any
+    seed: int
+    source: States
+    target: States
+    maps: Mapping[LayerPair, PairMap]
+    untrained: States = ()  # of an untrained target, if there is one
+    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)  # between the source and that
+    fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
+
+    def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
+        """Return the accuracies of a layer pair by condition, and whether all fits converged."""
+        (layer, depth), maps = pair, self.maps[pair]
+        a, b = self.source[layer][task.rows].double(), self.target[depth][task.rows].double()
+        mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
+        read = maps.psi(b)
+        again = self._fit(read, task, self.measure.alphas)
+        right = {
+            NATIVE_SOURCE: mine.right(a, task.labels),
+            NATIVE: own.right(b, task.labels),
+            CARRIED: mine.through(maps.psi).right(b, task.labels),
+            BACK: own.through(maps.phi).right(a, task.labels),
+            REFITTED: again.right(read, task.labels),
+            RANDOM: self._turned(mine, maps, b, task),
+        }
+        if a.shape == b.shape:
+            right[IDENTITY] = mine.right(b, task.labels)
+        fits = [mine, own, again]
+        if self.untrained:
+            c = self.untrained[depth][task.rows].double()
+            fresh = self._native("untrained", depth, c, task)
+            right[UNTRAINED] = fresh.right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(self.back[pair].psi).right(c, task.labels)
+            fits.append(fresh)
+        shuffled = task.labels[torch.randperm(len(task.labels), generator=seeded(self.seed))]
+        chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
+        judged = self._accuracies(task, right, task.labels)
+        judged |= self._accuracies(task, {SHUFFLED: chance.right(b, shuffled)}, shuffled)
+        return judged, all(fit.converged for fit in (*fits, chance))
+
+    def _native(self, side: str, layer: int, states: Tensor, task: Task) -> CrossFitted:
+        key = (side, layer, task.feature, task.split)
+        if key not in self.fitted:
+            self.fitted[key] = self._fit(states, task, self.measure.alphas)
+        return self.fitted[key]
+
+    def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
+        labels = task.labels if labels is None else labels
+        how = (task.fold_of, task.groups, alphas, self.measure.inner_folds, self.seed)
+        return measures.cross_fitted(states, labels, len(task.levels), *how)
+
+    def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
+        """Return the share of random maps through which the answer to each stimulus is right."""
+        generator = seeded(self.seed)
+        turned = (measures.turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
+        right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
+        return torch.stack(right).double().mean(0)
+
+    def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
+        rows = torch.stack([each.double() for each in right.values()])
+        found = measures.balanced_accuracies(rows, labels, task.sentences, len(task.levels))
+        return dict(zip(right, found, strict=True))
+
+
+SHARES = ("share", "share_above_chance")
+BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
+BLANK += ["low", "high", "replicates"]  # of few sentences
+
+
+def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each condition: its accuracy, and its share of the native one."""
+    words = {stimuli.words[row] for row in task.rows.tolist()}
+    sizes = {"stimuli": len(task.rows), "sentences": len(task.sentences.unique()), "words": len(words)}
+    for condition, accuracy in judged.items():
+        row: dict[str, Any] = {"feature": task.feature, "split": task.split, "condition": condition}
+        row |= _ends("accuracy", accuracy.interval(), ("low", "high")) | {"chance": accuracy.chance}
+        whole = judged.get(SHARE_OF.get(condition, ""))
+        for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
+            row |= _ends(name, accuracy.share_of(whole, above) if whole else None, (f"{name}_low", f"{name}_high"))
+        yield {**row, "levels": len(task.levels), **sizes}
+
+
+def means_of(table: pd.DataFrame) -> dict[str, float]:
+    """Return means over features and layer pairs, on held-out sentences where there are any."""
+    first = table[table["split"] == table["split"].iloc[0]]
+    native, carried = (first[first["condition"] == condition] for condition in (NATIVE, CARRIED))
+    found = {
+        "mean_native_accuracy": native["accuracy"].mean(),
+        "mean_carried_accuracy": carried["accuracy"].mean(),
+        "mean_share_above_chance": carried["share_above_chance"].mean(),  # NaN where there is no share
+    }
+    return {name: float(value) for name, value in found.items() if value == value}
+
+
+def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:
+    values = map(float, estimate) if estimate else (float("nan"),) * 3
+    return dict(zip((name, *ends), values, strict=True))
 
 
 @dataclass
@@ -109,7 +287,7 @@ class CarriedProbes(
             {"maps": fitting.unexplained_table(source, target, maps)},
             models=[side.origin for side in kept],
             facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},
-            blank=probing.BLANK,
+            blank=BLANK,
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -121,15 +299,14 @@ class CarriedProbes(
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
     def show(self, result: Result) -> None:
-        """Print the accuracies of each feature at the layers where its own probe is best, and means over features."""
         table, stimuli = result.table, result.provenance["stimuli"]
         first, splits = table.iloc[0], list(table["split"].unique())
         left = result.tables["maps"]
         title = f"{first['source']} → {first['target']}, {stimuli['count']} stimuli of {Path(stimuli['source']).name}: "
-        show_table(_table(f"{title}{ACCURACY}, held-out {splits[0]}s", table))
+        show_table(_table(f"{title}balanced accuracy of probes, held-out {splits[0]}s", table))
         for split in splits:
             means = table[table["split"] == split].groupby("condition")[["accuracy", "chance"]].mean()
-            carried, native = (means.loc[name] for name in (probing.CARRIED, probing.NATIVE))
+            carried, native = (means.loc[name] for name in (CARRIED, NATIVE))
             show_text(
                 f"On held-out {split}s, carried probes are right on {carried['accuracy']:.2f} on average, probes of "
                 f"the target itself on {native['accuracy']:.2f}, and chance is {native['chance']:.2f}."
@@ -143,8 +320,7 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
-ACCURACY = "balanced accuracy of probes"
-SHOWN = {"native": probing.NATIVE, "carried": probing.CARRIED, "random": probing.RANDOM, "untrained": probing.UNTRAINED}
+SHOWN = {"native": NATIVE, "carried": CARRIED, "random": RANDOM, "untrained": UNTRAINED}
 LEGEND = (
     "Native probes are fitted in the target, carried ones in the source and read through ψ, random ones through maps "
     "of ψ's spectrum, untrained ones in an untrained target; share is that of native above chance."
@@ -154,7 +330,7 @@ LEGEND = (
 def _table(title: str, table: pd.DataFrame) -> Table:
     """Return a row for each feature of the first split, at the layers where its native probe is best."""
     rows = table[table["split"] == table["split"].iloc[0]]
-    native = rows[rows["condition"] == probing.NATIVE]
+    native = rows[rows["condition"] == NATIVE]
     best = native.loc[native.groupby("feature", sort=False)["accuracy"].idxmax()]
     chosen = best.iloc[few(len(best), 12)][["feature", "source_layer", "target_layer"]]
     own = {label: chosen.merge(rows[rows["condition"] == name]) for label, name in SHOWN.items()}

@@ -178,7 +178,6 @@ class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "la
         return [each for each in found if isfinite(each.value)]
 
     def show(self, result: Result) -> None:
-        """Print the shares of the natural effect at each layer pair, and where the carried vector does most."""
         table, scalars = result.table, result.scalars
         first = table.iloc[0]
         pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"

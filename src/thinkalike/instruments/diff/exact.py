@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pandas as pd
 from torch import Tensor
@@ -13,12 +12,10 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import embedding_of, tensors_of, text_config
+from thinkalike.models.survey import embedding_of, settings_of, tensors_of, text_config
 from thinkalike.processes import counted
 
-# entries of a configuration that no pass of an evaluated model reads
-UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
-                    r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
+MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
 NAMED = 4  # tokens, neurons and the like that are named
 INWARD = re.compile(
     r"o_proj|out_proj|c_proj|down_proj|fc_out|dense_4h_to_h|(^|\.)o$|output\.dense|attention\.dense|wo$|w2$"
@@ -32,48 +29,33 @@ IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all
 
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
     """Return the entries of the configurations that differ and that a pass may read, as text."""
-    first, second = (dict(_settings(model.module)) for model in (base, changed))
+    first, second = (settings_of(model.module) for model in (base, changed))
     rows = [{"setting": name, "base": repr(first.get(name)), "changed": repr(second.get(name))}
             for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]  # fmt: skip
     return pd.DataFrame(rows, columns=["setting", "base", "changed"])
 
 
-def _settings(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries that the class of a configuration knows, those inside others by "outer.inner"."""
-    if (config := getattr(module, "config", None)) is None:
-        given = vars(module.cfg) if hasattr(module, "cfg") else {}
-    else:
-        known = type(config)().to_dict()
-        given = {
-            name: value for name, value in config.to_dict().items() if name in known or hasattr(type(config), name)
-        }
-    yield from _flat({name: value for name, value in given.items() if not UNREAD.search(name)})
-
-
-def _flat(given: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
-
-
-def edits_of(base: FrozenModel, changed: FrozenModel) -> tuple[pd.DataFrame, Sequence[int]]:
+def edits_of(
+    base: FrozenModel, changed: FrozenModel, other: FrozenModel | None = None
+) -> tuple[pd.DataFrame, Sequence[int]]:
     """Return a row for each tensor that differs, and the tokens whose row of the embedding does.
 
-    The columns are tensor, component, layer, operation, size, spread, amount and places (see `Edit`), in words. Tensors
-    that are tied are one.
+    The columns are tensor, component, layer, operation, size, spread, amount and places (see `Edit`), in words; places
+    of a mixture with an `other` model are its name. Tensors that are tied are one.
     """
+    mixed = dict(tensors_of(other.module)) if other else {}
     parts, tokens, embedding = parts_of(base), list[int](), embedding_of(base.module)
     theirs, rows, seen = dict(tensors_of(changed.module)), [], set[int]()
     for name, own in counted(list(tensors_of(base.module)), "tensor"):
         if (own.numel() and own.data_ptr() in seen) or name not in theirs:
             continue
         seen.add(own.data_ptr())
-        if (found := edit(own.float().cpu(), theirs[name].float().cpu())) is None:
+        third = mixed[name].float().cpu() if name in mixed else None
+        if (found := edit(own.float().cpu(), theirs[name].float().cpu(), third)) is None:
             continue
         part = next((part for part in parts if name.startswith(part.prefixes)), None)
-        where = places_in_words(base, name, own, found)
+        is_mixture = other is not None and found.operation in MIXTURES
+        where = other.name if other and is_mixture else places_in_words(base, name, own, found)
         if own.data_ptr() == embedding.data_ptr():
             tokens = list(found.places) if found.axis == 0 else list(range(base.vocabulary))
         rows.append({

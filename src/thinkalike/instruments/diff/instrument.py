@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, model_named, not_in_key, ranged
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
@@ -25,8 +25,9 @@ from thinkalike.instruments.diff.screen import lines
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models
+from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference
+from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.survey import check_rows
 from thinkalike.screen import show_text
@@ -56,6 +57,7 @@ class DiffConfig(MeasureConfig):
     contrast: Optional[Literal["number", "question", "table"]] = None  # pairs of the grammar, or of your own
     path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
     pairs: int = ranged(2048, least=2, most=10**7)  # of the grammar
+    other: Optional[str] = not_in_key(None)  # a model that may have been mixed in: a folder, ORG/NAME or a name
     margin: dict[str, float | None] = ranged(partial(dict.fromkeys, MARGINS), above=0)  # of equivalence, null: none;
     # kl, class (kl of every token class), loss and word (contrast of every word), up or down, in nats; flips: a share
 
@@ -81,7 +83,9 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
-        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        own: dict[str, Any] = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        if measure.other:
+            own["other"] = checkpoint_fingerprint(_other(measure.other))
         return {**own, **super().inputs(config)}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
@@ -103,7 +107,9 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
             check_one_basis(base, changed)
         with work.phase("weights"):
             settings = settings_that_differ(base, changed)
-            edits, tokens = edits_of(base, changed)
+            third = load_model(replace(_other(measure.other), dtype=config.model.dtype)) if measure.other else None
+            edits, tokens = edits_of(base, changed, third)
+            del third
             parts = changed_parts(base, changed)
         exact = {"weights": edits, "settings": settings}
         if not parts and settings.empty:
@@ -150,6 +156,10 @@ class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data",
     def show(self, result: Result) -> None:
         for line in lines(result):
             show_text(line)
+
+
+def _other(named: str) -> ModelConfig:
+    return model_named(str(Path(named).absolute()) if Path(named).exists() else named, {})
 
 
 def _null(

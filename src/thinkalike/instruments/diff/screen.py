@@ -99,6 +99,8 @@ def operation_in_words(row: Any) -> str:
         "scaled": f"scaled by {row.amount:.4g}", "masked": f"about {round(row.amount, 1):.0%} zeroed",
         "cast": f"rounded to {row.amount:.0f}-bit floats", "scaled by row": "scaled row by row",
         "scaled by column": "scaled column by column", "noise": "changed by noise",
+        "linear mixture": f"mixed in linearly, {row.amount:.4g} of it", "weighted sum": f"added {row.amount:.4g} times",
+        "spherical mixture": f"mixed in spherically, {row.amount:.4g} of it",
     }  # fmt: skip
     return f"({places} {words.get(row.operation, row.operation)})".replace("( ", "(")
 

@@ -25,8 +25,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
 from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.estimates import FEWEST_GROUPS
-from thinkalike.measures.groups import FEW
+from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups

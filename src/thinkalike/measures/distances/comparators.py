@@ -7,6 +7,7 @@ of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import isqrt
 
 import numpy as np
@@ -15,11 +16,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, refuse_nan
+from thinkalike.measures.rows import size_of
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
 WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
+TIED = 1e-13  # share of two distances in float64 by which rounding alone may take them apart
 
 
 def compare(
@@ -44,14 +47,11 @@ def compare(
     -½ H D H, so V is never formed.
 
     Args:
-        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus are no pair.
-
-    Returns:
-        The values, (a, b), or (r, a, b) of resamples; NaN where a vector is constant (or zero) in a resample.
+        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus are no pair. The
+            value is NaN where a vector is constant (or zero) in a resample.
 
     Raises:
-        ValueError: The comparator is unknown, or a vector is not finite, has not n (n - 1) / 2 > 1 distances, or is
-            constant (zero, under cosine and cosine_cov).
+        ValueError: A vector is not finite, has not n (n - 1) / 2 > 1 distances, or is constant (zero, under cosines).
     """
     left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
@@ -77,7 +77,7 @@ def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Flo
         kept = weights.nonzero()[:, 0]
         vectors, weights = vectors[:, kept], weights[kept]
     if comparator in RANKED:
-        vectors = weighted_ranks(vectors, weights) - (weights.sum() + 1) / 2
+        vectors = ranks_of_levels(vectors, weights) - (weights.sum() + 1) / 2
     return _normed(vectors, weights)
 
 
@@ -90,7 +90,6 @@ def stimuli_of(pairs: int) -> int:
 
 
 def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
-    """Return how often each pair of stimuli occurs in a resample with these counts of stimuli."""
     rows, columns = torch.triu_indices(counts.shape[-1], counts.shape[-1], 1, device=counts.device)
     return counts[..., rows].double() * counts[..., columns]
 
@@ -98,25 +97,20 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
-
-    Errors call the vectors by their names, by default "layer 0", "layer 1", ...
-    """
+    """Return the distances in float64, or for comparators of ranks their `levels_of`; errors have their names."""
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
     vectors = vectors.detach().double()
     for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
-        flat = (vector == vector[0]).all() if comparator in (*RANKED, *CENTRED) else not vector.any()
-        if flat or not vector.isfinite().all():
-            problem = f"constant over {len(vector)} pairs: leave it out" if flat else "not finite"
-            raise ValueError(f"the distances of {name} are {problem}")
-    if comparator in RANKED:
-        return torch.stack([vector.unique(return_inverse=True)[1] for vector in vectors])
-    return vectors
+        if not vector.isfinite().all():
+            raise ValueError(f"the distances of {name} are not finite")
+        low, high = vector.aminmax()
+        if (high - low <= TIED * high.abs()) if comparator in (*RANKED, *CENTRED) else low == high == 0:
+            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs: leave it out")
+    return torch.stack([levels_of(each, TIED) if comparator in RANKED else each / size_of(each) for each in vectors])
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1, so that a product of two is their weighted cosine; NaN for zero vectors."""
     weighted = vectors * weights.sqrt()
     return weighted / weighted.norm(dim=1, keepdim=True)
 
@@ -124,7 +118,7 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as vectors of norm 1.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli. With all counts 1 this is double centring.
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli: double centring where all counts are 1.
     """
     n, drawn = len(counts), counts.nonzero()[:, 0]
     square = vectors.new_zeros(len(vectors), n, n)
@@ -139,29 +133,19 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
 
 
 def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
-    """Return Kendall's τ_a = (concordant - discordant) / all pairs of values, in [-1, 1], from SciPy's τ_b.
-
-    A tied pair is neither, but is counted (Kendall 1938), so that a model gains nothing by predicting ties.
-    """
+    """Return Kendall's τ_a, where a tied pair counts, so that a model gains nothing by predicting ties, from τ_b."""
     from scipy.stats import kendalltau  # takes half a second to import
 
-    copies = weights.cpu().long()
-    left, right = ([np.repeat(row, copies.numpy()) for row in part.cpu().numpy()] for part in (x, y))
-    untied = [[_untied(row) ** 0.5 for row in part] for part in (left, right)]
-    found = [
-        [
-            kendalltau(one, other, method="asymptotic").statistic * root * scale
-            for other, scale in zip(right, untied[1], strict=True)
-        ]
-        for one, root in zip(left, untied[0], strict=True)
-    ]
+    def root(levels: np.ndarray) -> float:
+        """Return the root of the share of pairs of values that are not tied."""
+        counts = np.bincount(levels).astype(float)
+        return float(1 - (counts * (counts - 1)).sum() / (len(levels) * (len(levels) - 1))) ** 0.5
+
+    copies = weights.cpu().long().numpy()
+    left, right = ([np.repeat(row, copies) for row in part.cpu().numpy()] for part in (x, y))
+    tau = partial(kendalltau, method="asymptotic")
+    found = [[tau(one, other).statistic * root(one) * root(other) for other in right] for one in left]
     return torch.tensor(found, dtype=torch.float64, device=x.device)
-
-
-def _untied(levels: np.ndarray) -> float:
-    """Return the share of pairs of values that are not tied."""
-    counts = np.bincount(levels).astype(float)
-    return float(1 - (counts * (counts - 1)).sum() / (len(levels) * (len(levels) - 1)))
 
 
 def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | None = None) -> Float[Tensor, "l m"]:
@@ -169,10 +153,8 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
 
     τ = <x, y> / (‖x‖ ‖y‖), <x, y> = Σ_{i<j} w_ij sgn(x_i - x_j) sgn(y_i - y_j), w_ij = 1/(1 + r_i) + 1/(1 + r_j), with
     r = 0 for the most important feature (Vigna 2015, additive hyperbolic). The value is the mean of that with features
-    ranked by x, ties by y, and the other way round. By default the other profiles are the same.
-
-    Raises:
-        ValueError: A profile is constant, or holds NaN.
+    ranked by x, ties by y, and the other way round. By default the other profiles are the same. A profile that is
+    constant or holds NaN is a ValueError.
     """
     from scipy.stats import weightedtau
 
@@ -189,53 +171,53 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     return profiles.detach().double().cpu().numpy()
 
 
-def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
-    return torch.stack([_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
+def levels_of(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Int[Tensor, "*b n"]:
+    """Return numbers of values in ascending order from 0, one for all that are neighbours up to a share `rounding`."""
+    ordered, order = values.sort()
+    near = ordered.diff() <= rounding * ordered[..., 1:].abs()  # false of infinities
+    levels = ((ordered[..., 1:] != ordered[..., :-1]) & ~near).cumsum(-1)
+    return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
 
 
-def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-    _, levels, counts = values.unique(return_inverse=True, return_counts=True)
-    return (counts.cumsum(0) - (counts - 1).double() / 2)[levels]
+def ranks_of_levels(levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"]) -> Float[Tensor, "*b n"]:
+    """Return the mid-ranks from 1 of values, given as `levels_of` does, with these numbers of copies."""
+    sizes = counts.new_zeros(*levels.shape[:-1], int(levels.max()) + 1 if levels.numel() else 0)
+    sizes.scatter_add_(-1, levels, counts.expand(levels.shape))
+    return (sizes.cumsum(-1) - (sizes - 1) / 2).gather(-1, levels)
 
 
-def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
-    """Return the mid-ranks from 1 of values, given as `comparable` does, with these numbers of copies."""
-    sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
-    return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
+def mid_ranks(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Float[Tensor, "*b n"]:
+    """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
+    return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64))
 
 
 def unit_ranks(
-    rows: Iterable[Float[Tensor, " n"]], name: str = "row", count: int | None = None
+    rows: Iterable[Float[Tensor, " n"]], count: int, name: str = "row", rounding: float = 0.0
 ) -> Float[Tensor, "l n"]:
-    """Return the mid-ranks of each row, centred and of norm 1, so that Spearman's ρ is an inner product.
+    """Return the mid-ranks of each of `count` rows, centred and of norm 1: Spearman's ρ is an inner product of these.
 
-    Args:
-        name: The name of a row in errors.
-        count: The number of rows, if known: then they are not copied once more.
+    Errors call a row by its name; for `rounding` see `levels_of`.
     """
-    found: list[Tensor] = []
-    memory: Tensor | None = None
+    found = torch.empty(0)
     for index, row in enumerate(rows):
-        ranks = _row_ranks(row).sub_((len(row) + 1) / 2)
+        ranks = mid_ranks(row, rounding).sub_((len(row) + 1) / 2)
         norm = ranks.norm()
         if norm == 0:
             raise ValueError(f"{name} {index}: all {len(row)} values are equal and have no ranks")
-        if memory is None and count:
-            memory = ranks.new_empty(count, len(row))
-        found.append(torch.div(ranks, norm, out=None if memory is None else memory[index]))
-    return torch.stack(found) if memory is None else memory
+        found = found if index else ranks.new_empty(count, len(row))
+        torch.div(ranks, norm, out=found[index])
+    return found
 
 
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
     """Return Spearman's ρ along the last axis, in [-1, 1], with ties at mid-ranks, as `scipy.stats.spearmanr` does.
 
-    Raises:
-        ValueError: x or y is constant, holds NaN, or has fewer than two values.
+    Constants, NaN and less than two values are a ValueError.
     """
     refuse_nan(x, "x")
     refuse_nan(y, "y")
-    left, right = (unit_ranks(part.reshape(x.shape[:-1].numel(), -1)) for part in (x, y))
+    count = x.shape[:-1].numel()
+    left, right = (unit_ranks(part.reshape(count, -1), count) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
 
 
@@ -244,21 +226,7 @@ def spearman_of_patterns(
 ) -> Float[Tensor, "*b l"]:
     """Return Spearman's ρ of predictions with one value for all pairs of a pattern, NaN where they are constant.
 
-    Args:
-        counts: The number of pairs of each pattern.
-        rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of the target.
+    It takes the number of pairs of each pattern, and the sums over these of `unit_ranks` of the target.
     """
-    ranks = counted_ranks(predictions, counts.expand_as(predictions)) - (counts.sum() + 1) / 2
+    ranks = ranks_of_levels(levels_of(predictions), counts) - (counts.sum() + 1) / 2
     return (ranks * rank_sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()
-
-
-def counted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks of values with these numbers of copies."""
-    ordered, order = values.sort(-1)
-    sizes = counts.gather(-1, order)
-    ends = sizes.cumsum(-1)
-    border = ordered[..., 1:] != ordered[..., :-1]
-    first, last = (torch.nn.functional.pad(border, side, value=True) for side in ((1, 0), (0, 1)))
-    start = torch.where(first, ends - sizes, 0).cummax(-1).values
-    end = torch.where(last, ends, torch.inf).flip(-1).cummin(-1).values.flip(-1)
-    return torch.empty_like(ends).scatter_(-1, order, (start + end + 1) / 2)

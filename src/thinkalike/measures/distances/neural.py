@@ -1,14 +1,23 @@
-"""Neural distances D^N of stimuli, squared (Salle et al. 2024, appendix B)."""
+"""Neural distances D^N of stimuli, squared (Salle et al. 2024, appendix B), and their similarity: RSA."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, takes_arrays
+from thinkalike.measures.chance import TIE, permuted_rows
+from thinkalike.measures.contract import LayerMeasure, both_in_order, products
+from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, unit_ranks
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDINGS, Estimate, jackknife, stimulus_folds
+from thinkalike.measures.rows import centred
+from thinkalike.processes import counted
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
 NOISES = ("shrinkage", "diagonal", "none")
@@ -44,8 +53,8 @@ class NeuralDistances:
         """Check and prepare the states of one layer, which errors call by its name.
 
         Raises:
-            ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
-                correlation, or a precomputed matrix is not symmetric and non-negative with a zero diagonal.
+            ValueError: A state is not finite, zero under cosine or constant under correlation, or a precomputed matrix
+                is not symmetric and non-negative with a zero diagonal.
         """
         check_choice("distance", distance, DISTANCES)
         states = states.detach().double()
@@ -69,11 +78,7 @@ class NeuralDistances:
     @classmethod
     @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
-        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative.
-
-        Raises:
-            ValueError: They are not finite, not symmetric, or not 0 on the diagonal.
-        """
+        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative."""
         if not squared.isfinite().all() or squared.diagonal().any() or not torch.equal(squared, squared.T):
             raise ValueError("squared distances must be finite and symmetric, with a zero diagonal")
         return cls(squared.double(), GIVEN)
@@ -87,7 +92,6 @@ class NeuralDistances:
         return len(self.states)
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
-        """Return the distances of these stimuli."""
         states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
         return NeuralDistances(states, self.distance, self.whole)
 
@@ -120,7 +124,6 @@ class NeuralDistances:
 
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
-    """Return the states with these Euclidean distances."""
     if distance == "norm_difference":
         return states.norm(dim=1, keepdim=True)
     flat = (states == (states[:, :1] if distance == "correlation" else 0)).all(1)
@@ -159,11 +162,8 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
 
     Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with ν = n (m - 1) degrees of
     freedom; see `noise_covariance`. As it comes from the same runs, it adds a small constant to all distances: for
-    noise=diagonal 4 / (m (ν - 2)) on average.
-
-    Args:
-        runs: The measurements of n stimuli in m ≥ 2 runs by d units.
-        noise: shrinkage, diagonal (each unit's variance alone), or none (Σ is the identity).
+    noise=diagonal 4 / (m (ν - 2)) on average. Noise is shrinkage, diagonal (each unit's variance alone), or none (Σ is
+    the identity). Runs are m ≥ 2.
 
     Raises:
         ValueError: The noise is unknown, or a unit is constant over runs.
@@ -171,8 +171,14 @@ def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[
     """
     check_choice("noise", noise, NOISES)
     runs = runs.detach().double()
-    runs = _prewhitened(runs - runs.mean((0, 1)), noise)
-    m, _, d = runs.shape
+    runs, (m, n, d) = runs - runs.mean((0, 1)), runs.shape
+    if noise != "none":
+        covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
+        if noise == "diagonal":
+            runs = runs / covariance.diagonal().sqrt()
+        else:
+            factor, flat = torch.linalg.cholesky(covariance), runs.reshape(m * n, d)
+            runs = torch.linalg.solve_triangular(factor, flat.T, upper=False).T.reshape(m, n, d)
     total = runs.sum(0)
     products = (total @ total.T - torch.einsum("mid,mjd->ij", runs, runs)) / (m * (m - 1) * d)
     own = products.diagonal()
@@ -186,10 +192,7 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
     variance are estimated as rsatoolbox does (`method="shrinkage_diag"`): with z the residuals over their standard
     deviations, r_ij = Σ z_i z_j / (k - 1) and Var(r_ij) = k / freedom² (Σ z_i² z_j² / (k - 1) - r_ij²). Residuals have
-    mean 0 and these degrees of freedom.
-
-    Raises:
-        ValueError: A unit is constant.
+    mean 0 and these degrees of freedom. A ValueError names a unit that is constant.
     """
     k, d = residuals.shape
     covariance = residuals.T @ residuals / freedom
@@ -204,13 +207,190 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
     return torch.where(off, covariance * (1 - share), covariance)
 
 
-def _prewhitened(runs: Float[Tensor, "m n d"], noise: str) -> Float[Tensor, "m n d"]:
-    """Return measurements with Euclidean inner products x' Σ⁻¹ y."""
-    if noise == "none":
-        return runs
-    m, n, d = runs.shape
-    covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
-    if noise == "diagonal":
-        return runs / covariance.diagonal().sqrt()
-    factor = torch.linalg.cholesky(covariance)
-    return torch.linalg.solve_triangular(factor, runs.reshape(m * n, d).T, upper=False).T.reshape(m, n, d)
+# ---- representational similarity analysis (Kriegeskorte et al. 2008; Salle et al. 2024, section 4)
+
+ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
+LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
+Layers = (
+    Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
+)  # states of the same n stimuli, of any widths; or their distances
+
+
+def rsa(
+    layers: Layers, others: Layers | None = None, distance: str = "euclidean", comparator: str = "spearman"
+) -> Float[Tensor, "l m"]:
+    """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
+
+    Args:
+        others: The layers to compare with; by default the same.
+        distance: See `NeuralDistances`; layers that are `NeuralDistances` keep theirs.
+        comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
+    """
+    return compare(*_both(layers, others, distance), comparator)
+
+
+def rsa_estimate(
+    layers: Layers,
+    others: Layers | None = None,
+    distance: str = "euclidean",
+    groups: Int[Tensor, " n"] | None = None,
+    folds: int = 10,
+    seed: int = 0,
+    comparator: str = "spearman",
+) -> Estimate:
+    """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
+
+    The stimuli of a group, such as the words of a sentence, are left out together.
+    """
+    vectors, further = _both(layers, others, distance)
+    owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
+    kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
+    found = compare(vectors, further, comparator, kept.double())
+    if found.isnan().any():
+        raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
+    return jackknife(found[0], found[1:])
+
+
+class Mantel(NamedTuple):
+    """`rsa` and its p-values.
+
+    Attributes:
+        p: (1 + #{value of permuted stimuli ≥ value}) / (1 + permutations), one-sided, of each layer pair.
+        p_of_largest: The same against the largest value of all layer pairs in each permutation, for a pair that was
+            chosen because it is the largest (Westfall & Young 1993).
+    """
+
+    value: Float[Tensor, "l m"]
+    p: Float[Tensor, "l m"]
+    p_of_largest: Float[Tensor, "l m"]
+
+
+def mantel(
+    layers: Layers,
+    others: Layers | None = None,
+    distance: str = "euclidean",
+    permutations: int = 999,
+    seed: int = 0,
+    comparator: str = "spearman",
+    groups: Int[Tensor, " n"] | None = None,
+) -> Mantel:
+    """Return `rsa` and its p-values under permutations of the stimuli of the other layers (Mantel 1967).
+
+    Pairs that share a stimulus depend on each other, so stimuli are permuted, not pairs. The stimuli of a group, such
+    as the words of a sentence, are moved together, see `permuted_rows`. As groups of different lengths then lie across
+    two places, p is of the pairs between groups alone: those within are closer in any model. All layers see the same
+    permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
+    """
+    vectors, further = _both(layers, others, distance)
+    n, value = stimuli_of(vectors.shape[1]), compare(vectors, further, comparator)
+    owners = torch.arange(n, device=vectors.device) if groups is None else groups.to(vectors.device)
+    if groups is not None and (count := len(groups.unique())) < FEWEST_GROUPS:
+        warnings.warn(f"{count} groups have too few orders for p-values: give {FEWEST_GROUPS} or more", stacklevel=2)
+        return Mantel(value, value * torch.nan, value * torch.nan)
+    if comparator == "spearman":  # Pearson's r of ranks, which move with the stimuli
+        ranks = mid_ranks(vectors, TIED)
+        vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further, TIED), "corr"
+    place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
+    rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
+    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
+    within = owners[rows] == owners[columns]
+    vectors = vectors.where(~within, vectors[:, ~within].double().mean(1, keepdim=True))  # which adds a constant
+    found = compare(vectors, further, comparator)
+    reached, surpassed = torch.ones_like(found), torch.ones_like(found)
+    for number in counted(range(permutations), "permutation"):
+        order = permuted_rows(owners, seed * permutations + number)
+        chance = compare(vectors, further[:, place[order[rows], order[columns]]], comparator)
+        reached += chance >= found - TIE
+        surpassed += chance.max() >= found - TIE
+    return Mantel(value, reached / (1 + permutations), surpassed / (1 + permutations))
+
+
+def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None = None) -> Float[Tensor, "l p"]:
+    """Return the squared distances of all pairs of n stimuli, by default of the first layer's, as `upper` has them."""
+    n = n or len(layers[0])
+    if other := [index for index, states in enumerate(layers) if len(states) != n]:
+        raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")
+    known = [
+        each if isinstance(each, NeuralDistances) else NeuralDistances.of(each, distance, f"layer {index}")
+        for index, each in enumerate(layers)
+    ]
+    return torch.stack([layer.vector() for layer in known])
+
+
+def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
+    vectors = distance_vectors(layers, distance)
+    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
+
+
+def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
+    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij: metric multidimensional scaling.
+
+    It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
+    deterministic. It returns the points, about 0 on principal axes, with the largest coordinate of each axis positive,
+    and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+    """
+    given = dissimilarity.double()
+    if not torch.equal(given, given.T) or (given < 0).any() or given.diagonal().any() or not given.any():
+        raise ValueError("dissimilarities must be symmetric, not negative, 0 on the diagonal, and not all 0")
+    from sklearn.manifold import smacof  # takes a second to import
+
+    squared = given.square()
+    product = -(squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()) / 2
+    values, vectors = torch.linalg.eigh(product)
+    classical = (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
+    found, _ = smacof(
+        given.cpu().numpy(), n_components=dimensions, init=classical.cpu().numpy(), n_init=1,
+        max_iter=LIMIT, eps=SETTLED, normalized_stress=False
+    )  # fmt: skip
+    points = torch.from_numpy(found).to(given.device)
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    stress = ((distances - given).square().sum() / distances.square().sum()).sqrt()
+    about_0 = points - points.mean(0)
+    turned = about_0 @ torch.linalg.svd(about_0, full_matrices=False).Vh.T
+    return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign(), stress
+
+
+def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+    """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
+
+    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
+    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007): about 0 for independent features of any
+    width, and a positive limit for any kind of dependence. It has no gradient here. A ValueError says that n < 4 or
+    differs between the sides, that a value is not finite, or that all distances of a side are equal.
+    """
+    return DISTANCE_CORRELATION.of(X, Y)
+
+
+@torch.no_grad()
+def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
+    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of mere rounding.
+
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it.
+    """
+    n = len(matrix)
+    whole = matrix.double().clone().fill_diagonal_(0)
+    sums = whole.sum(0) / (n - 2)
+    matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
+    norm = matrix_centred.norm()
+    if not norm > rounding * whole.norm():
+        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
+    return matrix_centred / norm
+
+
+@torch.no_grad()
+def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+    rows = centred(features, name).rows
+    rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
+    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name, rounding)
+
+
+@torch.no_grad()
+def _of_ranks(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+    squared = NeuralDistances.of(features, name=name).squared()
+    above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
+    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], 1, f"the distances of {name},", TIED)[0] / 2**0.5
+    return ranked + ranked.T
+
+
+DISTANCE_CORRELATION = LayerMeasure(_of_distances, products, both_in_order)
+RANKED_DISTANCES = LayerMeasure(_of_ranks, products, both_in_order, fewest=3)  # the numbers of `rsa`

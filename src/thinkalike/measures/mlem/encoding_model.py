@@ -10,16 +10,18 @@ import torch
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
+from torch import Tensor, nn
 
-from thinkalike.arguments import check_choice, check_rows, tensor_of
+from thinkalike.arguments import check_choice, check_rows, takes_arrays, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
+from thinkalike.measures.rows import size_of
 
+LOSSES = ("squared_error", "pearson", "spearman")
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
 UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
 CHOICES = {
@@ -39,21 +41,19 @@ class MLEM(BaseEstimator):
     solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others,
     and can be pickled.
 
-    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
-    Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
-    feature, see `level_path`.
+    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, and α
+    shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per feature, see `level_path`.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
-        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds. It
-            has no unit; with levels its unit is a number of stimuli, and ∞ is added to several α.
+        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds; with
+            levels its unit is a number of stimuli, and ∞ is added to several α.
         kinds: "auto": as the type and the values of each column imply, see `kinds.kind_of`; else the kind of all
             features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all
-            other levels is the mean distance of two levels of that feature. `feature_importance` always uses "new", and
-            `cross_val_score` needs it where a fold may lack a rare level that no column of categories declares.
+            other levels is the mean distance of two levels of that feature, as `feature_importance` always does.
         scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs; "minmax",
             which maps their squared distances to [0, 1]; "none"; "auto", "minmax" under recipe="paper", else "mean".
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
@@ -61,7 +61,7 @@ class MLEM(BaseEstimator):
 
     Attributes:
         weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one. With
-            levels it is the mean weight of each feature's pairs of levels, which is also that of a new level.
+            levels it is the mean weight of each feature's pairs of levels.
         level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
         range_: The squared distances that become 0 and 1 in the scale of the fit.
@@ -98,8 +98,7 @@ class MLEM(BaseEstimator):
             groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay in one fold.
 
         Raises:
-            ValueError: A parameter has an unknown value, the tables do not fit together, every feature is constant, or
-                all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
+            ValueError: The tables do not fit together, or every feature, or all distances of a layer, are constant.
         """
         table = self.read(X, Y, groups)
         self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
@@ -113,10 +112,7 @@ class MLEM(BaseEstimator):
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
         """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit and the order of `pdist`.
 
-        Under missing="drop" stimuli that lack a value are left out.
-
-        Raises:
-            ValueError: The model was not fitted, or a level is new to it; see `FeatureEncoder.encode`.
+        Under missing="drop" stimuli that lack a value are left out. A ValueError names a level that is new to the fit.
         """
         check_is_fitted(self, "encoder_")
         values, levels = self.encoder_.columns.read(X, self._fitted.weights.device)
@@ -132,8 +128,7 @@ class MLEM(BaseEstimator):
     def score(self, X: Any, Y: Any) -> float | Float[Tensor, " l"]:
         """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
 
-        Raises:
-            ValueError: The prediction is constant, the fit had another number of layers, or not a level; see `fit`.
+        A ValueError says that a prediction is constant, or that the fit had other layers or not a level.
         """
         check_is_fitted(self, "encoder_")
         table = self.read(X, Y, columns=self.encoder_.columns)
@@ -181,7 +176,6 @@ class MLEM(BaseEstimator):
         return Table(values[kept], levels, columns, pairs, owners, single)
 
     def divide(self, pairs: StimulusPairs, groups: Tensor | None) -> Division:
-        """Return the folds for the choice of α, if there is a choice, see `stimulus_folds`."""
         units = pairs.index if pairs.chosen is None else pairs.chosen
         if len(self._alphas()) == 1:
             return Division(torch.zeros_like(units), [])
@@ -189,7 +183,6 @@ class MLEM(BaseEstimator):
         return Division(cells, (pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(self.folds)))
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
-        """Return the weights, in units of the squared distances."""
         return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
 
     def _alphas(self) -> tuple[float, ...]:
@@ -201,7 +194,6 @@ class MLEM(BaseEstimator):
         return (*alphas, *more)
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
-        """Keep the fit in the scale of `scale`."""
         ends = self._ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
         intercept = (fitted.intercept - ends[:, 0]) / unit
@@ -211,7 +203,6 @@ class MLEM(BaseEstimator):
         self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
 
     def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return the squared distances that become 0 and 1 in the scale of each layer; they must not all be equal."""
         scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
         if scale == "none":
@@ -240,7 +231,6 @@ class Table(NamedTuple):
 
 
 def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
-    """Return which stimuli stay: with `drop` those that lack no value."""
     return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
 
 
@@ -254,7 +244,7 @@ class LevelWeights(NamedTuple):
 
 
 def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, single: bool) -> list[LevelWeights]:
-    """Return the weights of all pairs of levels, feature by feature; those of the first layer if it is `single`."""
+    """Return the weights of all pairs of levels, feature by feature."""
     found = []
     for (feature, *_), places in grouped(fitted.terms):
         if size := features.known[feature]:
@@ -268,3 +258,97 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, s
             matrix = matrix[:, first:, first:]
             found.append(LevelWeights(feature, values, matrix[0] if single else matrix, names))
     return found
+
+
+# ---- a model whose loss has gradients, in W and in the representations
+
+
+class DifferentiableMLEM(nn.Module):
+    """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
+
+    With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
+    faster. This model is for another loss, or for states that are trained too.
+
+    | loss | |
+    |---|---|
+    | squared_error | mean squared error of the squared distances, + alpha ‖W‖² / pairs |
+    | pearson | 1 - Pearson's r |
+    | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
+
+    Args:
+        features: The number of features.
+        weights: "diagonal" or "full".
+        alpha: The ridge of the squared error, as in `MLEM`.
+        strength: The strength of the soft ranks, above 0; by default 1 / pairs.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        weights: str = "diagonal",
+        loss: str = "squared_error",
+        alpha: float = 0.0,
+        strength: float | None = None,
+    ):
+        super().__init__()
+        check_choice("weights", weights, ("diagonal", "full"))
+        check_choice("loss", loss, LOSSES)
+        self.kind, self.alpha, self.strength = loss, alpha, strength
+        self.root = nn.Parameter(torch.eye(features) if weights == "full" else torch.ones(features))
+        self.intercept = nn.Parameter(torch.zeros(()))
+
+    @property
+    def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
+        """W, (f) if diagonal, (f, f) if full."""
+        return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
+
+    @takes_arrays
+    def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
+        """Return the predicted squared distances of pairs with these Δ."""
+        if self.root.dim() == 1:
+            return self.intercept + differences.square() @ self.root.square()
+        return self.intercept + (differences @ self.root).square().sum(-1)
+
+    @takes_arrays
+    def loss(
+        self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
+    ) -> Float[Tensor, ""]:
+        """Return the loss on pairs of the n stimuli, all i < j by default: at least 0, differentiable in W and states.
+
+        A ValueError says that states are not one for each stimulus, or that what is to be correlated is all equal.
+        """
+        if len(states) != len(features):
+            raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
+        if pairs is None:
+            pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
+        if self.kind != "squared_error":  # which forgive any scale, whose squares may be beyond the numbers of a dtype
+            states = states / size_of(states.detach())
+        predicted = self(features.differences(pairs).to(self.root.dtype))
+        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
+        wider = torch.promote_types(predicted.dtype, distances.dtype)
+        predicted, distances = predicted.to(wider), distances.to(wider)
+        if self.kind == "squared_error":
+            error = (predicted - distances).square().mean()
+            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
+        if self.kind == "spearman":
+            strength = 1 / pairs.shape[1] if self.strength is None else self.strength
+            predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
+        return 1 - pearson(predicted, distances)
+
+
+def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+    """Return Pearson's r of two vectors, in [-1, 1]."""
+    x, y = x - x.mean(), y - y.mean()
+    norm = x.norm() * y.norm()
+    if not norm > 0:
+        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
+    return x @ y / norm
+
+
+def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
+    """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
+
+    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread
+    apart, a good strength. Memory is p².
+    """
+    return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

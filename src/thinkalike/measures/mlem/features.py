@@ -47,11 +47,10 @@ class Features:
         return len(self.levels)
 
     def take(self, index: Int[Tensor, " k"]) -> Features:
-        """Return the stimuli at `index`."""
         return replace(self, levels=self.levels[index], positions=self.positions[index])
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
-        """Return a table in which these features, and no others, have moved between stimuli together."""
+        """Return a table in which these features have moved between stimuli together."""
         moves = torch.isin(torch.arange(len(self.scaled)), torch.tensor(features)).to(order.device)
         levels, positions = (part[order].where(moves, part) for part in (self.levels, self.positions))
         return replace(self, levels=levels, positions=positions)
@@ -97,8 +96,7 @@ class FeatureEncoder:
     of a continuous feature would be constant, so Δ = |f_i - f_j| / range of it under any difference. With "scaled", a
     numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that is new to
     training lies between its neighbours' ranks, and Δ can exceed 1. With "levels", each pair of levels of a nominal
-    feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is Δᵀ W Δ, the
-    diagonal of W multiplies Δ², for a scaled feature the squared difference.
+    feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j].
 
     A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance 1 from any value;
     with "ignore", at distance 0 from everything; "drop" leaves the stimulus out, and "error" refuses it.
@@ -114,14 +112,7 @@ class FeatureEncoder:
     def fit(
         cls, X: Any, kinds: Kinds = "auto", difference: str = "indicator", missing: str = "own_level"
     ) -> FeatureEncoder:
-        """Return an encoder that knows the levels of these stimuli.
-
-        Args:
-            X, kinds: See `MLEM`.
-
-        Raises:
-            ValueError: `difference` or `missing` is unknown; see `Columns`.
-        """
+        """Return an encoder that knows the levels of these stimuli; for X and kinds see `MLEM`."""
         columns = Columns.of(X, kinds)
         return cls.of(columns.read(X)[0], columns, difference, missing)
 
@@ -134,15 +125,11 @@ class FeatureEncoder:
         return cls(columns, difference, missing, known, tuple(values.isnan().any(0).tolist()))
 
     def encode(self, X: Any) -> Features:
-        """Return a table in terms of the known levels.
-
-        Raises:
-            ValueError: A value is missing under missing="error" or "drop"; see `Columns.read`.
-        """
+        """Return a table in terms of the known levels; a ValueError of missing values under "error" and "drop"."""
         return self.encode_values(self.columns.read(X)[0])
 
     def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
-        """Return a table of the numbers that `Columns.read` gives in terms of the known levels, see `encode`."""
+        """Return what `encode` does, from the numbers that `Columns.read` gives."""
         absent = values.isnan()
         if self.missing in ("error", "drop") and absent.any():
             label = self.columns.label(int(absent.any(0).nonzero()[0]))
@@ -164,11 +151,9 @@ class FeatureEncoder:
         )
 
     def refuse_new(self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]) -> None:
-        """Check that these stimuli have no level that is new to training.
+        """Check that these stimuli have no level that is new to training, a missing value under "own_level" included.
 
         New numbers of ordinal, numeric and continuous features are accepted: they lie between or beyond the others.
-
-        A missing value is new, too, if none was missing in training, and missing="own_level".
         """
         for feature, (column, own, named) in enumerate(zip(values.T, self.columns.levels, levels, strict=True)):
             absent = column.isnan()
@@ -186,12 +171,12 @@ class FeatureEncoder:
                 )
 
     def size(self, feature: int) -> int:
-        """Return the number of levels whose pairs have weights, with "missing"; 0 for a feature with one weight."""
+        """Return the number of levels whose pairs have weights; 0 for a feature with one weight."""
         of_levels = self.difference == "levels" and self.columns.kinds[feature] == "nominal"
         return 1 + len(self.known[feature]) if of_levels else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return numbers from 0: if pairs of levels have weights, known levels come first in order, then new ones."""
+        """Return numbers from 0: if pairs of levels have weights, known levels in order, then new ones."""
         if not self.size(feature):
             return torch.unique(column, return_inverse=True)[1]
         known, column = self.known[feature], column.double().contiguous()
@@ -211,10 +196,10 @@ class FeatureEncoder:
 
 
 def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:
-    """Return the codes of pairs of levels; `left` and `right` are broadcast, and a negative level is ignored.
+    """Return the codes of pairs of levels; `left` and `right` are broadcast.
 
-    Two stimuli of one level, or with an ignored one, have code 0; those of the known levels a < b codes from 1, in the
-    order (0, 1), (0, 2), ..., (k - 2, k - 1); those with a level that is new to training have the last code.
+    Two stimuli of one level, or with an ignored, negative one, have code 0; those of the known levels a < b codes from
+    1, in the order (0, 1), (0, 2), ..., (k - 2, k - 1); those with a level that is new to training have the last code.
     """
     codes = torch.zeros(known + 1, known + 1, dtype=torch.int32, device=left.device)
     rows, columns = torch.triu_indices(known, known, 1, device=left.device)
@@ -274,10 +259,7 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the sum of weights times `regressors`, without the intercept.
-
-    Terms are added one by one, so that equal Δ give equal bits.
-    """
+    """Return the sum of weights times `regressors`, added one by one, so that equal Δ give equal bits."""
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
     for term, places in grouped(terms):
         if len(term) == 1:
@@ -288,10 +270,7 @@ def predict(
 
 
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
-    """Return patterns of differences, feature by feature, and the pattern of each pair.
-
-    Patterns are distinct, but each pair has its own if most are different, since nothing is gained then by grouping.
-    """
+    """Return patterns of differences, feature by feature, and the pattern of each pair: its own, if most differ."""
     some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
     if any(column.dtype != torch.bool for column in some) and 2 * int(_pattern(some).max() + 1) > len(some[0]):
         return list(differences), torch.arange(len(differences[0]), device=differences[0].device)
@@ -302,7 +281,6 @@ def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, "
 
 
 def _pattern(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
-    """Return the number of the pattern of each pair."""
     key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
     for column in differences:
         column = torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column

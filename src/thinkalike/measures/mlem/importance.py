@@ -11,20 +11,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import counted_ranks, spearman_of_patterns, weighted_ranks
+from thinkalike.measures import estimates
+from thinkalike.measures.distances.comparators import TIED, levels_of, ranks_of_levels, spearman_of_patterns
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    PARTS,
-    Estimate,
-    fold_interval,
-    interval_around,
-    jackknife,
-    numbered_by_part,
-    seeded,
-    splits,
-    stimulus_folds,
-)
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate
 from thinkalike.measures.kinds import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.features import FeatureEncoder
@@ -48,7 +38,7 @@ class Importance:
     groups: int  # how many sentences or the like; of fewer than `FEWEST_GROUPS` intervals are (-∞, ∞)
 
     def score(self) -> Estimate:
-        """Return the mean ρ of each layer, (l), with its 95 % interval over folds, see `fold_interval`."""
+        """Return the mean ρ of each layer, (l), with its 95 % interval over folds."""
         return self._over_folds(self.scores)
 
     def profile(self) -> Estimate:
@@ -60,10 +50,7 @@ class Importance:
         return self._by_fold([each for each in self.sets if len(each) == 1])
 
     def pair_effects(self) -> Estimate:
-        """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
-
-        S_ab is the score when the values of a and b move together.
-        """
+        """Return S_a + S_b - S_ab - S of each pair of features, (l, pairs), S_ab the score when both move together."""
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
         return self._over_folds(self._by_fold(feature_pairs) - alone[0] - alone[1])
@@ -73,21 +60,18 @@ class Importance:
         return self._share(largest=False)
 
     def p_of_largest(self) -> Float[Tensor, "l f"]:
-        """Return the same against the largest null importance of all layers and features in each draw.
-
-        It holds for all of them at once, and so for one that was chosen because it is large (Westfall & Young 1993).
-        """
+        """Return the same against the largest of all layers and features in each draw (Westfall & Young 1993)."""
         return self._share(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
-        found = fold_interval(values)
-        return found if self.groups >= FEWEST_GROUPS else interval_around(found.value, torch.inf)
+        found = estimates.fold_interval(values)
+        return found if self.groups >= FEWEST_GROUPS else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:
         assert self.null is not None
         null = self.null.amax((1, 2), keepdim=True).expand_as(self.null) if largest else self.null
         importance = self.drops.mean((1, 2))[:, : null.shape[-1]]
-        share = (1 + (null >= importance).sum(0)) / (1 + len(null))
+        share = (1 + (null >= importance - ROUNDING).sum(0)) / (1 + len(null))
         return share.where(~null.isnan().any(0), torch.nan)
 
     def _by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
@@ -118,24 +102,17 @@ def feature_importance(
 
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
-    permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant:
-    its score is 0, and a warning names the layer. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values,
-    and a warning.
+    permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant
+    and scores 0. Fewer than `FEWEST_GROUPS` groups give no intervals and no p-values. Of both there is a warning.
 
     Args:
-        model: The parameters of the fits; the model itself is not changed.
-        X, Y, groups: See `MLEM.fit`.
+        model, X, Y, groups: The parameters of the fits, and see `MLEM.fit`; the model itself is not changed.
         given: A feature, by number or name, within whose levels the values move: variance shared with it does not
             count, and its own importance is 0.
-        interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
-            `Importance.pair_effects`.
+        interactions: Pairs (a, b) of features that are also permuted together, see `Importance.pair_effects`.
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
             `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
             times the work for each draw.
-        seed: The seed of folds and permutations.
-
-    Raises:
-        ValueError: There are both `given` and folds of pairs, or there is no such feature; see `MLEM.fit`.
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape
@@ -145,7 +122,7 @@ def feature_importance(
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
-    generator = seeded(seed)
+    generator = estimates.seeded(seed)
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # the ranks of held-out pairs are used many times
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
@@ -179,7 +156,8 @@ def _plan(
     model: MLEM, table: Table, folds: int, permutations: int, strata: Tensor, generator: torch.Generator, seed: int
 ) -> Iterator[_Fold]:
     pairs = table.stimulus_pairs
-    for train_units, test_units in splits(stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)):
+    fold_of = estimates.stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)
+    for train_units, test_units in estimates.splits(fold_of):
         train, test = pairs.part(train_units), pairs.part(test_units)
         division = model.divide(train, None if table.groups is None else table.groups[train_units])
         within = strata[test_units] if pairs.chosen is None else torch.zeros(len(test_units))
@@ -189,7 +167,7 @@ def _plan(
 def _drops(
     model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training part, its score on the rest, 0 for a constant prediction, and the drops."""
+    """Return the fit to a fold's training part, its score on the rest, 0 for constants, and the drops."""
     encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
     features = encoder.encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
@@ -201,7 +179,6 @@ def _drops(
 
 
 def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a random permutation within strata."""
     order = torch.randperm(len(strata), generator=generator).to(strata.device)
     within = torch.empty_like(order)
     within[strata.argsort(stable=True)] = order[strata[order].argsort(stable=True)]
@@ -211,10 +188,9 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
 def regrouped(strata: Float[Tensor, " n"], groups: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
     """Return for each stimulus one whose value it takes: groups take the values of other groups, at random.
 
-    So values stay as alike within groups as they were, and a feature that is constant in every group remains so. Groups
-    change places with those of about their size, `FEWEST_GROUPS` or more at a time, as far as there are; one takes some
-    of the values of a larger one, and those of a smaller one more than once. Strata, such as parts of speech, are
-    treated each by itself, with the same order of groups.
+    So values stay as alike within groups as they were. Groups change places with those of about their size,
+    `FEWEST_GROUPS` or more at a time, as far as there are; one takes some of the values of a larger one, and those of a
+    smaller one more than once. Strata, such as parts of speech, are treated each by itself.
     """
     n, labels = len(strata), groups.unique(return_inverse=True)[1].cpu()
     sizes = torch.bincount(labels)
@@ -251,24 +227,23 @@ def split_half_reference(
     means of both halves over the same pairs (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both
     directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
-    It is a reference to read scores against, and no bound: means are not the best predictors of ranks, and where
-    distances have heavy tails, other functions of cells exceed it. The interval is a jackknife that leaves out a tenth
-    of the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
+    It is no bound: means are not the best predictors of ranks. The interval is a jackknife that leaves out a tenth of
+    the groups at a time; its ends are NaN with fewer than `FEWEST_GROUPS` groups.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
         layers: States (n, d) of each layer; a random 1,000 of more stimuli are used.
-        distance: See `NeuralDistances`.
         groups: (n), such as sentences; the stimuli of a group are in the same half. By default each is its own group.
 
     Raises:
         ValueError: Fewer than two pairs of cells are in both halves, they are all equally far, or they are noise.
     """
-    draw, numbers = seeded(seed), cell_numbers(cells)
+    draw, numbers = estimates.seeded(seed), cell_numbers(cells)
     owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     owners, numbers = owners[rows].unique(return_inverse=True)[1], numbers[rows].unique(return_inverse=True)[1]
-    distances, part_of = [NeuralDistances.of(layer, distance).take(rows) for layer in layers], numbered_by_part(owners)
+    distances = [NeuralDistances.of(layer, distance).take(rows) for layer in layers]
+    part_of = estimates.numbered_by_part(owners)
     kept = torch.stack([part_of % PARTS != part for part in range(-1, min(PARTS, int(owners.max()) + 1))])
     found = []
     for _ in counted(range(splits), "division for split-half references"):
@@ -278,7 +253,7 @@ def split_half_reference(
     if values[0].isnan().any():
         raise ValueError("no pairs of cells in both halves have reliable distances: too few stimuli each")
     enough = len(kept) > FEWEST_GROUPS
-    return jackknife(values[0], values[1:]) if enough else interval_around(values[0], torch.nan)
+    return estimates.jackknife(values[0], values[1:]) if enough else estimates.interval_around(values[0], torch.nan)
 
 
 def _references(
@@ -291,17 +266,15 @@ def _references(
         pairs, squared = upper(len(rows)), distances.take(rows).vector()
         left, right = rows[pairs // len(rows)], rows[pairs % len(rows)]
         ends = torch.stack([cells[left], cells[right]])
-        levels = squared.unique(return_inverse=True)[1][None]
+        levels = levels_of(squared, TIED)
         halves.append((squared, levels, ends.amin(0) * size + ends.amax(0), kept[:, left] & kept[:, right]))
     return torch.stack([_reference([(*half, some[k]) for *half, some in halves], size**2) for k in range(len(kept))])
 
 
-def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: int) -> Float[Tensor, ""]:
+def _reference(halves: Sequence[tuple[Tensor, ...]], size: int) -> Float[Tensor, ""]:
     """Return the mean of ρ(B, A) / √r over both directions, NaN if r is not above 0.
 
-    Args:
-        halves: The squared distances of all pairs of stimuli, the levels of these, the pair of cells of each, numbered
-            below `size`, and whether it counts.
+    Halves have the squared distances of pairs, their levels, the pair of cells of each below `size`, and which count.
     """
     counts = torch.stack([torch.bincount(codes, weights.double(), size) for *_, codes, weights in halves])
     sums = torch.stack([torch.bincount(codes, weights * squared, size) for squared, _, codes, weights in halves])
@@ -309,9 +282,9 @@ def _reference(halves: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]], size: in
     means, found = (sums / counts)[:, known], []
     for half, (_, levels, codes, weights) in enumerate(halves):
         number, weights = counts[half, known], (weights & known[codes]).double()
-        ranks = weighted_ranks(levels, weights)[0] - (number.sum() + 1) / 2
+        ranks = ranks_of_levels(levels, weights) - (number.sum() + 1) / 2
         of_cells = torch.bincount(codes, weights * ranks, size)[known] / (weights @ ranks.square()).sqrt()
-        order = number * (counted_ranks(means[half], number) - (number.sum() + 1) / 2)
+        order = number * (ranks_of_levels(levels_of(means[half]), number) - (number.sum() + 1) / 2)
         of_means = order / (order.square() / number).sum().sqrt()
         predicted = means[1 - half].expand(2, -1)
         score, reliability = spearman_of_patterns(predicted, number, torch.stack([of_cells, of_means]))

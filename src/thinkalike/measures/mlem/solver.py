@@ -3,9 +3,8 @@
 With weights of pairs of levels, a distance for every two levels of a nominal feature, a fit minimises
 Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with
 n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
-weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
-near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
-precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli.
+weight per feature, and α = 0 the free one. As the mean squared distance of two levels has a variance near 1 / n_a +
+1 / n_b, all pairs of levels shrink by their precision: by half at 1 / α = 1 / n_a + 1 / n_b, in numbers of stimuli.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from thinkalike.measures.mlem.sums import StimulusPairs, centred
 from thinkalike.processes import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
+ROUNDING = 1e-12  # a slope or an eigenvalue below this share of the largest is rounding
 EQUAL = 1e-12  # scores that are nearer differ by rounding; most α give the same ranks
 CONSTANT = 1e-12  # variance of a Δ that is only rounding
 
@@ -54,11 +54,7 @@ class Division(NamedTuple):
 
 
 def fit_weights(
-    features: Features,
-    stimulus_pairs: StimulusPairs,
-    division: Division,
-    alphas: Sequence[float],
-    interactions: bool,
+    features: Features, stimulus_pairs: StimulusPairs, division: Division, alphas: Sequence[float], interactions: bool
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
@@ -89,7 +85,7 @@ def fit_weights(
 
 
 def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
-    """Return 1 for W_ff and √2 for W_fg: factors from the upper triangle to coordinates of the same norm as W."""
+    """Return 1 for W_ff and √2 for W_fg: in the coordinates √2 W_fg, ‖W‖² is a plain sum of squares."""
     return torch.tensor([1.0 if f == g else 2**0.5 for f, g in terms[1:]], dtype=torch.float64)
 
 
@@ -108,7 +104,6 @@ def _path(
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer."""
     moments, r = centred(sums), len(terms) - 1
-    # ‖W‖² counts W_fg twice: in the coordinates √2 W_fg it is a plain sum of squares
     scale = _norms(terms).to(moments) * varies
     target = (moments[..., r:] * scale[:, None]).mT
     shape = (len(alphas), *target.shape)
@@ -119,16 +114,13 @@ def _path(
 
 
 def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
-    """Return the Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition.
-
-    There is a warning of constant features, and of features that differ on much the same pairs.
-    """
+    """Return Pearson's r of the features' Δ over the pairs, NaN for a constant, and its condition; warn of both."""
     own = of_features(fitted.terms).to(fitted.covariance)
     covariance = own @ fitted.covariance @ own.T
     spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
     correlation, varies = covariance / spread[:, None] / spread, ~spread.isnan()
     values = torch.linalg.eigvalsh(correlation[varies][:, varies])
-    condition = float(values[-1] / values[0].clamp(min=0))
+    condition = float(values[-1] / values[0]) if values[0] > ROUNDING * values[-1] else float("inf")
     if constant := (~varies).nonzero()[:, 0].tolist():
         names = ", ".join(labels[feature] for feature in constant)
         warnings.warn(f"features [{names}] are constant and get weight 0", stacklevel=3)
@@ -146,15 +138,10 @@ def level_path(
     terms: Sequence[Term],
     alphas: Sequence[float],
 ) -> Float[Tensor, "a s l r"]:
-    """Return the weights at every α, on every set of pairs, of every layer.
+    """Return the weights at every α, on every set of pairs, of every layer, from the `centred` sums and `pair_sizes`.
 
-    Two levels without a pair in a set get the mean weight of their feature, w^f. At α = ∞ the weights of a feature are
-    equal to the bit, so that equal predictions tie.
-
-    Args:
-        moments: The sums about the means, see `centred`.
-        used: Which terms have pairs in a set; the others are found from these.
-        sizes: See `pair_sizes`.
+    Two levels without a pair in a set, not `used`, get the mean weight of their feature, w^f. At α = ∞ the weights of a
+    feature are equal to the bit, so that equal predictions tie.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
@@ -189,7 +176,7 @@ def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Ten
 
 
 def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:
-    """Return n_a + n_b of each pair of levels in each set of stimuli, from `level_counts`; 0 for another term."""
+    """Return n_a + n_b of each pair of levels in each set, from `level_counts`; 0 for another term."""
     sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), places in grouped(terms):
         if known := counts[feature].shape[1]:
@@ -200,7 +187,6 @@ def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) ->
 
 # ---- least squares of many small systems at once
 
-ROUNDING = 1e-12  # a slope below this share of the largest is rounding
 DEPENDENT = 1e-10  # a column depends on those before it if they leave a smaller share of its square
 ROUNDS, FULL = 50, 3  # most exchanges of columns, and most exchanges of all wrong columns without progress
 TOLERANCE = 1e-10  # of the optimality conditions of semidefinite matrices, as a share of the largest slope
@@ -210,9 +196,8 @@ LIMIT = 100_000  # steps to them
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
     """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
 
-    Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and solves nearly every system in a few
-    rounds; the others are solved by active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
-    depends on columns in use, gets weight exactly 0. G is X'X, positive semidefinite, and t is X'y.
+    Block principal pivoting (Kim & Park 2011) solves nearly every system in a few rounds, and active sets the others
+    (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or depends on columns in use, gets weight exactly 0.
     """
     squares = gram.diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(squares > ROUNDING * squares.amax(-1, keepdim=True), squares.rsqrt(), 0)
@@ -290,12 +275,10 @@ def _back_to_cone(gram: Tensor, target: Tensor, weights: Tensor, used: Tensor) -
 
 
 def _restricted(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"], used: Bool[Tensor, "b f"]) -> Tensor:
-    """Return the least-squares solution on the used columns, 0 elsewhere."""
     return torch.linalg.solve(_system(gram, used), target * used).where(used, 0)
 
 
 def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Tensor, "b f f"]:
-    """Return the used part of the system, and the identity elsewhere."""
     kept = used.to(gram.dtype)
     return gram * kept[:, :, None] * kept[:, None] + torch.diag_embed(1 - kept)
 
@@ -310,7 +293,6 @@ def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
 
 
 def to_entries(matrix: Float[Tensor, "*b f f"]) -> Float[Tensor, "*b r"]:
-    """Return the entries of a symmetric W, the inverse of `to_matrix`."""
     f = matrix.shape[-1]
     rows, columns = torch.triu_indices(f, f, 1, device=matrix.device)
     return torch.cat([matrix.diagonal(dim1=-2, dim2=-1), matrix[..., rows, columns] * 2**0.5], -1)
@@ -320,8 +302,8 @@ def psd_least_squares(gram: Float[Tensor, "*b r r"], target: Float[Tensor, "*b r
     """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w, by accelerated projected gradient.
 
     The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
-    uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
-    `TOLERANCE`. G is X'X in the coordinates of `to_matrix`, and t is X'y.
+    uphill (O'Donoghue & Candès 2015), until a projected step of length 1/L moves less than `TOLERANCE`. G is X'X in the
+    coordinates of `to_matrix`, and t is X'y.
     """
     r = target.shape[-1]
     gram, aim = gram.reshape(-1, r, r), target.reshape(-1, r)

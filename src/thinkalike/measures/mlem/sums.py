@@ -1,8 +1,7 @@
 """Sums over all pairs of stimuli that a least-squares fit of squared neural distances on feature differences needs.
 
 One table of sums holds terms against terms, then terms against layers: (s, t, t + l) for s sets of stimuli. The first
-set is all of them, set 1 + c all but cell c. Nothing in the first t columns depends on the layers. Most sums over pairs
-follow from sums over stimuli, so that no pair is formed.
+set is all of them, set 1 + c all but cell c. Most sums over pairs follow from sums over stimuli: no pair is formed.
 
 **Indicators.** With E_T = 1[equal on all features of T], a product of indicators over U is Σ_{T ⊆ U} (-1)^|T| E_T; and
 over the pairs within a block of n stimuli, Σ 1 = n (n - 1) / 2 and Σ ‖x - y‖² = n Σ ‖x‖² - ‖Σ x‖².
@@ -34,7 +33,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.comparators import TIED, spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features, Term, distinct, grouped, predict, regressors
 
@@ -46,13 +45,10 @@ TERMS = 64  # terms; more terms mean fewer pairs
 def normal_equations(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
-    """Return sums of products over the pairs i < j of each set of stimuli.
+    """Return sums of products over the pairs i < j of each set of stimuli, from the cell of each stimulus, from 0.
 
     Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a closed form that needs no
     pairs; products of scaled features and other distances are summed over chunks of pairs.
-
-    Args:
-        cells: The cell of each stimulus, from 0. Each set but the first leaves out one cell, if there are several.
     """
     mixed = [feature for term in terms if len(term) == 2 and term[0] != term[1] for feature in term]
     if any(features.scaled[feature] for feature in mixed) or not all(layer.exact for layer in layers):
@@ -80,16 +76,16 @@ def sums_by_level(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
     """Return the table of `normal_equations`, for indicators and squared Euclidean distances."""
+
+    def union(*several: Term) -> Term:
+        return tuple(sorted({feature for term in several for feature in term}))
+
     blocks = _Blocks(features.levels, cells)
-    pairs = cache(lambda union: blocks.differing(union, blocks.pairs))
-    left = [torch.stack([pairs(_union(a, b)) for b in terms], -1) for a in terms]
+    pairs = cache(lambda features: blocks.differing(features, blocks.pairs))
+    left = [torch.stack([pairs(union(a, b)) for b in terms], -1) for a in terms]
     squares = [blocks.squares_of(layer.states) for layer in layers]
-    right = [torch.stack([blocks.differing(_union(term), each) for term in terms], -1) for each in squares]
+    right = [torch.stack([blocks.differing(union(term), each) for term in terms], -1) for each in squares]
     return torch.cat([torch.stack(left, -2), torch.stack(right, -1)], -1)
-
-
-def _union(*terms: Term) -> Term:
-    return tuple(sorted({feature for term in terms for feature in term}))
 
 
 class _Blocks:
@@ -128,7 +124,6 @@ class _Blocks:
         return (counts * (counts - 1)).sum(-1) / 2
 
     def squares_of(self, states: Float[Tensor, "n d"]) -> Callable[[Term, Term], Float[Tensor, " s"]]:
-        """Return a function that sums the squared distances of the pairs that agree."""
         norms = torch.cat([part.square().sum(1, keepdim=True) for part in states.split(PANEL)])
 
         @cache
@@ -152,10 +147,7 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
 
 
 def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
-    """Return the number of stimuli of each level of each feature in each set of stimuli, see `normal_equations`.
-
-    A feature with one weight has no levels to count: (s, 0).
-    """
+    """Return the number of stimuli of each level of each feature in each set; (s, 0) of one with one weight."""
     ones = torch.ones(len(cells), 1, dtype=torch.float64, device=cells.device)
     columns = zip(features.levels.T, features.known, strict=True)
     return [_by_level(levels.clamp(max=known - 1), known, ones, cells)[..., 0] for levels, known in columns]
@@ -209,10 +201,7 @@ def add_forms(
     terms: Sequence[Term],
     cells: Int[Tensor, " n"],
 ) -> None:
-    """Write the rows and columns of scaled features and of pairs of levels into the table of `normal_equations`.
-
-    The weight of pairs with a level that is new to training has sums of 0, since no stimulus here has such a level.
-    """
+    """Write the sums of scaled features and of pairs of levels, 0 for levels new to training, into the table."""
     formed = [
         _Forms.of(features, term[0], places)
         for term, places in grouped(terms)
@@ -276,10 +265,7 @@ def sums_by_pair(
 def sums_of_given_pairs(
     differences: Sequence[Tensor], targets: Float[Tensor, "l p"], terms: Sequence[Term], cells: Int[Tensor, " p"]
 ) -> Float[Tensor, "s t u"]:
-    """Return the table of `normal_equations` of given pairs, from their Δ of each feature and their squared distances.
-
-    Cells divide pairs, not stimuli.
-    """
+    """Return the table of `normal_equations` of given pairs, which cells divide, from their Δ and squared distances."""
     parts, chunk = [], CHUNK // -(-len(terms) // TERMS)
     for member in _members(cells):
         part = torch.zeros(len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device)
@@ -303,8 +289,8 @@ PREDICTIONS = 2**22  # in memory
 class StimulusPairs:
     """Pairs of stimuli with their neural distances in every layer.
 
-    They are all pairs i < j of the stimuli in the rows `index` of the feature table, by default all, and folds divide
-    stimuli; or those at the flat indices `chosen`, which folds divide, with the squared distances `targets`, if known.
+    They are all pairs i < j of the stimuli in the rows `index` of the feature table, and folds divide stimuli; or those
+    at the flat indices `chosen`, which folds divide, with the squared distances `targets`, if known.
     """
 
     def __init__(
@@ -320,11 +306,9 @@ class StimulusPairs:
         self._targets = targets
 
     def __len__(self) -> int:
-        """Return the number of units of folds: stimuli, or pairs."""
         return len(self.index) if self.chosen is None else len(self.chosen)
 
     def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
-        """Return the pairs of these stimuli, or these pairs."""
         if self.chosen is not None:
             return StimulusPairs(self.layers, self.index, self.chosen[units], self.targets()[:, units])
         return StimulusPairs([layer.take(units) for layer in self.layers], self.index[units])
@@ -335,7 +319,6 @@ class StimulusPairs:
         return upper(len(self.index), self.index.device) if self.chosen is None else self.chosen
 
     def targets(self) -> Float[Tensor, "l p"]:
-        """Return the squared neural distances."""
         return torch.stack(list(self._squares()))
 
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
@@ -346,7 +329,7 @@ class StimulusPairs:
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
         """Unit ranks of the distances; raises a ValueError if all distances of a layer are equal."""
-        return unit_ranks(self._squares(), "the distances of layer", len(self.layers))
+        return unit_ranks(self._squares(), len(self.layers), "the distances of layer", TIED)
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, see `Features.difference`."""
@@ -356,20 +339,17 @@ class StimulusPairs:
     def permuted(
         self, features: Features, differences: Sequence[Tensor], moved: Sequence[int], order: Int[Tensor, " k"]
     ) -> list[Tensor]:
-        """Return the differences after the features `moved` have moved, together, between stimuli, or between pairs.
-
-        Each stimulus, or pair, gets the values of that in `order`.
-        """
+        """Return the differences after each stimulus, or pair, took the features `moved` of that in `order`."""
         if self.chosen is not None:
             return [column[order] if feature in moved else column for feature, column in enumerate(differences)]
         own = features.take(self.index).permuted(moved, order)
-        return [
-            own.difference(feature).flatten()[self.flat] if feature in moved else column
-            for feature, column in enumerate(differences)
-        ]
+        found = list(differences)
+        for feature in moved:
+            found[feature] = own.difference(feature).flatten()[self.flat]
+        return found
 
     def sums(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s t u"]:
-        """Return the sums of `normal_equations` of all pairs, and without each cell that divides stimuli or pairs."""
+        """Return the sums of `normal_equations` of all pairs, and without each cell of stimuli or pairs."""
         if self.chosen is None:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
@@ -385,10 +365,9 @@ class StimulusPairs:
     def score(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
     ) -> Float[Tensor, "v *b l"]:
-        """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
+        """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, NaN of constants, for v variants of differences.
 
-        It is NaN where the prediction is constant. Pairs of equal differences have one prediction: with their number
-        and the sum of their ranks, only the different predictions are sorted.
+        Pairs of equal differences have one prediction, so only the different predictions are sorted.
         """
         found = []
         for patterns, code in map(distinct, variants):
