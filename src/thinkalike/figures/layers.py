@@ -207,7 +207,7 @@ def ruler(table: pd.DataFrame, rungs: pd.DataFrame, folder: Path) -> None:
                     va="center",
                     fontsize=7,
                 )
-            line(axes, table, "value", ("low", "high"), "both models", COLOURS[0], "o-")
+            line(axes, table, "value", ("low", "high"), "both models", colour_of(0), "o-")
             axes.set(title=f"beside copies of {model}", xlabel="layers", ylim=(min(-0.02, table["low"].min()), 1.02))
             axes.set_xticks(range(len(pairs)), pairs)
         panels[0][0].set_ylabel("share of what varies beyond word and place")

@@ -25,8 +25,7 @@ from thinkalike.data.documents import held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.evaluation.tokens_alone import twin
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, numbered_by_part, seeded
-from thinkalike.measures.groups import RowGroups
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, RowGroups, numbered_by_part, seeded
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
