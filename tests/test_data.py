@@ -415,3 +415,34 @@ def test_on_the_same_split_both_sides_read_the_reports_documents(config):
     assert torch.equal(same.report.tokens, apart.report.tokens)
     assert torch.equal(same.fit.tokens, same.report.tokens)
     assert not torch.equal(apart.fit.tokens[: len(same.fit)], same.fit.tokens)
+
+
+@pytest.mark.parametrize("group", ["folder", "author"])
+def test_documents_of_one_source_are_one_group(group, tmp_path, config, caplog):
+    """Four documents of each of 60 authors, who use letters of their own; as folders, or a field of records."""
+    records = []
+    for author in range(60):
+        swap = str.maketrans("abc", "".join(chr(48 + (author * factor) % 64) for factor in (1, 7, 11)))
+        records += [{"text": row.translate(swap), "author": author} for row in texts(4, first=4 * author)]
+    if group == "folder":
+        for number, record in enumerate(records):
+            path = tmp_path / "all" / f"{record['author']:02}" / f"{number}.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(record["text"])
+        files = tmp_path / "all" / "*" / "*.txt"
+    else:
+        files = tmp_path / "all.jsonl"
+        files.write_text("".join(map("{}\n".format, map(json.dumps, records))))
+    own = {record["text"]: record["author"] for record in records}
+    corpus = read(config(files, group=group))
+    fit, report = ({own[text] for text in pieces(side)} for side in (corpus.fit, corpus.report))
+    assert not fit & report
+    assert corpus.counts["report_documents"] == len(report) < len(pieces(corpus.report))
+    assert "data.group" not in caplog.text
+    plain = config(files)
+    assert read(plain).counts["report_documents"] > 60
+    assert "follow each other are alike" in caplog.text
+    caplog.clear()
+    read(config(write_jsonl(tmp_path / "mixed.jsonl", sorted(own, key=document_fingerprint))))
+    assert "follow each other are alike" not in caplog.text
+    assert len({text_fingerprint(each) for each in (plain, config(files, group=group), config(files, group="n"))}) == 3

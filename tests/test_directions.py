@@ -42,8 +42,6 @@ def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching, p
         both = [penalty_of(arrays, name, prefix) for name in ("stitch", "seed_1")]
         assert np.abs(both[0] - both[1]).max() > 1e-7  # another order of the text
         assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
-        doubled = penalty_of(arrays, "half", prefix) - both[0]
-        assert np.allclose(rows["left_to_gain"], np.log2(3) * doubled, atol=1e-9)
         assert np.allclose(rows["lr_x3_penalty"], penalty_of(arrays, "lr_x3", prefix), atol=1e-9)
         other = table["penalty"].to_numpy().reshape(2, 2)[1 if not prefix else 0]
         assert np.allclose(rows["asymmetry"], rows["penalty"] - other, atol=1e-9)

@@ -115,6 +115,8 @@ class DataConfig(Checked, part="data"):
     revision: str | None = None  # source=hub: branch, tag or commit; null: main
     hub_files: list[str] | None = None  # files of a hub data set that has no loading configuration
     field: str | None = None  # the field that holds the text
+    # documents of one source, which intervals take together: a field of the records, or "file" or "folder"
+    group: str | None = not_in_key(None)
     context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
@@ -139,8 +141,8 @@ class DataConfig(Checked, part="data"):
     @property
     def unused(self) -> Collection[str]:
         of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
-        read = {"text": {"files", "field"}, "grammar": {"sentences"}, "hub": {*of_hub, "field"}}
-        return {"files", "field", "sentences", *of_hub} - read.get(self.source or "", set())
+        read = {"text": {"files", "field", "group"}, "grammar": {"sentences"}, "hub": {*of_hub, "field", "group"}}
+        return {"files", "field", "group", "sentences", *of_hub} - read.get(self.source or "", set())
 
 
 @dataclass

@@ -30,9 +30,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, text_fingerprint
+from thinkalike.data.documents import DOCUMENTS, Sides, beginning, beginning_bytes, group_of, text_fingerprint
 from thinkalike.digests import cache_home, tokenizer_fingerprint
 from thinkalike.errors import DataError
+from thinkalike.measures.estimates import neighbours_alike
 from thinkalike.processes import Activity, doing
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,8 @@ def read_corpus(
     context, bos = data.context or context, bos if data.bos is None else data.bos
     fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
     source = replace(source, bos=bos) if source and data.bos is not None else source
+    if source and data.group:
+        raise DataError("data.group is for models that cut text alike, and these have different tokenizers")
     most_bytes = None if whole else beginning_bytes(report_tokens)
     request = {
         "version": CACHE_VERSION,
@@ -222,6 +225,9 @@ def read_corpus(
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
         log.warning(f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make "
                     "wide intervals; read more tokens, or give more text")  # fmt: skip
+    if data.group is None and (alike := neighbours_alike(corpus.report.tokens[:, :context], corpus.report.documents)):
+        found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
+        log.warning(f"warning: data {data.name}: {found}: intervals are then too narrow; see data.group")
     return corpus
 
 
@@ -237,14 +243,17 @@ class _Packer:
         self.most_rows = None if limit is None else max(limit // context, 1)
         self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
+        self.owners: list[int] = []  # the number of the group of each document, or its own
+        self._groups: dict[object, int] = {}
 
     @property
     def full(self) -> bool:
         return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
 
-    def add(self, tokens: Sequence[int]) -> None:
+    def add(self, tokens: Sequence[int], group: str | None = None) -> None:
         kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
         self.tokens.extend(kept)
+        self.owners.append(self._groups.setdefault(group or len(self.lengths), len(self._groups)))
         self.lengths.append(len(kept))
         self.cut += len(tokens) - len(kept)
 
@@ -255,7 +264,7 @@ class _Packer:
         used = count * self.payload
         tokens = torch.from_numpy(np.array(self.tokens[:used])).view(count, self.payload)
         lengths = torch.tensor(self.lengths, dtype=torch.long)
-        owners = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
+        owners = torch.tensor(self.owners, dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
         if self.bos is not None:
             tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
             owners = torch.cat([owners[:, :1], owners], 1)
@@ -317,21 +326,26 @@ def _filled(
 ) -> _Packer:
     """Read documents until both sides are full, or there are no more, and return what the report has become."""
     reading, same = iter(sides), bool(sides.config.same_split)
-    given: list[array[int]] = []  # the documents of the report, while they may still have to give way
+    given: list[tuple[array[int], str | None]] = []  # documents of the report, while they may still have to give way
+
+    def read(texts: Sequence[tuple[str, str | None]]) -> Iterator[tuple[Sequence[int], str | None]]:
+        cut = reader([text for text, _ in texts]) if texts else ()
+        return ((tokens, group) for tokens, (_, group) in zip(cut, texts, strict=True))
+
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
         if activity.done == 0:
             activity.begin(0)  # the source has been looked through by now
         activity.reach(len(fit.tokens) + len(report.tokens))
-        reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
-        fitted = [text for text, for_report in batch if for_report == same]
-        for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():
+        reported = [(beginning(text, most_bytes), group_of(text)) for text, for_report in batch if for_report]
+        fitted = [(text, group_of(text)) for text, for_report in batch if for_report == same]
+        for tokens, group in read(reported) if not (sides.settled and report.full) else ():
             if not sides.settled:
-                given.append(array("i", tokens))
+                given.append((array("i", tokens), group))
             if not report.full:
-                report.add(tokens)
-        for tokens in reader(fitted) if fitted and not fit.full else ():
+                report.add(tokens, group)
+        for tokens, group in read(fitted) if not fit.full else ():
             if not fit.full:
-                fit.add(tokens)
+                fit.add(tokens, group)
         if fit.full and report.full:
             report = _settled(report, sides, given)
             if report.full:
@@ -339,16 +353,16 @@ def _filled(
     return _settled(report, sides, given)
 
 
-def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Packer:
+def _settled(report: _Packer, sides: Sides, given: Sequence[tuple[array[int], str | None]]) -> _Packer:
     """Return the report without the documents that nearly repeat one to fit on that was read up to now."""
     if sides.settled:
         return report
     gone = sides.repeats()
     sides.counts["near_duplicates"] = int(gone.sum())
     settled = _Packer(report.limit, report.context, report.bos, report.aligned)
-    for tokens, repeats in zip(given, gone, strict=True):
+    for document, repeats in zip(given, gone, strict=True):
         if not repeats and not settled.full:
-            settled.add(tokens)
+            settled.add(*document)
     return settled
 
 

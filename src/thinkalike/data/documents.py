@@ -64,11 +64,29 @@ WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash is lost
 
 
+class Document(str):
+    """A text, and the name of its source: documents of one group are on one side, and count as one in intervals."""
+
+    group: str | None = None
+
+    def __new__(cls, text: str, group: str | None = None) -> Document:
+        found = super().__new__(cls, text)
+        found.group = group
+        return found
+
+
+def group_of(text: str) -> str | None:
+    """Return the name of the source of a document; None: it is of no group."""
+    return getattr(text, "group", None)
+
+
 def documents(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    pieces = first if len(first) == FEW else [piece for text in first for piece in in_pieces(text)]
+    pieces = (
+        first if len(first) == FEW else [Document(piece, group_of(text)) for text in first for piece in in_pieces(text)]
+    )
     if len(pieces) > len(first):  # neighbours resemble each other, so that the first of many must not be one stretch
         pieces.sort(key=document_fingerprint)
     return chain(pieces, whole)
@@ -103,14 +121,18 @@ def _whole_documents(config: DataConfig) -> Iterator[str]:
             if not probing.issuperset(word.form for word in sentence.words):
                 yield sentence.text
     elif config.source == "text":
-        for path in files_of(config):
-            yield from _read(path, config.field or "text")
+        paths = files_of(config)
+        root = os.path.commonpath([path.parent.absolute() for path in paths])
+        for path in paths:
+            for text, record in _read(path, config.field or "text", config.group):
+                yield _grouped(text, config.group, record, path, root)
     else:
         options: dict[str, Any] = {"data_files": list(config.hub_files)} if config.hub_files else {}
         options |= {"split": config.split or "train", "revision": config.revision}
         records = stream_records(f"data={config.name}", str(config.hub_id), config.subset, **options)
         for number, record in enumerate(records):
-            yield _text_of(record, config.field or "text", f"{config.hub_id} row {number}")
+            text = _text_of(record, config.field or "text", f"{config.hub_id} row {number}")
+            yield _grouped(text, config.group, record)
 
 
 def text_fingerprint(config: DataConfig) -> str:
@@ -121,8 +143,9 @@ def text_fingerprint(config: DataConfig) -> str:
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
-        choice = (config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
-        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice)).encode()).hexdigest()[:16]
+        choice = config.hub_id, config.subset, config.split, commit, config.hub_files, config.field
+        group = [config.group] if config.group else []
+        return hashlib.sha256(repr((SPLIT_VERSION, PIECES_VERSION, *choice, *group)).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     if config.source == "grammar":
         digest.update(GRAMMAR)
@@ -133,6 +156,9 @@ def text_fingerprint(config: DataConfig) -> str:
     for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
         with reading(path):
             digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
+    if config.group:
+        paths = [str(path) for path in files_of(config)]
+        digest.update(repr((config.group, paths if config.group in ("file", "folder") else [])).encode())
     return digest.hexdigest()[:16]
 
 
@@ -196,16 +222,32 @@ def files_of(config: DataConfig) -> list[Path]:
     return [Path(path) for each in matches for path in each]
 
 
-def _read(path: Path, field: str) -> Iterator[str]:
+def _grouped(text: str, group: str | None, record: Record, path: Path | None = None, root: str = "") -> str:
+    """Return a document with the name of its source, which is a field of its record, its file, or its folder.
+
+    Folders are those in the folder `root` that all files have in common; a file that lies there is its own.
+    """
+    if group is None:
+        return text
+    if group in ("file", "folder") and path:
+        inside = path.absolute().relative_to(root)
+        return Document(text, inside.parts[0] if group == "folder" else str(inside))
+    if group not in record:
+        raise DataError(f"data.group={group}: the records have no such field; {nearest(group, map(str, record))}")
+    return Document(text, str(record[group]))
+
+
+def _read(path: Path, field: str, group: str | None) -> Iterator[tuple[str, Record]]:
     name = path.name.lower()
     if not name.endswith((".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")):
         raise DataError(f"{path}: the ending must be .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
     with reading(path):
         if name.endswith(".txt"):
-            yield path.read_text(encoding="utf-8-sig")
+            yield path.read_text(encoding="utf-8-sig"), {}
             return
-        for place, record in parquet_rows(path, field) if name.endswith(".parquet") else json_lines(path):
-            yield _text_of(record, field, place)
+        records = parquet_rows(path, None if group else field) if name.endswith(".parquet") else json_lines(path)
+        for place, record in records:
+            yield _text_of(record, field, place), record
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
@@ -333,7 +375,8 @@ def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[
 def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
     for text in documents(config):
         fingerprint = document_fingerprint(text)
-        yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < (config.report_share or 0.1)
+        side = fingerprint if (group := group_of(text)) is None else document_fingerprint(group)
+        yield text, fingerprint, int(side[:8], 16) / 16**8 < (config.report_share or 0.1)
 
 
 def _giving_way(config: DataConfig) -> set[str]:

@@ -2,44 +2,37 @@
 
 A stitch is cheap wherever the tail can read off what it needs, whatever else differs. So these measures compare the
 states themselves, held out, in both directions, and in ways that no change of basis moves: as they are, and *beyond
-the tokens*, which is what is left of the states less all that the current token, its position, and any bag of the
-tokens before (a linear function of their embeddings) explain. Untrained networks share nothing beyond the tokens.
+the tokens*, which is what is left of the states less all that the current token at its place, and any bag of the tokens
+before (a linear function of their embeddings), explain. Untrained networks share little beyond the tokens, and how much
+depends on widths and text, so some are measured on the same rows; see `Untrained`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Int
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
-from thinkalike.data.corpus import Layout, TokenRows
-from thinkalike.errors import DataError
+from thinkalike.data.corpus import TokenRows
+from thinkalike.evaluation import tokens_alone
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.measures import estimates
+from thinkalike.evaluation.tokens_alone import AHEAD, GROUPED_TOKENS, TargetBatch, TargetReader, inner, source_states
 from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
-from thinkalike.measures.estimates import FEWEST, FEWEST_GROUPS, PARTS, Estimate, RowGroups, interval_around, jackknife
-from thinkalike.measures.losses import surprises, token_codes, token_loss
-from thinkalike.models.families import EMBED
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
+from thinkalike.measures.losses import token_loss
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.processes import counted
 
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
-GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
-AHEAD = 2  # how many of the next tokens a source may know
-COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
-LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
-DECAYS = (0.5, 0.7, 0.85, 0.95)  # of running means of the tokens before, beside the mean of all
-ROWS_PER_COVARIATE = 8  # at least
-RIDGE = 1e-6  # of the covariates' mean variance
+
 
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
 
@@ -56,7 +49,10 @@ class Likeness:
         the next token that the target did not foresee (see `surprises`), nor a linear function of its state, with its
         held-out prediction from what of the source's state the target's does not predict; the same of the token after
         the next, where that is more;
-    `future`: the same beyond the tokens; about 0 for a source that knows no later text.
+    `future`: the same beyond the tokens; about 0 for a source that knows no later text;
+    `r2_output_untrained`: the most of `r2_output_beyond` that a network without training has, see `Untrained`;
+    `r2_output_learnt`: by how much the source is above it, less what draws of such a network differ by;
+    `later`: the share of the source's states, in [0, ∞), that moves where the tokens after them are replaced.
 
     Attributes:
         measures: The estimates by these names.
@@ -91,139 +87,6 @@ def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room
             parts.append([])
         parts[-1].append(pair)
     return parts
-
-
-def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
-    """Drop the first and the last token of each row: (b, t, ...) → (n, ...)."""
-    return states[:, 1:-1].flatten(0, 1)
-
-
-def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
-    """Return Σ decay^(s-1) code at s places before, over all s, as a weighted mean; None: the mean of all."""
-    found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
-    for place in range(1, codes.shape[1]):
-        total = codes[:, place - 1] + (total if decay is None else decay * total)
-        found[:, place] = total / place if decay is None else total * (1 - decay)
-    return found
-
-
-class TokensBefore:
-    """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
-
-    Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
-    before are those of the last places one by one, running means of several decays, and the mean of all, also times
-    the root of their number.
-    """
-
-    def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
-        self.target = target
-        known, counts = rows.long().unique(return_counts=True)
-        states, weights = self._embedded(known), (counts / counts.sum()).double()
-        self.mean = weights @ states
-        apart = (states - self.mean) * weights[:, None].sqrt()
-        self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
-
-    def _embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
-        parts = tokens[:, None].split(BATCH_TOKENS)
-        return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
-
-    def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
-        """Return the covariates of each place; they are 0 where there is no token before."""
-        known, places = rows.long().unique(return_inverse=True)
-        codes = ((self._embedded(known) - self.mean) @ self.components).float()[places]
-        lagged = [pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
-        mean = _running(codes, None)
-        root = torch.arange(rows.shape[1]).sqrt()[:, None] * mean
-        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), mean, root], -1)
-
-
-class Beyond:
-    """Takes out of states what tokens explain: the residuals of least squares within one batch.
-
-    Args:
-        tokens, positions: Of each row of the batch; rows of a token that stands there less than 4 times are left out.
-        before: See `TokensBefore`.
-    """
-
-    def __init__(self, tokens: Int[Tensor, " n"], positions: Int[Tensor, " n"], before: Float[Tensor, "n c"]):
-        try:
-            self.groups = RowGroups.of(tokens, FEWEST)
-        except ValueError as error:
-            needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
-            remedy = "raise data.report_tokens, and data.fit_tokens where it is set"
-            raise DataError(f"likeness beyond the tokens needs {needed}: {remedy}") from error
-        self.order, self.positions = self.groups.order, positions
-        kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
-        self.before = self.groups.without_means(kept, positions, torch.float32)
-        gram = (self.before.T @ self.before).double()
-        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
-        self.factor = torch.linalg.cholesky(gram)
-
-    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
-        """Return what is left of states, in the order of `order`."""
-        rows = self.groups.without_means(states, self.positions)
-        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
-        return rows - (self.before @ weight.float()).double()
-
-
-class TargetBatch(NamedTuple):
-    """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
-
-    rows: Int[Tensor, "b width"]
-    whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
-    own: dict[int, Float[Tensor, "n d"]]
-    left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
-    beyond: Beyond
-    surprises: Float[Tensor, "n codes"]  # about the next token, then the one after it
-    left_of_surprises: Float[Tensor, "kept codes"]  # beyond the tokens
-    parts: Int[Tensor, " n"]
-
-
-class TargetReader:
-    """Reads batches of rows with the target; `fit` are the rows that directions are fitted on."""
-
-    def __init__(self, target: FrozenModel, depths: Sequence[int], fit: Int[Tensor, "rows t"]):
-        self.target, self.depths, self.before = target, depths, TokensBefore(target, fit)
-        state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
-        logits = target.finish(state).shape[-1]  # which may be more than its tokenizer knows
-        self.codes = token_codes(logits).to(target.device)
-
-    def batches(
-        self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout
-    ) -> Iterator[TargetBatch]:
-        """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many."""
-        parts = estimates.numbered_by_part(documents.flatten()).view_as(documents) % PARTS
-        count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
-        for piece, owners in counted(zip(rows.tensor_split(count), parts.tensor_split(count), strict=True), "batch"):
-            yield self._read(piece, owners, layout)
-
-    def _read(self, rows: Int[Tensor, "b width"], parts: Int[Tensor, "b t"], layout: Layout) -> TargetBatch:
-        target, tokens = self.target, layout.target_tokens(rows).long()
-        place, last, found = target.device, target.n_layers - 1, []
-        for part in tokens.split(max(BATCH_TOKENS // layout.target, 1)):
-            *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
-            following = part[:, 2:].flatten().to(place)
-            surprising = surprises(inner(end), target.finish, following, self.codes).unflatten(0, (len(part), -1))
-            later = [pad(surprising[:, ahead:], (0, 0, 0, ahead)) for ahead in range(AHEAD)]
-            found.append([*states, torch.cat(later, -1).flatten(0, 1)])
-        *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
-        positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
-        beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(self.before(tokens)))))
-        whole = dict(zip(self.depths, states, strict=True))
-        own = {depth: inner(state) for depth, state in whole.items()}
-        left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        surprised = surprising, beyond.of(surprising)
-        return TargetBatch(rows, whole, own, left, beyond, *surprised, inner(parts).to(place))
-
-
-def source_states(
-    source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
-) -> dict[int, Float[Tensor, "b t d"]]:
-    """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
-    place = batch.surprises.device
-    parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
-    found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
-    return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
 
 
 def output_roots(
@@ -348,7 +211,7 @@ class LikenessSums:
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}
         self.beyond.update(left, batch.left)
         self.foresight.fit(source, batch.own, batch.surprises)
-        self.future.fit(left, batch.left, batch.left_of_surprises)
+        self.future.fit(left, batch.left, batch.surprises[batch.beyond.order])
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor]]:
@@ -382,11 +245,11 @@ class LikenessSums:
             plain.judge(source[pair[0]], batch.own[pair[1]], batch.parts)
             beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
         self.foresight.judge(source, batch.own, batch.surprises, batch.parts, self._whitened)
-        self.future.judge(left, batch.left, batch.left_of_surprises, parts, self._rest)
+        self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts, self._rest)
         self.used.append((len(parts), len(batch.parts)))
 
-    def result(self, documents: int) -> Likeness:
-        """Return all measures of a report of this many documents."""
+    def result(self, documents: int, untrained: tokens_alone.Untrained, later: Mapping[int, float]) -> Likeness:
+        """Return all measures of a report of this many documents; for `later` see `later_shares`."""
         found: dict[str, list[Estimate]] = {}
         for suffix, judges in self._judges.items():
             for judge in judges:
@@ -397,6 +260,10 @@ class LikenessSums:
             for name, own, rest in (("context_back", x, left.xx), ("context", y, left.yy)):
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
+        for (layer, depth), judge in zip(self.pairs, self._judges["_beyond"], strict=True):
+            beside = *untrained.beside(judge, depth, documents), interval_around(torch.tensor(later[layer]), 0.0)
+            for name, each in zip(("r2_output_untrained", "r2_output_learnt", "later"), beside, strict=True):
+                found.setdefault(name, []).append(each)
         found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}
         parts = {name: zip(*each, strict=True) for name, each in found.items()}
         kept, rows = map(sum, zip(*self.used, strict=True))
@@ -434,13 +301,22 @@ def likeness_of(
     report_rows, report_documents = report.tokens[spread], report.documents[spread]
     fit_tokens = fit.layout.target_tokens(fit_rows)
     reader = TargetReader(target, depths, fit_tokens)
-    sums = LikenessSums(layer_pairs, output_roots(target, depths, fit_tokens))
-    for batch in reader.batches(fit_rows, fit_documents, fit.layout):
+    roots, later = (
+        output_roots(target, depths, fit_tokens),
+        tokens_alone.later_shares(source, fit_rows, layers, fit.layout),
+    )
+    sums, untrained = (
+        LikenessSums(layer_pairs, roots),
+        tokens_alone.Untrained(reader.before, depths, source.d_model, roots),
+    )
+    for batch in reader.batches(fit_rows, fit_documents, fit.layout, is_fit=True):
         states = source_states(source, batch, layers, fit.layout)
         seen(batch.rows, states, batch.whole)
         sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
+        untrained.fit(batch)
         del states
     for batch in reader.batches(report_rows, report_documents, report.layout):
         states = source_states(source, batch, layers, report.layout)
         sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
-    return sums.result(len(report_documents.unique()))
+        untrained.judge(batch)
+    return sums.result(len(report_documents.unique()), untrained, later)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
+from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
@@ -359,20 +359,24 @@ class DirectionSums:
         found |= {name: belongs @ each.square().sum(1, keepdim=True) for name, each in whole_rows}
         self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
 
+    def replicates(self, documents: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return each measure, and the same without each part of the documents; none of fewer than `FEWEST_GROUPS`."""
+        there = self._sums["rows"] > 0
+        sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
+        parts = int(there.sum()) if documents >= FEWEST_GROUPS else 0
+        left = {name: (each.sum(0) - each)[:parts] for name, each in sums.items()}
+        return self._measures({name: each.sum(0) for name, each in sums.items()}), self._measures(left)
+
     def compute(self, documents: int) -> dict[str, Estimate]:
         """Return each measure with an interval that leaves out a part of the documents at a time.
 
         `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
         source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
         counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
-        `r2_output`: R² with errors weighed by how much they change the target's output.
+        `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
+        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
         """
-        there = self._sums["rows"] > 0
-        sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
-        whole = self._measures({name: each.sum(0) for name, each in sums.items()})
-        if documents < FEWEST_GROUPS:
-            return {name: interval_around(value, torch.inf) for name, value in whole.items()}
-        left = self._measures({name: each.sum(0) - each for name, each in sums.items()})
+        whole, left = self.replicates(documents)
         return {name: jackknife(value, left[name]) for name, value in whole.items()}
 
     def _measures(self, sums: dict[str, Float[Tensor, "*b r"]]) -> dict[str, Float[Tensor, "*b"]]:

@@ -71,7 +71,7 @@ class Columns(NamedTuple):
         each = list(zip(columns, _each(kinds, labels), labels, strict=True))
         found, levels = zip(*(_settled(column, kind, label, typed) for column, kind, label in each), strict=True)
         kinds_of = zip(each, found, strict=True)
-        if inferred := [label for (_, kind, label), own in kinds_of if kind == "auto" and own == "continuous"]:
+        if inferred := [label for (_, kind, label), own in kinds_of if own == "continuous" != kind]:
             message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
             warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
         return cls(names, found, levels)
@@ -169,6 +169,8 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
     check_choice("kinds", kind, ("auto", *KINDS))
     implied = kind_of(column)
     own = kind if kind != "auto" else "nominal" if implied == "numeric" and not typed else implied
+    if own == "numeric" and implied == "continuous" and column.dropna().is_unique:
+        own = "continuous"  # no two rows are equal, so that whether they are says nothing
     if own in NUMBERS or implied in NUMBERS:
         return own, None
     if own == "ordinal" and implied != "ordinal":

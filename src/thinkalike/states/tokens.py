@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.data.documents import group_of
 from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
@@ -68,8 +69,9 @@ class Pieces:
 
 def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> Pieces:
     """Return the first texts, of at least `words` words if there are so many, in pieces that fit into all models."""
-    found, left = Pieces([], [], []), words
-    for number, text in enumerate(texts):
+    found, left, numbers = Pieces([], [], []), words, dict[object, int]()
+    for place, text in enumerate(texts):
+        number = numbers.setdefault(group_of(text) or place, len(numbers))
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         for start in range(0, len(spans), WORDS_AT_ONCE):
             for part in _fitting(text, spans[start : start + WORDS_AT_ONCE], models):

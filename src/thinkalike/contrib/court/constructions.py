@@ -19,7 +19,6 @@ from thinkalike.measures.losses import CHUNK, token_loss
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import fresh, variant
-from thinkalike.models.survey import embedding_of
 from thinkalike.training.run import StepData
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
@@ -74,14 +73,6 @@ def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     found = fresh(model, seed)
     for weight, own in zip(found.module.parameters(), model.module.parameters(), strict=True):
         weight.lerp_(own, 1 - share)
-    return found
-
-
-@torch.no_grad()
-def fresh_but_for_the_embedding(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights and the model's own embedding of tokens."""
-    found = fresh(model, seed)
-    embedding_of(found.module).copy_(embedding_of(model.module))
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -18,7 +18,15 @@ from torch import Tensor
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.data.corpus import Layout
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
-from thinkalike.evaluation.likeness import LikenessSums, TargetBatch, TargetReader, inner, output_roots, source_states
+from thinkalike.evaluation.likeness import LikenessSums, output_roots
+from thinkalike.evaluation.tokens_alone import (
+    TargetBatch,
+    TargetReader,
+    Untrained,
+    inner,
+    later_shares,
+    source_states,
+)
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate
@@ -51,20 +59,36 @@ class Bench:
     """A setting with all that is the same for every source."""
 
     setting: Setting
+    _untrained: dict[int, Untrained] = field(default_factory=dict)
 
     @cached_property
     def fit(self) -> list[TargetBatch]:
-        return self._read(self.setting.fit, torch.zeros_like(self.setting.fit))
+        return self._read(self.setting.fit, torch.zeros_like(self.setting.fit), is_fit=True)
 
     @cached_property
     def report(self) -> list[TargetBatch]:
         return self._read(self.setting.report, self.setting.documents)
 
-    def _read(self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"]) -> list[TargetBatch]:
-        target = self.setting.target
-        reader = TargetReader(target, [self.setting.layer], self.setting.fit)
+    def _read(
+        self, rows: Int[Tensor, "rows t"], documents: Int[Tensor, "rows t"], is_fit: bool = False
+    ) -> list[TargetBatch]:
         with torch.no_grad():
-            return list(reader.batches(rows, documents, Layout(rows.shape[1])))
+            return list(self._reader.batches(rows, documents, Layout(rows.shape[1]), is_fit))
+
+    @cached_property
+    def _reader(self) -> TargetReader:
+        return TargetReader(self.setting.target, [self.setting.layer], self.setting.fit)
+
+    @torch.no_grad()
+    def untrained(self, width: int) -> Untrained:
+        """What networks without training share with the target, of states of this width."""
+        if width not in self._untrained:
+            found = Untrained(self._reader.before, [self.setting.layer], width, self.roots)
+            for parts, add in ((self.fit, found.fit), (self.report, found.judge)):
+                for part in parts:
+                    add(part)
+            self._untrained[width] = found
+        return self._untrained[width]
 
     @cached_property
     def roots(self) -> dict[int, Tensor]:
@@ -146,7 +170,10 @@ class Evidence:
     @cached_property
     def likeness(self) -> dict[str, Estimate]:
         """The measures of `Likeness` by their names, on the report, of directions that are fitted on the fit rows."""
-        found = self._sums.result(len(self.setting.documents.unique()))
+        setting, source = self.setting, self.source
+        later = later_shares(source, setting.fit, [0], Layout(setting.fit.shape[1]))
+        untrained = self.bench.untrained(source.d_model)
+        found = self._sums.result(len(setting.documents.unique()), untrained, later)
         return {name: estimate[0] for name, estimate in found.measures.items()}
 
     @cached_property

@@ -185,7 +185,6 @@ class _Rule(NamedTuple):
 RULES = {  # by the field of `Thresholds`
     "leak": _Rule(lambda table: table["future_low"], ("leak",), tuple({*RIGHT} - {"leak"})),
     "same": _Rule(lambda table: table[LEAST].min(axis=1), ("same",), tuple({*RIGHT} - {"same", "near"})),
-    "related": _Rule(lambda table: table["r2_output_beyond_low"], ("real",), WITHOUT_CONTEXT, quantile=0.5),
 }
 
 

@@ -12,6 +12,7 @@ import torch
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.language import BigramMeans, TokenMeans
+from thinkalike.evaluation.tokens_alone import twin
 from thinkalike.models.parts import fresh, perturbed, randomised
 
 
@@ -77,7 +78,7 @@ SOURCES = (
     Entry("own and three tenths of the next token", "leak", partial(make.with_next_token, share=0.3)),
     Entry("own and a tenth of the next token's code", "leak", partial(make.with_next_token, share=0.1, of="code")),
     Entry("fresh weights", "untrained", make.changed(fresh, "fresh")),
-    Entry("fresh weights, own embedding", "untrained", make.changed(make.fresh_but_for_the_embedding, "fresh")),
+    Entry("fresh weights, own embedding", "untrained", make.changed(twin, "fresh")),
     Entry("redrawn matrices", "untrained", make.changed(randomised, "redrawn")),
     Entry("token alone", "shortcut", make.token_alone),
     *(Entry(f"{share} % own", "dose", partial(make.mixture, share=share / 100)) for share in (0, 20, 40, 60, 80, 100)),

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LITTLE = 0.06  # R² beyond the tokens, weighed by the output
 REPORTED = 2**18  # tokens of the report where the data do not state it
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
@@ -89,8 +88,13 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     show_table(Table(title, columns))
     show_text(sentence(table))
     if "left_to_gain" in table:
-        gain = max(table["left_to_gain"].max(), 0.0)
-        show_text(f"Training three times longer would gain at most about {gain:.2f} nats.")
+        bounded, open_ = (table[table["left_to_gain"].isna() == is_open] for is_open in (False, True))
+        if len(bounded):
+            gain = max(bounded["left_to_gain"].max(), 0.0)
+            at = f" at {_at(bounded)}" if len(open_) else ""
+            show_text(f"Training three times longer would gain at most about {gain:.2f} nats{at}.")
+        if len(open_):
+            show_text(f"Not converged at {_at(open_)}: how much longer training would gain is unknown.")
 
 
 def _show_asymmetry(table: pd.DataFrame) -> None:
@@ -119,14 +123,12 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def warn_of_little_shared(table: pd.DataFrame) -> None:
-    """Warn of layer pairs that share next to nothing beyond the tokens, where penalties say little of likeness."""
-    few_shared = table[table["r2_output_beyond"] < LITTLE]
-    best = few_shared["r2_output_beyond"].max()
+    """Warn of layer pairs that share no more beyond the tokens than an untrained network would."""
+    few_shared = table[table["r2_output_learnt"] <= 0]
     if len(few_shared):
-        found = f"at most {best:.2f} of what the target reads" if best > 0 else "the target worse than its mean does"
         log.warning(
-            f"warning: beyond the tokens, {_at(few_shared)} predicts {found}: "
-            "a low penalty is no evidence of similarity there"
+            f"warning: beyond the tokens, {_at(few_shared)} predicts no more of the target's output than an untrained "
+            "network: a low penalty is no evidence of similarity there"
         )
 
 
@@ -156,7 +158,7 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
 class Stitching(
     Instrument,
     kind="stitching",
-    version=11,
+    version=12,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -221,6 +223,7 @@ class Stitching(
             joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
+            blank=[name for name in table if name.startswith("left_to_gain")],
         )
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -1,0 +1,346 @@
+"""What tokens alone explain of states, and what networks share that were never trained: the nulls of `likeness`.
+
+`TargetReader` reads rows with the target, and gives of each batch its states as they are and *beyond the tokens*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+from torch.nn.functional import pad
+
+from thinkalike.data.corpus import Layout
+from thinkalike.errors import DataError
+from thinkalike.evaluation.language import BATCH_TOKENS
+from thinkalike.measures.closed_forms import DirectionSums, Moments, PairStatistics, canonical_directions, whitening
+from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, numbered_by_part, seeded
+from thinkalike.measures.losses import surprises, token_codes
+from thinkalike.models.families import EMBED
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.parts import fresh
+from thinkalike.models.survey import embedding_of
+from thinkalike.processes import counted
+
+GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
+AHEAD = 8  # how many of the next tokens a source may know
+COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
+LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
+DECAYS = (0.5, 0.7, 0.85, 0.95)  # of running means of the tokens before, beside the mean of all
+RANK, PLACES = 64, 8  # of what token and place decide together, and how many functions of places are found
+BENT = 128  # random nonlinear functions of a token's embedding, beside its components
+ROWS_PER_COVARIATE = 8  # at least
+RIDGE, LOW_RIDGE = 1e-6, 1e-2  # of the mean variance: of covariates, of what token and place decide together
+EARLY_ROWS = 4  # on which it is tried whether states move with later tokens
+RADIUS = 0.2  # of the weights of recurrent networks; others between 0 and 1 share less
+MORE = 2.0  # times what a network without training shares, above which no draw of one and no state without context was
+
+
+def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
+    """Drop the first and the last token of each row: (b, t, ...) → (n, ...)."""
+    return states[:, 1:-1].flatten(0, 1)
+
+
+def _running(codes: Float[Tensor, "b t k"], decay: float | None) -> Float[Tensor, "b t k"]:
+    """Return Σ decay^(s-1) code at s places before, over all s, as a weighted mean; None: the mean of all."""
+    found, total = torch.zeros_like(codes), torch.zeros_like(codes[:, 0])
+    for place in range(1, codes.shape[1]):
+        total = codes[:, place - 1] + (total if decay is None else decay * total)
+        found[:, place] = total / place if decay is None else total * (1 - decay)
+    return found
+
+
+class TokensBefore:
+    """Describes the tokens before each token by what a bag of them could say: linear functions of their embeddings.
+
+    Each token is its embedding's leading principal components, weighed by how often tokens occur in `rows`; the tokens
+    before are those of the last places one by one, running means of several decays, and the mean of all, also times
+    the root of their number.
+    """
+
+    def __init__(self, target: FrozenModel, rows: Int[Tensor, "b t"]):
+        self.target = target
+        known, counts = rows.long().unique(return_counts=True)
+        states, weights = self.embedded(known), (counts / counts.sum()).double()
+        self.mean = weights @ states
+        apart = (states - self.mean) * weights[:, None].sqrt()
+        self.size = apart.square().sum().sqrt()
+        self.components = torch.linalg.eigh(apart.T @ apart).eigenvectors[:, -COMPONENTS:].flip(1)
+
+    def embedded(self, tokens: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+        """Return the embedding of each token in the first place."""
+        parts = tokens[:, None].split(BATCH_TOKENS)
+        return torch.cat([self.target.residuals(part, [EMBED])[0][:, 0] for part in parts]).cpu().double()
+
+    def codes(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t k"]:
+        """Return the components of the embedding of each token."""
+        known, places = rows.long().unique(return_inverse=True)
+        return ((self.embedded(known) - self.mean) @ self.components).float()[places]
+
+    def __call__(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t c"]:
+        """Return the covariates of each place; they are 0 where there is no token before."""
+        codes = self.codes(rows)
+        lagged = [pad(codes, (0, 0, lag, 0))[:, : rows.shape[1]] for lag in LAGS]
+        mean = _running(codes, None)
+        root = torch.arange(rows.shape[1]).sqrt()[:, None] * mean
+        return torch.cat([*lagged, *(_running(codes, decay) for decay in DECAYS), mean, root], -1)
+
+
+class TokenAtPlace:
+    """Predicts what a token and its place decide together of a target's states, beside the sum of what each decides.
+
+    Codes of the token, components of its embedding and random functions tanh(a'x) of these, times functions of the
+    place t, 1/(t+1), 1/√(t+1), t/T and components of the mean states by place, predict by ridge regression the states
+    at all depths, less the means of their token and of their place. The `RANK` directions in which predictions vary
+    most are kept. The regression is of each half of `rows`: a row to fit on gets what the other half predicts, any
+    other row the mean of both.
+    """
+
+    def __init__(self, before: TokensBefore, depths: Sequence[int], rows: Int[Tensor, "b t"]):
+        self.before, self.depths = before, depths
+        some = rows[: max(GROUPED_TOKENS // rows.shape[1], 1)].long()
+        means = torch.cat([each - each.mean(0) for each in (own.mean(0) for own in self._states(some))], 1)
+        place = torch.arange(1, rows.shape[1] + 1, dtype=means.dtype)[:, None]
+        found = torch.linalg.svd(means, full_matrices=False).U[:, :PLACES] * len(means) ** 0.5
+        self.places = torch.cat([1 / place, place.rsqrt(), place / len(place), found], 1)
+        codes = before.codes(some)
+        self.bend = torch.randn(codes.shape[-1], BENT, generator=seeded(0)) / (2 * codes.norm(dim=-1).mean())
+        self.maps = torch.zeros(3, self._factors(some[:1]).shape[-1], 0)
+        try:
+            halves = [self._products(half) for half in rows.tensor_split(2)]
+        except DataError:  # too few tokens to know anything of their places
+            return
+        xx, xy = (left + right for left, right in zip(*halves, strict=True))
+        first, second, whole = (_ridge(*each) for each in (*halves, (xx, xy)))
+        top = torch.linalg.eigh(whole.T @ xx @ whole).eigenvectors[:, -RANK:].flip(1)
+        self.maps = torch.stack([second, first, (first + second) / 2]).matmul(top).float()
+
+    def __call__(self, rows: Int[Tensor, "b t"], half: Int[Tensor, " b"]) -> Float[Tensor, "b t k"]:
+        """Return the predictions for rows of the first (0) or the second half (1) of those to fit on, or others (2)."""
+        factors = self._factors(rows)
+        return torch.stack([factors @ each for each in self.maps])[half, torch.arange(len(rows))]
+
+    def _factors(self, rows: Int[Tensor, "b t"]) -> Float[Tensor, "b t p"]:
+        codes = self.before.codes(rows)
+        codes = torch.cat([codes, (codes @ self.bend).tanh()], -1)
+        return (codes[..., None, :] * self.places[: rows.shape[1], :, None]).flatten(2)
+
+    def _states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "b t d"]]:
+        pieces = rows.split(max(BATCH_TOKENS // rows.shape[1], 1))
+        found = zip(*(self.before.target.residuals(piece, self.depths) for piece in pieces), strict=True)
+        return [torch.cat([each.float().cpu() for each in own]) for own in found]
+
+    def _products(self, rows: Int[Tensor, "b t"]) -> tuple[Float[Tensor, "p p"], Float[Tensor, "p q"]]:
+        """Return X'X and X'Y of regressors and states, of each depth in units of its spread, on one batch of rows."""
+        some = rows[:: max(rows.numel() // GROUPED_TOKENS, 1)].long()
+        groups, positions = groups_of(inner(some)), inner(torch.arange(rows.shape[1]).expand_as(some))
+        x = groups.without_means(inner(self._factors(some)), positions, torch.float32)
+        left = [groups.without_means(inner(own), positions, torch.float32) for own in self._states(some)]
+        products = [x.T @ (y / y.std().clamp(min=torch.finfo(y.dtype).tiny)) for y in left]
+        return (x.T @ x).double(), torch.cat(products, 1).double()
+
+
+def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, "p q"]:
+    damped = xx + LOW_RIDGE * xx.diagonal().mean() * torch.eye(len(xx)).to(xx)
+    return torch.cholesky_solve(xy, torch.linalg.cholesky(damped))
+
+
+def groups_of(tokens: Int[Tensor, " n"]) -> RowGroups:
+    """Return the rows of each token; a DataError if none stands there four times."""
+    try:
+        return RowGroups.of(tokens, FEWEST)
+    except ValueError as error:
+        needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
+        remedy = "raise data.report_tokens, and data.fit_tokens where it is set"
+        raise DataError(f"likeness beyond the tokens needs {needed}: {remedy}") from error
+
+
+class Beyond:
+    """Takes out of states what tokens explain: the residuals of least squares within one batch.
+
+    Args:
+        tokens, positions: Of each row of the batch; rows of a token that stands there less than 4 times are left out.
+        before: See `TokensBefore`, and `TokenAtPlace`.
+    """
+
+    def __init__(self, tokens: Int[Tensor, " n"], positions: Int[Tensor, " n"], before: Float[Tensor, "n c"]):
+        self.groups = groups_of(tokens)
+        self.order, self.positions = self.groups.order, positions
+        kept = before[:, : len(self.order) // ROWS_PER_COVARIATE]
+        self.before = self.groups.without_means(kept, positions, torch.float32)
+        gram = (self.before.T @ self.before).double()
+        gram.diagonal().add_(RIDGE * gram.diagonal().mean() + torch.finfo(gram.dtype).tiny)
+        self.factor = torch.linalg.cholesky(gram)
+
+    def of(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return what is left of states, in the order of `order`."""
+        rows = self.groups.without_means(states, self.positions)
+        weight = torch.cholesky_solve((self.before.T @ rows.float()).double(), self.factor)
+        return rows - (self.before @ weight.float()).double()
+
+
+class TargetBatch(NamedTuple):
+    """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
+
+    rows: Int[Tensor, "b width"]
+    tokens: Int[Tensor, "b t"]  # the target's
+    whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
+    own: dict[int, Float[Tensor, "n d"]]
+    left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
+    beyond: Beyond
+    surprises: Float[Tensor, "n codes"]  # about the next token, then those after it
+    parts: Int[Tensor, " n"]
+
+
+class TargetReader:
+    """Reads batches of rows with the target; `fit` are the rows that directions are fitted on."""
+
+    def __init__(self, target: FrozenModel, depths: Sequence[int], fit: Int[Tensor, "rows t"]):
+        self.target, self.depths, self.before = target, depths, TokensBefore(target, fit)
+        self.at_place = TokenAtPlace(self.before, depths, fit)
+        state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
+        logits = target.finish(state).shape[-1]  # which may be more than its tokenizer knows
+        self.codes = token_codes(logits).to(target.device)
+
+    def batches(
+        self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout, is_fit: bool = False
+    ) -> Iterator[TargetBatch]:
+        """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many; `is_fit`: of rows to fit on."""
+        parts = numbered_by_part(documents.flatten()).view_as(documents) % PARTS
+        count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
+        half = (torch.arange(len(rows)) >= -(-len(rows) // 2)).long() if is_fit else torch.full((len(rows),), 2)
+        pieces = (each.tensor_split(count) for each in (rows, parts, half))
+        for piece, owners, halves in counted(zip(*pieces, strict=True), "batch"):
+            yield self._read(piece, owners, halves, layout)
+
+    def _read(
+        self, rows: Int[Tensor, "b width"], parts: Int[Tensor, "b t"], halves: Int[Tensor, " b"], layout: Layout
+    ) -> TargetBatch:
+        target, tokens = self.target, layout.target_tokens(rows).long()
+        place, last, found = target.device, target.n_layers - 1, []
+        for part in tokens.split(max(BATCH_TOKENS // layout.target, 1)):
+            *states, end = (state.to(place) for state in target.residuals(part, [*self.depths, last]))
+            following = part[:, 2:].flatten().to(place)
+            surprising = surprises(inner(end), target.finish, following, self.codes).unflatten(0, (len(part), -1))
+            length = surprising.shape[1]
+            later = [pad(surprising[:, ahead:], (0, 0, 0, min(ahead, length))) for ahead in range(AHEAD)]
+            found.append([*states, torch.cat(later, -1).flatten(0, 1)])
+        *states, surprising = (torch.cat(each) for each in zip(*found, strict=True))
+        positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
+        before = torch.cat([self.before(tokens), self.at_place(tokens, halves)], -1)
+        beyond = Beyond(*(each.to(place) for each in (inner(tokens), positions, inner(before))))
+        whole = dict(zip(self.depths, states, strict=True))
+        own = {depth: inner(state) for depth, state in whole.items()}
+        left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
+        return TargetBatch(rows, tokens, whole, own, left, beyond, surprising, inner(parts).to(place))
+
+
+def source_states(
+    source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
+) -> dict[int, Float[Tensor, "b t d"]]:
+    """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
+    place = batch.surprises.device
+    parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
+    found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
+    return {layer: torch.cat([each.to(place) for each in own]) for layer, own in zip(layers, found, strict=True)}
+
+
+@torch.no_grad()
+def later_shares(source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int], layout: Layout) -> dict[int, float]:
+    """Return by layer the share of a source's states that moves where the tokens after them are replaced.
+
+    It is the largest over places of the mean squared movement, less that of a second run on the same tokens, beside the
+    median squared distance of states from their mean; exactly 0 for a causal source that draws nothing.
+    """
+    tokens = layout.source_tokens(rows[:EARLY_ROWS]).long()
+    half = tokens.shape[1] // 2
+    changed = torch.cat([tokens[:, :half], tokens[:, : tokens.shape[1] - half].flip(1)], 1)
+    first, again, other = (source.residuals(each, layers) for each in (tokens, tokens, changed))
+    found = {}
+    for layer, *runs in zip(layers, first, again, other, strict=True):
+        own, same, moved = (each[:, :half].double() for each in runs)
+        size = (own - own.mean((0, 1))).square().sum(-1).median()
+        apart = [(each - own).square().sum(-1).mean(0) for each in (moved, same)]
+        share = (apart[0] - apart[1]).max() / size.clamp(min=torch.finfo(size.dtype).tiny)
+        found[layer] = max(float(share), 0.0)
+    return found
+
+
+@torch.no_grad()
+def twin(target: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights and the model's own embedding of tokens."""
+    found = fresh(target, seed)
+    embedding_of(found.module).copy_(embedding_of(target.module))
+    return found
+
+
+class Recurrent:
+    """A recurrent network of random weights on the embedding e of tokens without place: h ← tanh(W h + U e + b)."""
+
+    def __init__(self, before: TokensBefore, width: int, seed: int):
+        self.before, generator = before, seeded(seed)
+        self.onward = torch.randn(width, width, generator=generator) * RADIUS / width**0.5
+        self.inward = torch.randn(len(before.mean), width, generator=generator).double() / before.size
+        self.bias = torch.randn(width, generator=generator)
+
+    def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+        """Return the states, once for each layer."""
+        known, places = rows.unique(return_inverse=True)
+        added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places] + self.bias
+        state, found = torch.zeros_like(added[:, 0]), []
+        for each in added.unbind(1):
+            state = (state @ self.onward + each).tanh()
+            found.append(state)
+        return [torch.stack(found, 1)] * len(layers)
+
+
+class Untrained:
+    """What networks that were never trained share with the target beyond the tokens, on the rows of a comparison.
+
+    They are the target's architecture with its own embedding, at each of its depths, and a recurrent network of the
+    source's width: wider states hold more functions of the last tokens, and some of these are the target's.
+    """
+
+    def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
+        self.networks = [twin(before.target, 0), Recurrent(before, width, 0)]
+        self.depths, self.roots = depths, roots
+        self.moments = [Moments([(depth, depth) for depth in depths]) for _ in self.networks]
+
+    def _left(self, network: Any, batch: TargetBatch) -> dict[int, Tensor]:
+        layout = Layout(batch.tokens.shape[1])
+        states = source_states(network, batch._replace(rows=batch.tokens), self.depths, layout)
+        return {depth: batch.beyond.of(inner(each)) for depth, each in states.items()}
+
+    def fit(self, batch: TargetBatch) -> None:
+        for network, moments in zip(self.networks, self.moments, strict=True):
+            moments.update(self._left(network, batch), batch.left)
+
+    @cached_property
+    def _judges(self) -> list[list[DirectionSums]]:
+        def judge(own: PairStatistics, depth: int) -> DirectionSums:
+            sides = (whitening(each / (own.n - 1)) for each in (own.xx, own.yy))
+            return DirectionSums(canonical_directions(own, *sides), self.roots[depth])
+
+        return [[judge(moments.of((each, each)), each) for each in self.depths] for moments in self.moments]
+
+    def judge(self, batch: TargetBatch) -> None:
+        parts = batch.parts[batch.beyond.order]
+        for network, judges in zip(self.networks, self._judges, strict=True):
+            left = self._left(network, batch)
+            for depth, each in zip(self.depths, judges, strict=True):
+                each.judge(left[depth], batch.left[depth], parts)
+
+    def beside(self, source: DirectionSums, depth: int, documents: int) -> tuple[Estimate, Estimate]:
+        """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times it.
+
+        The difference is paired over documents.
+        """
+        place = self.depths.index(depth)
+        every = (judge.replicates(documents) for judge in (source, *(judges[place] for judges in self._judges)))
+        (value, left), *drawn = ([each["r2_output"] for each in both] for both in every)
+        most, without = max(drawn, key=lambda both: float(both[0]))
+        return jackknife(most, without), jackknife(value - MORE * most.clamp(min=0), left - MORE * without.clamp(min=0))
