@@ -345,7 +345,7 @@ def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     with pytest.raises(SystemExit) as caught, own_process():
         raise ThinkalikeError("first\nsecond")
     assert caught.value.code == 1
-    assert capsys.readouterr().err == "error: first\n"
+    assert capsys.readouterr().err == "error: first second\n"
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(ThinkalikeError), own_process():
         raise ThinkalikeError("asked for")

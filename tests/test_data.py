@@ -405,7 +405,7 @@ def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     file.write_bytes({"flip": flipped, "cut": whole[: len(whole) // 2], "empty": b""}[harm])
     again = read(config())
     assert again.fingerprint() == first.fingerprint()
-    assert f"{file} is damaged" in caplog.text
+    assert f"{file} cannot be used" in caplog.text
     assert "made anew" in caplog.text
     assert file.read_bytes() == whole
 

@@ -20,8 +20,7 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models import readers
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import build_mini, load_model
-from thinkalike.models.parts import fresh, randomised
+from thinkalike.models.load import build_mini, fresh, load_model, randomised
 from thinkalike.models.places import checkpoint_fingerprint
 
 NAMES = (*tiny.FAMILIES, "native")

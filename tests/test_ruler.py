@@ -14,8 +14,7 @@ from thinkalike.instruments.ruler import Side
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.estimates import PARTS, numbered_by_part
 from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, reading_of, with_interval
-from thinkalike.models.load import load_model
-from thinkalike.models.parts import rounded
+from thinkalike.models.load import load_model, rounded
 from thinkalike.processes import Interrupted
 
 

@@ -20,8 +20,7 @@ from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
 from thinkalike.models.families import CLASSIFIER, EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model
-from thinkalike.models.parts import randomised
+from thinkalike.models.load import load_model, randomised
 
 TWO = ["entailment", "non-entailment"]
 CUTS = [EMBED, *range(tiny.LAYERS)]

@@ -94,7 +94,7 @@ def register() -> None:
 def _folder(path: str) -> dict[str, Any] | None:
     """Return the settings of the model in a folder, or a GGUF file, if a path, model/DIR, names one."""
     group, _, name = path.partition("/")
-    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith(".gguf")
+    written = name.startswith((".", "/", "~")) or name.count("/") > 1 or name.endswith((".gguf", ".ckpt"))
     if group != "model" or "://" in name or not (written or ("/" in name and Path(name).is_dir())):
         return None
     return {"defaults": ["/model/local@_here_", "_self_"], "path": name}

@@ -22,7 +22,7 @@ from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, ja
 from thinkalike.measures.losses import surprises, token_codes
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.parts import fresh
+from thinkalike.models.load import fresh
 from thinkalike.models.survey import embedding_of
 from thinkalike.processes import counted
 
@@ -152,7 +152,7 @@ def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, 
 def groups_of(tokens: Int[Tensor, " n"]) -> RowGroups:
     """Return the rows of each token; a DataError if none stands there four times."""
     try:
-        return RowGroups.of(tokens, FEWEST)
+        return RowGroups.of_tensor(tokens, FEWEST)
     except ValueError as error:
         needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
         remedy = "raise data.report_tokens, and data.fit_tokens where it is set"

@@ -30,8 +30,7 @@ from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, wit
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models
-from thinkalike.models.parts import rounded
+from thinkalike.models.load import load_models, rounded
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, span

@@ -332,6 +332,10 @@ class RowGroups:
     @takes_arrays
     def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
+        return cls.of_tensor(tokens, fewest)
+
+    @classmethod
+    def of_tensor(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

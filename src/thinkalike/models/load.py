@@ -16,6 +16,7 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
@@ -232,3 +233,56 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
         return device
     running = [place for place in mapped.values() if place not in ("cpu", "disk")]
     return torch.device(running[0]) if running else torch.device("cpu")
+
+
+def variant(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
+    """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
+    facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
+    return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
+
+
+def randomised(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
+    module, generator = deepcopy(model.module), seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.copy_(noise * weight.float().std().cpu())
+    return variant(model, module, f"{model.name} (random)")
+
+
+def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
+    module, generator = deepcopy(model.module), seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
+    return variant(model, module, f"{model.name} (noisy)")
+
+
+def fresh(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights, as its own library draws them."""
+    from transformer_lens.model_bridge.sources.native.init import initialize_native_model
+    from transformer_lens.model_bridge.sources.native.model import NativeModel
+
+    if isinstance(model.module, NativeModel):
+        module: torch.nn.Module = deepcopy(model.module)
+        initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = type(model.module)(deepcopy(model.module.config))
+    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")
+
+
+def rounded(model: FrozenModel, bits: int) -> FrozenModel:
+    """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
+    module, steps = deepcopy(model.module), 2 ** (bits - 1) - 1
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1 and weight.is_floating_point():
+                size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
+                weight.copy_((weight / size).round() * size)
+    return variant(model, module, f"{model.name} ({bits} bits)")

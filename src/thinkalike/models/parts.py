@@ -7,7 +7,6 @@ whatever its weights are stored in: the module of the other model takes its plac
 from __future__ import annotations
 
 import contextlib
-import copy
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError
-from thinkalike.measures.estimates import seeded
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import cast, tensors_of
+from thinkalike.models.survey import tensors_of
 
 COMPONENTS = {  # by a word in the name of a module of a block
     "norms": r"norm|^ln",
@@ -199,56 +197,3 @@ def norms(base: FrozenModel, changed: FrozenModel, paths: Sequence[str] = ("",))
     sides = [(other - weight for weight, other in pairs), (weight for weight, _ in pairs)]
     change, whole = (sum(float(each.double().square().sum()) for each in side) ** 0.5 for side in sides)
     return change, whole
-
-
-def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
-    """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
-    facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
-    return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
-
-
-def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
-    module, generator = copy.deepcopy(model.module), seeded(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.dim() > 1:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.copy_(noise * weight.float().std().cpu())
-    return variant(model, module, f"{model.name} (random)")
-
-
-def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
-    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
-    module, generator = copy.deepcopy(model.module), seeded(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
-    return variant(model, module, f"{model.name} (noisy)")
-
-
-def fresh(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights, as its own library draws them."""
-    from transformer_lens.model_bridge.sources.native.init import initialize_native_model
-    from transformer_lens.model_bridge.sources.native.model import NativeModel
-
-    if isinstance(model.module, NativeModel):
-        module: nn.Module = copy.deepcopy(model.module)
-        initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
-    else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            module = type(model.module)(copy.deepcopy(model.module.config))
-    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")
-
-
-def rounded(model: FrozenModel, bits: int) -> FrozenModel:
-    """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
-    module, steps = copy.deepcopy(model.module), 2 ** (bits - 1) - 1
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.dim() > 1 and weight.is_floating_point():
-                size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
-                weight.copy_((weight / size).round() * size)
-    return variant(model, module, f"{model.name} ({bits} bits)")

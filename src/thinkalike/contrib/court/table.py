@@ -13,7 +13,7 @@ from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.language import BigramMeans, TokenMeans
 from thinkalike.evaluation.tokens_alone import twin
-from thinkalike.models.parts import fresh, perturbed, randomised
+from thinkalike.models.load import fresh, perturbed, randomised
 
 
 class Entry(NamedTuple):

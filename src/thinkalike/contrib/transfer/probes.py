@@ -35,7 +35,7 @@ from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate, seeded
-from thinkalike.models.parts import fresh
+from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column

@@ -26,7 +26,7 @@ from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
 from thinkalike.job import Work
 from thinkalike.measures.estimates import documents_and_seeds_interval
-from thinkalike.models.parts import randomised
+from thinkalike.models.load import randomised
 from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)
