@@ -17,6 +17,7 @@ from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, lin
 BELOW = "#4a90d9"  # the colour of values below the scale
 MARKS = "osD^vP*X"
 FEW = 36  # cells into which their values are written
+APART = 0.04  # of a share, between the names of two rungs
 
 
 def layer_heatmaps(
@@ -188,28 +189,24 @@ def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -
     axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
-def ruler(table: pd.DataFrame, rungs: pd.DataFrame, folder: Path) -> None:
-    """Draw a panel for each model: the layer pairs' values with intervals, and its rungs."""
+def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Path) -> None:
+    """Draw a panel for each model: the layer pairs' values with intervals over documents, and its rungs."""
     models = list(dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]]))
     pairs = [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]
     with canvas(3.6 * len(models) + 0.6, 3.4, 1, len(models), squeeze=False, sharey=True) as (figure, panels):
         for axes, model, side in zip(panels[0], models, ("source", "target"), strict=False):
-            own = rungs[rungs["model"] == model]
-            for name in dict.fromkeys(own.sort_values("bits", ascending=False)["rung"]):
-                values = own[own["rung"] == name].set_index("layer")["value"].loc[table[f"{side}_layer"]].to_numpy()
-                is_bits = name != "untrained"
-                axes.plot(values, color="0.6" if is_bits else "0.2", linestyle="-" if is_bits else ":", linewidth=1)
-                axes.annotate(
-                    name,
-                    (len(values) - 1, values[-1]),
-                    xytext=(4, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=7,
-                )
+            cells = rungs[rungs["model"] == model].pivot(index="layer", columns="rung", values="value")
+            lines, height = cells.loc[table[f"{side}_layer"]], -1.0
+            for name in lines.iloc[-1].sort_values().index:
+                style = {"color": "0.2", "linestyle": ":"} if name == "untrained" else {"color": "0.6"}
+                axes.plot(lines[name].to_numpy(), linewidth=1, **style)
+                height = max(float(lines[name].iloc[-1]), height + APART)
+                place = {"xytext": (4, 0), "textcoords": "offset points", "va": "center", "fontsize": 7}
+                axes.annotate(name, (len(lines) - 1, height), **place)
             line(axes, table, "value", ("low", "high"), "both models", colour_of(0), "o-")
-            axes.set(title=f"beside copies of {model}", xlabel="layers", ylim=(min(-0.02, table["low"].min()), 1.02))
+            axes.set(title=f"beside copies of {model}", ylim=(min(-0.02, table["low"].min()), 1.02))
+            axes.set_xlabel(f"layers; intervals over {documents:.0f} documents")
             axes.set_xticks(range(len(pairs)), pairs)
         panels[0][0].set_ylabel("share of what varies beyond word and place")
-        panels[0][0].legend()
+        panels[0][0].legend(loc="upper right")
         save(figure, folder, "ruler")

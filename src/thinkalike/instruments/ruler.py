@@ -189,7 +189,7 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
         return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=("bits",))
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.ruler(result.table, result.tables["rungs"], folder)
+        figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the reading of each side at the middle layer pair."""
