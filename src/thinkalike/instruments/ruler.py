@@ -205,7 +205,7 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
         source, target = table["source"].iloc[0], table["target"].iloc[0]
         columns = [
             Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
-            Column("shared", [span(*ends, ".2f") for ends in table[["value", "low", "high"]].to_numpy(float)]),
+            Column("shared", [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
             *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
               for side, name in _sides(source, target)),
             number_column("untrained", table[["source_untrained", "target_untrained"]].max(axis=1), ".2f"),
