@@ -223,7 +223,7 @@ class Stitching(
             joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
-            blank=[name for name in table if name.startswith("left_to_gain")],
+            blank=[name for name in map(str, table) if name.startswith("left_to_gain")],
         )
 
     def draw(self, result: Result, folder: Path) -> None:
