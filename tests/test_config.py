@@ -169,6 +169,7 @@ WRONG = {  # by the nearest thing that there is
     "'stitch.steps'": ["stitch.step=3", "++stitch.step=3"],
     "'target.dtype'": ["target.dtyp=float32"],
     "did you mean stitch.lr_multiples": ["lr_multiples=[1]"],
+    "it is stitch.lr_multiples now": ["stitch.rates=[1]"],
     "is not a setting": ["trainer.xyzzy=3", "foo=1"],
     "No match in the defaults list": ["measure=loss"],
     "override_grammar": ["layers=[[0,", "seed =1"],

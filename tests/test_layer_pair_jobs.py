@@ -397,3 +397,9 @@ def test_some_layers_of_both_models_are_compared(cli, words, pair):
     np.testing.assert_allclose(joint["value_x"], joint["value_y"], atol=1e-12)
     np.testing.assert_allclose(joint["high_x"], joint["high_y"], atol=1e-12)
     assert len(joint) == 12
+
+
+def test_the_old_word_for_massive_tokens_is_refused_with_the_new():
+    for measure in ("cka", "rsa"):
+        with pytest.raises(ConfigError, match=r"measure\.massive=drop or keep now, and measure\.skip_first=N"):
+            composed(f"measure={measure}", "measure.skip_first_tokens=0", entry="analyze")

@@ -30,6 +30,11 @@ COUNTS = 10**12  # the largest count of tokens: a product of two counts that are
 STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
+RENAMED = {  # settings of earlier versions, and what to say of them
+    "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
+    "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
+    "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
+}
 NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
 
 Number = int | float
@@ -106,10 +111,14 @@ class Recipe(NamedTuple):
 
 
 class Checked:
-    """A schema whose values are checked when it is made; its keys begin with `part` on a command line.
+    """A schema whose values are checked when it is made.
 
-    A value that is not of its type or out of its range is a ConfigError, and so is an empty word, as an unset variable
-    of a shell is.
+    Args:
+        part: the word with which the keys of its fields begin on a command line.
+
+    Raises:
+        ConfigError: a value is not of its type or out of its range, or a word is empty, as an unset variable of a shell
+            is.
     """
 
     part: ClassVar[str] = ""
@@ -182,11 +191,11 @@ def short(value: Any) -> str:
 
 
 def unknown(key: str, known: Collection[str]) -> str:
-    """Return what to say of a setting that is not among the known ones, with the nearest one."""
+    """Return what to say of a setting that is not among the known ones: its new name, or the nearest one."""
     near = [each for each in known if each.endswith(f".{key.rpartition('.')[2]}") and each.count(".") > key.count(".")]
     alike = [each for each in known if each.count(".") == key.count(".")]
     said = f"did you mean {' or '.join(near)}?" if near else nearest(key, alike)
-    return f"'{key}' is not a setting; {said}"
+    return f"'{key}' is not a setting; {RENAMED.get(key, said)}"
 
 
 def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
