@@ -25,19 +25,12 @@ BUSY = (408, 429, 500, 502, 503, 504)
 
 
 class Commit(NamedTuple):
-    """A commit of a repository.
+    """A commit of a repository."""
 
-    Attributes:
-        sha: its 40 hexadecimal digits.
-        files: the paths of its files; of a cached copy, those that the cache has.
-        trouble: why the hub did not answer, where the commit is that of a cached copy.
-        repository: the present name of the repository, to which the hub leads from an older one; "": not known.
-    """
-
-    sha: str
-    files: tuple[str, ...]
-    trouble: Exception | None = None
-    repository: str = ""
+    sha: str  # its 40 hexadecimal digits
+    files: tuple[str, ...]  # the paths of its files; of a cached copy, those that the cache has
+    trouble: Exception | None = None  # why the hub did not answer, where the commit is that of a cached copy
+    repository: str = ""  # its present name, to which the hub leads from an older one; "": not known
 
 
 @functools.cache

@@ -38,19 +38,14 @@ thinkalike {name} sort=mean_penalty                   sort=date|duration|models|
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished job as lists show it.
-
-    Attributes:
-        settings: those that differ from their defaults, by dotted names.
-        seconds: of all phases, including the earlier runs of an interrupted job.
-    """
+    """A finished job as lists show it."""
 
     result: Result
     date: datetime
     models: list[str]
-    settings: dict[str, Any]
+    settings: dict[str, Any]  # those that differ from their defaults, by dotted names
     headlines: list[Headline]
-    seconds: float
+    seconds: float  # of all phases, including the earlier runs of an interrupted job
 
     @classmethod
     def of(cls, result: Result) -> Entry:
@@ -73,18 +68,12 @@ class Entry:
 
 @dataclass
 class Found:
-    """The content of a store.
-
-    Attributes:
-        entries: the finished jobs, the newest last.
-        unfinished: folders of jobs that run, or that were interrupted.
-        skipped: a line for each result that is damaged.
-    """
+    """The content of a store."""
 
     store: Path
-    entries: list[Entry] = field(default_factory=list)
-    unfinished: list[Path] = field(default_factory=list)
-    skipped: list[str] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)  # the finished jobs, the newest last
+    unfinished: list[Path] = field(default_factory=list)  # folders of jobs that run, or that were interrupted
+    skipped: list[str] = field(default_factory=list)  # a line for each result that is damaged
 
 
 def utc(date: datetime) -> datetime:

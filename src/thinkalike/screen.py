@@ -31,7 +31,7 @@ from rich.table import Table as Drawn
 from rich.text import Text
 
 from thinkalike.errors import plain
-from thinkalike.processes import Activity, under_way
+from thinkalike.processes import RANKS, Activity, under_way
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +43,6 @@ SHADES = " ░▒▓█"
 MAP_ROWS, MAP_WIDTH = 18, 48  # lines and columns of the screen, at most, beside the labels
 PROGRESS = "THINKALIKE_PROGRESS"  # environment variable: seconds between lines where there is no terminal; 0: silence
 EVERY = 30.0  # where it is not set
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of the processes that share a job, the first alone speaks
 MAIN = "MainProcess"  # workers of a sweep have other names, and share the terminal
 
 _live: Live | None = None
@@ -67,19 +66,12 @@ def wrapped(text: str, width: int) -> list[str]:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
+    """A column of a table."""
 
-    Attributes:
-        name: the header, which wraps between words.
-        cells: one for each row; a cell may have several lines.
-        wraps: whether cells are words, on the left, which wrap; else they are numbers, on the right, and never do.
-        follows: whether it stays in one table with the column before it.
-    """
-
-    name: str
-    cells: Sequence[str]
-    wraps: bool = False
-    follows: bool = False
+    name: str  # the header, which wraps between words
+    cells: Sequence[str]  # one for each row; a cell may have several lines
+    wraps: bool = False  # whether cells are words, on the left, which wrap; else numbers, on the right, which never do
+    follows: bool = False  # whether it stays in one table with the column before it
 
     @property
     def least(self) -> int:
@@ -101,18 +93,12 @@ def number_column(name: str, cells: Iterable[object], form: str = "", follows: b
 
 @dataclass(frozen=True)
 class Table:
-    """A table to print.
-
-    Attributes:
-        columns: all have as many cells.
-        keys: how many of the columns, from the first on, say what a row is of.
-        ruled: whether there is a line between rows.
-    """
+    """A table to print."""
 
     title: str
-    columns: Sequence[Column]
-    keys: int = 1
-    ruled: bool = False
+    columns: Sequence[Column]  # all have as many cells
+    keys: int = 1  # how many of the columns, from the first on, say what a row is of
+    ruled: bool = False  # whether there is a line between rows
 
 
 def show_table(table: Table) -> None:

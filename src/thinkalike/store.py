@@ -281,11 +281,7 @@ class Job:
         return is_sealed(self.folder)
 
     def result(self) -> Result | None:
-        """Return the result if it is there, and clear away what a process that died left beside it.
-
-        Raises:
-            StoreError: a file of it is missing or damaged.
-        """
+        """Return the result if it is there and whole; clear away what a process that died left beside it."""
         if not self.done:
             return None
         result = _undamaged(Result(self.folder))
@@ -303,15 +299,10 @@ class Job:
 
     @contextlib.contextmanager
     def running(self, wait: bool = True) -> Iterator[Path]:
-        """Hold the job's lock; yields the folder of its states.
+        """Hold the job's lock, see `locked`; yields the folder of its states.
 
-        After an error nothing is left behind but a state from which the same command can resume.
-
-        Args:
-            wait: wait for another process that computes the same job; otherwise that is an error.
-
-        Raises:
-            StoreError: the store cannot be written, or another process computes the same job.
+        After an error nothing is left behind but a state from which the same command can resume. A store that cannot be
+        written is a StoreError.
         """
         with contextlib.ExitStack() as held:
             try:

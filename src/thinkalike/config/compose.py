@@ -234,12 +234,7 @@ def keys_of(overrides: Iterable[str]) -> list[str]:
 
 
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
-    """Return what Hydra composed as a dataclass, with its own settings; what is left open stays None.
-
-    Args:
-        overrides: those of the job, by which a model that is named as the target runs as the source does.
-        choices: the option that was chosen of each group, or None.
-    """
+    """Return what Hydra composed, by these `choices` of groups, as a dataclass; what is left open stays None."""
     settings: Any = OmegaConf.to_container(composed, resolve=False)
     kind, job = (settings.get("measure") or {}).get("kind"), None
     if "task" in settings:
@@ -296,13 +291,10 @@ def _given(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def completed(config: Any, reads: Collection[str] | None = None) -> Any:
-    """Return a configuration in which everything that a job reads and that was left open is decided.
+    """Return a configuration in which what was left open is decided, in the parts that the job `reads`.
 
     The data is what the models were trained on, and other parts without a name are what their schemas say; the settings
     of every part are those of its recipe.
-
-    Args:
-        reads: the parts that the job reads; those of its instrument if not given.
     """
     if not isinstance(config, JobConfig):  # an instrument may have a configuration of its own
         return config

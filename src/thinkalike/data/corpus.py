@@ -291,11 +291,7 @@ def without_marks(texts: Sequence[str], tokenizer: Any, start: int | None, end: 
 
 
 def pack(config: DataConfig, reader: Any, context: int, limits: Limits) -> Corpus:
-    """Tokenise as many documents as both sides need, and pack them; see `read_corpus`.
-
-    Args:
-        reader: turns documents into tokens, each with the token that ends it; its `start` begins each row, or is None.
-    """
+    """Tokenise as many documents as both sides need, by a `reader` such as `OneTokenizer`, and pack them."""
     fit_tokens, report_tokens, most_bytes = limits
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits[:2])
     sides = Sides(config)

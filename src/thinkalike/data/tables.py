@@ -243,11 +243,8 @@ def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None
     """Read the words of a CoNLL-U file (universaldependencies.org/format): UPOS, all FEATS, length and position.
 
     The text of a sentence is put together from its forms. Each word of a multiword token has a part of its characters
-    where they spell it (don't = do + n't), else all of them (du = de + le). Empty nodes are left out.
-
-    Args:
-        features: names such as UPOS and Number; None takes all that there are.
-        kinds: the kinds that values do not show; see `Stimuli`.
+    where they spell it (don't = do + n't), else all of them (du = de + le). Empty nodes are left out. For `features`,
+    names such as UPOS and Number, and `kinds` see `read_table`.
 
     Raises:
         DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.

@@ -75,11 +75,7 @@ class Likeness:
 
 
 def in_parts(layer_pairs: Sequence[LayerPair], d: int, e: int, tokens: int, room: float) -> list[list[LayerPair]]:
-    """Return layer pairs of these widths in parts, so that the states of a batch of each part fit into `room` bytes.
-
-    Args:
-        tokens: Of all batches.
-    """
+    """Return layer pairs of these widths in parts, so that the states of a batch of each part fit into `room` bytes."""
     in_batch, parts = tokens / max(tokens // GROUPED_TOKENS, 1), list[list[LayerPair]]([[]])
     for pair in layer_pairs:
         layers, depths = ({each[side] for each in (*parts[-1], pair)} for side in (0, 1))
@@ -194,11 +190,7 @@ class Foreseen:
 
 
 class LikenessSums:
-    """Sums for all layer pairs: moments of the rows to fit on, then sums over the report's.
-
-    Args:
-        roots: See `output_roots`.
-    """
+    """Sums for all layer pairs: moments of the rows to fit on, then sums over the report's; see `output_roots`."""
 
     def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
         self.pairs, self.roots = list(pairs), roots

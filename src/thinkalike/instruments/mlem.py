@@ -154,20 +154,16 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
-        show_sides(*self.shown(result))
-
-
-def show_sides(profiles: pd.DataFrame, scores: pd.DataFrame) -> None:
-    """Print for each side what the score of each layer loses without each feature, and the best layer in words."""
-    sides = list(scores.groupby("model", sort=False))
-    for model, own in sides:
-        profile = profiles[profiles["model"] == model].pivot(index="layer", columns="feature", values="importance")
-        shown = profile.mean().nlargest(FEATURES).index
-        rows = own.iloc[few(len(own), max(ROWS // len(sides), 2))]
-        columns = [number_column("layer", rows["layer"]), number_column("held-out ρ", rows["score"], ".3f")]
-        columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
-        show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
-        show_text(_in_words(own, profile))
+        profiles, scores = self.shown(result)
+        sides = list(scores.groupby("model", sort=False))
+        for model, own in sides:
+            profile = profiles[profiles["model"] == model].pivot(index="layer", columns="feature", values="importance")
+            shown = profile.mean().nlargest(FEATURES).index
+            rows = own.iloc[few(len(own), max(ROWS // len(sides), 2))]
+            columns = [number_column("layer", rows["layer"]), number_column("held-out ρ", rows["score"], ".3f")]
+            columns += [number_column(str(name), profile.loc[rows["layer"], name], ".3f") for name in shown]
+            show_table(Table(f"{model}: Spearman's ρ, and what it loses without a feature", columns))
+            show_text(_in_words(own, profile))
 
 
 def _in_words(scores: pd.DataFrame, profile: pd.DataFrame) -> str:

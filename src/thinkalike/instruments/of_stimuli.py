@@ -38,7 +38,6 @@ class OfStimuli(Instrument):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
-    takes_subjects: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)

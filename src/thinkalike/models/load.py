@@ -231,8 +231,7 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
     mapped = getattr(module, "hf_device_map", None)
     if mapped is None:
         return device
-    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
-    return torch.device(running[0]) if running else torch.device("cpu")
+    return torch.device(next((place for place in mapped.values() if place not in ("cpu", "disk")), "cpu"))
 
 
 def variant(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:

@@ -71,11 +71,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
     @property
     def back(self) -> Stitches:
-        """The stitches from the target to the source: `back[l, m]` goes from the target's layer m to the source's l.
-
-        Raises:
-            StitchError: The result holds one direction only.
-        """
+        """The stitches from the target to the source: `back[l, m]` goes from the target's layer m to the source's l."""
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:

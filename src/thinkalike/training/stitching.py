@@ -113,14 +113,8 @@ def largest_microbatch(
 ) -> Microbatch:
     """Return the largest microbatch of a step that fits into memory: fewer rows first, then of one row fewer stitches.
 
-    Each size is tried once, forward and backward, with the stitches of the longest `tails`, in blocks.
-
-    Args:
-        rows: those of a step, on the device that counts.
-        momenta: how many numbers the optimiser keeps of each weight.
-
-    Raises:
-        ResourceError: one row and one stitch do not fit.
+    Each size is tried once, forward and backward, with the stitches of the longest `tails`, in blocks; the optimiser
+    keeps `momenta` numbers of each weight. It is a ResourceError if one row and one stitch do not fit.
     """
     shared = limits.strategy == "ddp"
     hand_back(rows.device)

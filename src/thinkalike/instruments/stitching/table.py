@@ -50,24 +50,16 @@ VERDICTS = (LEAK, BETTER, SAME, SUPERSET, PART, BEYOND, RELATED, TOKENS, UNDECID
 
 
 class Thresholds(NamedTuple):
-    """Where the rules of `verdict` part what is alike from what is not.
+    """Where the rules of `verdict` part what is alike from what is not."""
 
-    Attributes:
-        leak: of `future`; above it the source knows what only later text decides.
-        better: of `foresight`; above it the source foresees what the target has not learnt.
-        same: of the least R² of a direction, and of `r2_output`.
-        gain: nats per token; a stitched loss that far below the target's, and below the source's, is a leak, and a
-            penalty that far above 0 contradicts "same".
-        later: of `later`; rounding moves a causal source's states by less.
-        bare: how much larger a share of the source's variance than of the target's may be beyond the tokens.
-    """
-
-    leak: float = 0.05
-    better: float = 0.025
-    same: float = 0.95
+    leak: float = 0.05  # of `future`; above it the source knows what only later text decides
+    better: float = 0.025  # of `foresight`; above it the source foresees what the target has not learnt
+    same: float = 0.95  # of the least R² of a direction, and of `r2_output`
+    # nats per token; a stitched loss that far below the target's, and below the source's, is a leak, and a penalty that
+    # far above 0 contradicts "same"
     gain: float = 0.05
-    later: float = 1e-4
-    bare: float = 0.25
+    later: float = 1e-4  # of `later`; rounding moves a causal source's states by less
+    bare: float = 0.25  # how much larger a share of the source's variance than of the target's may be beyond the tokens
 
 
 STATED = Thresholds()
@@ -150,11 +142,8 @@ def held(said: str) -> str:
 def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chance: float) -> str:
     """Return in words why the rules say nothing of a result, as they were not tried on such; "" where they were.
 
-    Args:
-        counts: The tokens that were read, by the names of `TRIED`.
-        rows_used: See `Likeness`.
-        width: Of the wider model.
-        beyond_chance: The target's loss less that of a guess at random, in nats per token.
+    The `counts` are of the tokens that were read, by the names of `TRIED`, and `width` is that of the wider model;
+    `beyond_chance` is the target's loss less that of a guess at random, in nats per token.
     """
     few = [f"{counts[name]:,} {name}" for name, least in TRIED.items() if counts[name] < least]
     if rows_used < FEWEST_ROWS:
