@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 import tiny
 from conftest import composed
@@ -167,6 +168,10 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
     assert (model.n_layers, model.predicts) == (3, "states")
     with pytest.raises(ModelError, match="no next token"):
         model.tail(torch.randn(1, 3, 32), 0)
+    module = transformers.T5ForConditionalGeneration.from_pretrained(tmp_path)  # in memory
+    assert [load_model(module, model.tokenizer, side=side).n_layers for side in ("encoder", "decoder")] == [4, 3]
+    with pytest.raises(ModelError, match=r"is an encoder-decoder: choose model\.side"):
+        load_model(module, model.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -200,15 +205,10 @@ def test_alternating_head_widths_are_counted_and_compared(tmp_path):
     assert counted.attention[1] == 2 * counted.attention[0] > 0
     for seed in range(8):
         (tmp_path / f"{seed}.txt").write_text(tiny.document(seed))
-    words = [
-        f"model={tmp_path}/m",
-        "target.dtype=float64",
-        "model.context=16",
-        f"store={tmp_path}/store",
-        "logger=none",
-    ]
-    words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.5", "measure.tokens_per_batch=64"]
-    result = run_job(composed("measure=cka", "measure.batches=4", *words, entry="analyze"))
+    words = [f"model={tmp_path}/m", "target.dtype=float64", "model.context=16", f"store={tmp_path}/store"]
+    words += ["data=text", f"data.files=[{tmp_path}/*.txt]", "data.report_share=0.5", "logger=none"]
+    words += ["measure=cka", "measure.batches=4", "measure.tokens_per_batch=64"]
+    result = run_job(composed(*words, entry="analyze"))
     assert result.provenance["models"][0]["family"] == "gemma4_text"
     assert (result.table["value"] > 0.999).sum() >= 4
 

@@ -1,6 +1,7 @@
-"""CKA: closed forms, planted populations, invariances, digits, and what other implementations get wrong."""
+"""CKA and HSIC: definitions, planted populations, invariances, digits, and what other implementations get wrong."""
 
 import copy
+import itertools
 import pickle
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 import torch.multiprocessing
 from torchmetrics import MetricCollection
 
-from thinkalike.measures import CKA, cka, hsic0, hsic1, leverage, permuted_rows
+from thinkalike.measures import CKA, cka, hsic0, hsic1, kernel_alignment, leverage, permuted_rows
+from thinkalike.measures.contract import Blocks
+from thinkalike.measures.kernel_alignment import Tiling, all_hsics, dense_statistics, linear_statistics
 
 F64 = torch.float64
 
@@ -196,10 +199,8 @@ def test_one_batch_is_the_one_shot_value_of_every_pair(estimator, kernel, device
     same(found.value, expected[:2, 2:], 1e-12)
     same(found.within_source.value, expected[:2, :2], 1e-12)
     same(found.within_target.value, expected[2:, 2:], 1e-12)
-    same(
-        torch.cat([found.leverage_source, found.leverage_target]),
-        torch.stack([leverage(x) for x in (*sources, *targets)]),
-    )
+    leverages = torch.stack([leverage(x) for x in (*sources, *targets)])
+    same(torch.cat([found.leverage_source, found.leverage_target]), leverages)
 
 
 def test_batches_join_by_ratio_of_means_or_mean_of_ratios():
@@ -438,11 +439,8 @@ def test_fewer_than_eight_documents_have_no_interval_but_a_value():
         found = metric.compute()
         assert found.value.isfinite().all()
         assert found.documents == count
-        assert (
-            (found.widest_interval() == torch.inf)
-            == (found.difference((0, 0), (0, 1)).high == torch.inf)
-            == (count < 8)
-        )
+        ends = found.widest_interval(), found.difference((0, 0), (0, 1)).high
+        assert [end == torch.inf for end in ends] == [count < 8] * 2
 
 
 def simulated(batches, n, maps):
@@ -621,3 +619,83 @@ def test_batches_of_any_size_have_the_numbers_of_others(power, options):
     mixed = gathered([*data[:2], grown[2]], **more).compute().value
     kept = gathered(data[:2] if power < 1 else data[2:], [0, 1] if power < 1 else [2], **more).compute().value
     same(mixed, whole.compute().value if "aggregate" in options else kept, 1e-12)
+
+
+def grams(n, *widths):
+    """Of centred rows."""
+    rows = [torch.randn(n, width) for width in widths]
+    return [(x - x.mean(0)) @ (x - x.mean(0)).T for x in rows]
+
+
+def u_statistic(K, L):
+    """Mean of K_ij L_ij + K_ij L_qr - 2 K_ij L_iq over all ordered 4-tuples of different rows (Song et al. 2012)."""
+    i, j, q, r = torch.tensor(list(itertools.permutations(range(len(K)), 4))).T
+    return (K[i, j] * (L[i, j] + L[q, r] - 2 * L[i, q])).mean()
+
+
+def song(K, L):
+    """Equation 5, term by term."""
+    n = len(K)
+    K, L = K.clone().fill_diagonal_(0), L.clone().fill_diagonal_(0)
+    one = torch.ones(n)
+    terms = (K @ L).trace(), (one @ K @ one) * (one @ L @ one) / (n - 1) / (n - 2), -2 / (n - 2) * (one @ K @ L @ one)
+    return sum(terms) / (n * (n - 3))
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_hsic1_is_the_mean_over_all_quadruples_of_rows(n, device, float64):
+    K, L = grams(n, 3, 5)
+    found = hsic1(K.to(device), L.to(device)).cpu()
+    torch.testing.assert_close(found, u_statistic(K, L), rtol=0, atol=1e-10)
+    assert (hsic0(K, L) - found).abs() > 1e-3, "control: the biased one is another number"
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_hsic1_is_its_formula_written_out(symmetric, float64):
+    K, L = grams(30, 3, 50) if symmetric else torch.randn(2, 30, 30)
+    torch.testing.assert_close(hsic1(K, L), song(K, L), rtol=0, atol=1e-10)
+
+
+def test_hsic1_ignores_the_diagonal_and_shifts(float64):
+    K, L = grams(12, 3, 5)
+    a = torch.randn(12)
+    torch.testing.assert_close(hsic1(K + a.diag(), L), hsic1(K, L), rtol=0, atol=1e-10)
+    torch.testing.assert_close(hsic1(K + a + a[:, None], L), hsic1(K, L), rtol=0, atol=1e-10)
+    assert (hsic0(K + a.diag(), L) - hsic0(K, L)).abs() > 1e-3, "control"
+
+
+def test_hsic0_is_a_trace_of_centred_grams(float64):
+    K, L = grams(12, 3, 5)
+    K = K + 3 + torch.randn(12)
+    H = torch.eye(12) - 1 / 12
+    torch.testing.assert_close(hsic0(K, L), (K @ H @ L @ H).trace() / 11**2, rtol=0, atol=1e-10)
+
+
+def test_hsic1_is_unbiased_and_hsic0_is_not(float64):
+    """Independent features: HSIC of the distribution is 0."""
+    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(1000)])
+    mean, error = found.mean(0), found.std(0) / 1000**0.5
+    assert mean[0].abs() < 4 * error[0]
+    assert mean[1] > 10 * error[1]
+
+
+@pytest.mark.parametrize("hsic", [hsic0, hsic1])
+def test_hsic_is_differentiable(hsic, float64):
+    assert torch.autograd.gradcheck(hsic, [gram.requires_grad_() for gram in grams(5, 3, 4)])
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
+@pytest.mark.parametrize("n", [4, 9, 40])
+@pytest.mark.parametrize("step", [3, 8])
+def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device, monkeypatch, float64):
+    for name in ("CPU_TILE", "GPU_TILE"):
+        monkeypatch.setattr(kernel_alignment, name, Tiling(8, 16, step))
+    rows = [torch.randn(n, width) + 1 for width in (3, 5, 1)]
+    expected = torch.tensor(
+        [[(hsic1 if estimator == "unbiased" else hsic0)(x @ x.T, y @ y.T) for y in rows] for x in rows]
+    )
+    rows = [x.to(device) for x in rows]
+    blocks = Blocks([[0, 1, 2]], [(0, 0)])
+    dense = dense_statistics([x @ x.T for x in rows], blocks)
+    for statistics in (linear_statistics(rows, blocks), dense):
+        torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)

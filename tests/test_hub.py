@@ -1,6 +1,11 @@
-"""The main job against a hub: what a user of the real models gets, and what the errors say."""
+"""A hub: what a user of the real models gets from it, and one clear line, soon, for all that can go wrong there."""
 
+import dataclasses
 import json
+import re
+import shutil
+import time
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -8,7 +13,14 @@ import torch
 
 import hub
 import tiny
+from hub import Fault
+from thinkalike import hub as requests
+from thinkalike.config import ModelConfig
+from thinkalike.data.sources import commit_of
+from thinkalike.errors import DataError, ModelError
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
          "data.report_share=0.4", "model.context=32")  # fmt: skip
@@ -99,3 +111,136 @@ def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     assert "has no text in field story; there is: text" in wrong["field"]
     assert "BuilderConfig 'fr' not found. Available: ['default']" in wrong["subset"]
     assert "Bad split: test. Available splits: ['train']" in wrong["split"]
+
+
+MODEL = ModelConfig(name="m", hub_id="someone/m")
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def root(tmp_path, checkpoints, pauses):
+    shutil.copytree(checkpoints["gpt2"], tmp_path / "hub" / "someone" / "m")
+    folder = tmp_path / "hub" / "someone" / "set"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """Wait half a second for an answer, and not at all between two questions; returns the pauses."""
+    pauses = []
+    monkeypatch.setattr(requests, "ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(requests, "sleep", pauses.append)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_ETAG_TIMEOUT", 0.2)
+    monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=pauses.append, time=time.time))
+    return pauses
+
+
+def line_of(call, kind=ModelError):
+    """The one line of a refusal, which comes soon."""
+    began = time.monotonic()
+    with pytest.raises(kind) as caught:
+        call()
+    assert time.monotonic() - began < 12
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("where", "status"), [("/api/models", 429), (WEIGHTS, 503), ("config.json", 503)])
+def test_a_hub_that_is_busy_for_a_while_is_asked_again(served, where, status):
+    served({where: Fault(status=status, times=1)})
+    assert load_model(MODEL).revision == hub.COMMIT
+
+
+@pytest.mark.parametrize("where", ["/api/models", WEIGHTS])
+def test_a_hub_that_stays_busy_is_given_up(served, pauses, where):
+    served({where: Fault(status=503)})
+    line = line_of(lambda: load_model(MODEL))
+    assert "the hub answers 503 (Service Unavailable) for someone/m" in line
+    assert len(pauses) >= 3
+
+
+def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
+    served()
+    first = load_model(MODEL)
+    served({"": Fault(status=500)})
+    again = load_model(MODEL)
+    assert (again.revision, again.fingerprint()) == (first.revision, first.fingerprint())
+    assert "using the cached files of someone/m: the hub answers 500" in caplog.text
+
+
+CAUSES = {
+    "gated": (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), "someone/. is gated: .*HF_TOKEN"),
+    "no token": (Fault(status=401), r"reading someone/. \(401\).*HF_TOKEN"),
+    "no repository": (Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), "no repository someone/"),
+    "no revision": (Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}), "has no revision main"),
+    "no hub": (Fault(status=404), "answers 404 .* for someone/"),
+    "silence": (Fault(silence=0.8), "does not answer in time"),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "name"), [*(("/api/models", name) for name in CAUSES), (WEIGHTS, "gated"), (WEIGHTS, "no token")]
+)
+def test_each_cause_is_told_apart(served, where, name):
+    fault, words = CAUSES[name]
+    served({where: fault})
+    assert re.search(words.replace("someone/.", "someone/m"), line_of(lambda: load_model(MODEL)))
+
+
+MOVED = "f" * 40
+
+
+def test_a_hub_models_key_is_its_commit_asked_for_once(served):
+    asked = served()
+    assert checkpoint_fingerprint(MODEL) == hub.COMMIT
+    count = len(asked)
+    assert checkpoint_fingerprint(MODEL) == hub.COMMIT
+    assert len(asked) == count
+    served(commit=MOVED)
+    assert checkpoint_fingerprint(MODEL) == MOVED
+
+
+def test_all_files_are_of_the_commit_of_the_key(served):
+    asked = served()
+    assert load_model(MODEL).revision == checkpoint_fingerprint(MODEL)
+    of_main = [path for path in asked if "/resolve/main/" in path]
+    assert set(of_main) == {"/someone/m/resolve/main/config.json"}  # tells the cache the commit of main
+
+
+def test_without_a_hub_the_commit_is_that_of_the_cache(served, monkeypatch, tmp_path):
+    served()
+    assert (checkpoint_fingerprint(MODEL), commit_of("someone/set", None)) == (hub.COMMIT, hub.COMMIT)
+    hub.redirect(monkeypatch, hub.NOWHERE, tmp_path / "cache")
+    assert (checkpoint_fingerprint(MODEL), commit_of("someone/set", None)) == (hub.COMMIT, hub.COMMIT)
+    hub.redirect(monkeypatch, hub.NOWHERE, tmp_path / "empty")
+    assert "someone/m" in line_of(lambda: checkpoint_fingerprint(MODEL))
+    assert "someone/set" in line_of(lambda: commit_of("someone/set", None), DataError)
+
+
+OLD = ModelConfig(name="old", hub_id="NeelNanda/old", family="legacy")
+
+
+@pytest.fixture
+def old(root):
+    """The folder of a legacy model, whose tokenizer is in another repository."""
+    tiny.tokenizer().save_pretrained(root / "NeelNanda" / "tokenizer")
+    tiny.write_legacy(root / "NeelNanda" / "old", "NeelNanda/tokenizer")
+    return root / "NeelNanda" / "old"
+
+
+def test_a_legacy_model_needs_all_weights_and_a_tokenizer(served, old):
+    served({"final.pth": Fault(status=503, times=1)})
+    loaded = load_model(dataclasses.replace(OLD, dtype="bfloat16"))
+    assert (loaded.dtype, loaded.revision) == (torch.bfloat16, hub.COMMIT)
+    weights = torch.load(old / "tiny_final.pth", weights_only=True)
+    torch.save({name: weight for name, weight in weights.items() if "blocks.1." not in name}, old / "tiny_final.pth")
+    served(cache="holed")
+    line = line_of(lambda: load_model(OLD))
+    assert "Missing key(s) in state_dict" in line
+    assert "NeelNanda/old" in line
+    torch.save(weights, old / "tiny_final.pth")
+    shutil.rmtree(old.parent / "tokenizer")
+    served(cache="without")
+    assert "there is no repository NeelNanda/tokenizer" in line_of(lambda: load_model(OLD))

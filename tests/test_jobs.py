@@ -109,17 +109,11 @@ def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
 
 
+NATIVE = ("target.mini=true", "target.family=native")
 BAD = {
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "tokenizers that read another text": (
-        [
-            "model=gelu-3l-mini",
-            "model.path={gpt2}",
-            "model.mini=false",
-            "model.family=auto",
-            "target.mini=true",
-            "target.family=native",
-        ],
+        ["model=gelu-3l-mini", "model.path={gpt2}", "model.mini=false", "model.family=auto", *NATIVE],
         "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts",
     ),
     "widths and identity": (["target.path={minis}/wide", "stitch=orthogonal"], "stitch=orthogonal needs equal widths"),
@@ -180,12 +174,8 @@ def test_pretraining_makes_a_mini_that_loads(cli, text_files, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitching):
-    placed = [
-        *small_stitching,
-        "model.device=cpu",
-        "target.device=cpu",
-        "stitch.loss=cross_entropy",
-    ]  # which has a floor
+    placed = [*small_stitching, "model.device=cpu", "target.device=cpu"]
+    placed.append("stitch.loss=cross_entropy")  # which has a floor
     alone = cli("train.py", *placed).result
     shared = cli.process("train.py", *placed, "trainer=ddp", "trainer.devices=2").result
     assert shared.folder != alone.folder
@@ -258,16 +248,10 @@ def test_a_named_model_is_its_own_target_by_default(words, both):
     assert models(*words) == both
 
 
-def test_how_the_source_runs_holds_for_the_target_too():
-    config = composed("model.dtype=bfloat16", "model.context=32")
-    assert (config.target.name, config.target.dtype, config.target.context) == ("solu-3l-mini", "bfloat16", 32)
-
-
 def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
     count = len(pairs)
-    rows = {
-        "source": "a",
-        "target": target,
+    rows = {"source": "a", "target": target}
+    rows |= {
         "source_layer": [layer for layer, _ in pairs],
         "target_layer": [depth for _, depth in pairs],
         "penalty": [0.205, 0.235, 0.128][:count],

@@ -1,6 +1,11 @@
-"""Memory: what tensors take is counted to the byte, what a device has left is read, and errors are told apart."""
+"""Memory: tensors are counted to the byte, errors are told apart, and a step that does not fit runs in parts."""
 
+import contextlib
 import errno
+import itertools
+import logging
+import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,10 +13,16 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+import tiny
+from conftest import break_off, step_data
 from thinkalike import memory as places
-from thinkalike.config import TrainerConfig
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
+from thinkalike.evaluation.language import document_sums, report_share, rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes, OverLimit, at_hand, exhausted, hand_back, in_use
+from thinkalike.store import newest_state, read_state
+from thinkalike.training.run import Run, fit
+from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
 
 CPU = torch.device("cpu")
 NUMBER = 4  # bytes
@@ -166,12 +177,8 @@ def test_too_little_memory_is_seen_whatever_wraps_it(error):
 
 
 def test_other_errors_are_not():
-    for error in (
-        OSError(errno.ENOSPC, "No space left on device"),
-        RuntimeError("invalid device"),
-        ValueError("memory"),
-    ):
-        assert exhausted(error) is None
+    full = OSError(errno.ENOSPC, "No space left on device")
+    assert not any(map(exhausted, (full, RuntimeError("invalid device"), ValueError("memory"))))
 
 
 def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_files, tmp_path, monkeypatch):
@@ -181,3 +188,205 @@ def test_a_job_that_does_not_fit_is_refused_by_the_setting(cli, minis, text_file
     words += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     refused = cli("train.py", *words, f"store={tmp_path}/store").error
     assert "stitches of 4 layer pairs need at least 0 MB of memory beside 500 MB in use" in refused
+
+
+LAYERS = 3
+PAIRS = list(itertools.product(range(LAYERS), range(LAYERS)))
+CONFIG = StitchConfig(steps=3, warmup=1, tokens_per_step=128)  # 4 rows
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return torch.randint(300, (80, 32), generator=torch.Generator().manual_seed(5))
+
+
+def training(pairs=PAIRS, seed=0, limits=None, **changes):
+    models = tiny.frozen(1, n_layers=LAYERS), tiny.frozen(2, n_layers=LAYERS, act_fn="gelu")
+    return StitchTraining(*models, pairs, replace(CONFIG, **changes), seed, limits=limits)
+
+
+def of(module):
+    """The losses of a module, the weights of each stitch, and the blocks after it."""
+    weights = [list(phi.parameters()) for phi in module.stitches]
+    return module.losses, weights, [LAYERS - 1 - depth for _, depth in module.layer_pairs]
+
+
+def losses_and_gradients(module, rows, part):
+    losses, weights, _ = of(module)
+    means = mean_losses(losses, weights, rows, part)
+    scales = torch.linspace(0.5, 2, len(means))  # not all alike
+    return means.detach(), torch.autograd.grad(means @ scales, [weight for own in weights for weight in own])
+
+
+WHOLE = Microbatch(4, 9)
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [((2, 9), {}), ((3, 4), {}), ((1, 9), {"loss": "mse", "norm": "pre"}), ((4, 3), {"kind": "orthogonal"})],
+    ids=str,
+)
+def test_parts_give_the_losses_and_gradients_of_the_whole(rows, part, changes):
+    module = training(**changes)
+    losses, gradients = losses_and_gradients(module, rows[:4], WHOLE)
+    in_parts, ours = losses_and_gradients(module, rows[:4], Microbatch(*part))
+    torch.testing.assert_close(in_parts, losses, atol=1e-6, rtol=1e-6)
+    assert max(gradient.abs().max() for gradient in gradients) > 1e-3, "control"
+    for one, other in zip(ours, gradients, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+@pytest.fixture
+def nothing_in_use(monkeypatch):
+    """A process that seems to hold nothing, so that a few megabytes are a limit."""
+    monkeypatch.setattr(places, "in_use", lambda _: 0)
+
+
+def taken(rows, part, changes):
+    """The bytes that the largest part of a step takes."""
+    module = training(**changes)
+    losses, weights, tails = of(module)
+    chosen = sorted(range(9), key=lambda number: -tails[number])[: part.stitches]
+    with LiveBytes(CPU) as live:
+        total = torch.stack([each.sum() for each in losses(rows[: part.rows], chosen)]).sum()
+        gradients = torch.autograd.grad(total, [weight for number in chosen for weight in weights[number]])
+        del gradients
+    return live.peak
+
+
+def limited_to(rows, part, **changes):
+    """A limit under which this part fits, and nothing much larger."""
+    coming = 2 * sum(weight.nbytes for own in of(training(**changes))[1] for weight in own)
+    return TrainerConfig(memory=f"{int((coming + 1.02 * GAPS * taken(rows, part, changes)) / MARGIN)}B")
+
+
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [((16, 9), {}), ((1, 3), {}), ((4, 9), {"kind": "orthogonal"}), ((8, 9), {"loss": "kl", "floor": False})],
+    ids=str,
+)
+def test_the_largest_part_that_fits_is_found_by_trying(rows, nothing_in_use, part, changes):
+    module, part = training(**changes), Microbatch(*part)
+    losses, weights, tails = of(module)
+    state = torch.get_rng_state()
+    assert largest_microbatch(limited_to(rows, part, **changes), losses, weights, rows[:16], tails, 1) == part
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(weight.grad is None for weight in module.parameters())
+
+
+def test_memory_that_the_device_refuses_counts_as_a_limit(rows):
+    module = training()
+    losses, weights, tails = of(module)
+
+    def on_a_small_gpu(part, chosen):
+        if len(part) * len(chosen) > 5:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return losses(part, chosen)
+
+    assert largest_microbatch(TrainerConfig(), on_a_small_gpu, weights, rows[:4], tails, 1) == (1, 5)
+
+
+def test_recomputed_blocks_take_less_and_give_the_same_bits(rows):
+    deep = tiny.frozen(1, n_layers=8)
+    module = StitchTraining(deep, deep, [(0, 0), (1, 2)], replace(CONFIG, loss="cross_entropy"))
+    numbers, peaks = [], []
+    for wanted in (False, True):
+        with deep.recomputed(wanted), LiveBytes(CPU) as live:
+            numbers.append(losses_and_gradients(module, rows, Microbatch(80, 2)))
+        peaks.append(live.peak)
+    assert "forward" not in vars(deep.blocks[0])
+    (plain, gradients), (again, others) = numbers
+    assert torch.equal(plain, again)
+    assert all(torch.equal(one, other) for one, other in zip(gradients, others, strict=True))
+    assert peaks[1] < 0.5 * peaks[0]
+
+
+@pytest.fixture
+def run(tmp_path, nothing_in_use):
+    return Run(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
+
+
+@pytest.mark.parametrize(("part", "precision"), [((1, 5), "32-true"), ((2, 9), "bf16-mixed")])
+def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, part, precision, caplog):
+    caplog.set_level(logging.INFO, "thinkalike")
+    free = replace(run, trainer=replace(run.trainer, precision=precision))
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision != "32-true"):
+        limits = limited_to(rows, Microbatch(*part))
+    whole, parts = training(), training(limits=limits)
+    fit(whole, step_data(rows, whole), free)
+    fit(parts, step_data(rows, parts), replace(free, partial=tmp_path / "parts"))
+    assert (whole.microbatch, parts.microbatch) == (WHOLE, part)
+    close = {"atol": 1e-6, "rtol": 1e-5} if precision == "32-true" else {"atol": 2e-3, "rtol": 0}
+    for one, other in zip(whole.stitches.parameters(), parts.stitches.parameters(), strict=True):
+        assert one.abs().max() > 1e-3
+        torch.testing.assert_close(one, other, **close)
+    torch.testing.assert_close(whole.curve, parts.curve, **close)
+    (said,) = [record.message for record in caplog.records if record.message.startswith("memory: ")]
+    assert f"microbatches of {part[0]} of 4 rows and {part[1]} of 9 stitches" in said
+
+
+def test_a_resumed_run_keeps_its_microbatches(rows, run, tmp_path, monkeypatch):
+    limits = limited_to(rows, Microbatch(2, 9))
+
+    def train(folder, stop_at=None, limits=limits):
+        module = training(limits=limits)
+        break_off(module, stop_at)
+        with pytest.raises(DataError) if stop_at else contextlib.nullcontext():
+            fit(module, step_data(rows, module), replace(run, partial=tmp_path / folder))
+        return module
+
+    whole, _ = train("whole"), train("broken", stop_at=2)
+    shutil.copytree(tmp_path / "broken", tmp_path / "changed")
+    kept = read_state(newest_state(tmp_path / "broken" / "checkpoints", "training"))["microbatch"]
+    assert kept == {"limits": [limits.memory, False], "size": [2, 9]}
+    with monkeypatch.context() as patch:
+        patch.setattr(places, "at_hand", lambda _: 2**20)  # less than there was: nothing is tried again
+        broken = train("broken")
+    assert broken.microbatch == whole.microbatch
+    assert torch.equal(broken.curve, whole.curve)
+    assert all(torch.equal(*both) for both in zip(broken.parameters(), whole.parameters(), strict=True))
+    assert train("changed", limits=None).microbatch == WHOLE
+
+
+@pytest.mark.parametrize(("memory", "changes"), [("200kB", {"kind": "low_rank", "rank": 1}), ("50kB", {})])
+def test_a_step_that_fits_in_no_part_is_refused(rows, run, memory, changes):
+    module = training(limits=TrainerConfig(memory=memory), **changes)
+    with pytest.raises(ResourceError, match=r"trainer\.recompute=true"):
+        fit(module, step_data(rows, module), run)
+
+
+def report(module, rows, *at_once):
+    maps = {"stitch": list(module.stitches), "identity": [torch.nn.Identity()] * len(PAIRS)}
+    return document_sums(*module.models, PAIRS, maps, rows, torch.zeros_like(rows), *at_once)
+
+
+def test_the_report_ignores_how_many_pairs_run_together(rows):
+    module, rows = training(), rows[:6]
+    whole = report(module, rows, 4)
+    for pairs in (1, 4):
+        parts = report(module, rows, 4, pairs)
+        assert parts.keys() == whole.keys()
+        for name, value in whole.items():
+            torch.testing.assert_close(parts[name], value, atol=1e-4, rtol=1e-6)
+
+
+def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
+    module = training()
+    models = (*module.models, PAIRS)
+
+    def share(total):
+        return report_share(*models, rows, 40, Budget(total, 0.0))
+
+    assert share(1e9) == (40, 9)
+    some = share(12e6)
+    assert some[0] == 40
+    assert 1 <= some[1] < 9
+    with LiveBytes(CPU) as live:
+        report(module, rows[:40], *some)
+    assert 3e6 < live.peak < 12e6
+    few = share(5e6)
+    assert few[1] == 1
+    assert few[0] < 40
+    assert share(1e3) == (1, 1), "it is tried"
+    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e9, 0.0)) == 40
+    assert rows_of_moments(*module.models, PAIRS, rows, 40, Budget(1e6, 0.0)) == 5

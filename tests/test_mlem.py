@@ -279,8 +279,7 @@ def test_planted_weights_are_recovered(planted, difference):
 
 
 @pytest.mark.parametrize(
-    ("distance", "metric"),
-    [("cosine", None), ("norm_difference", None), ("manhattan", "cityblock")],
+    ("distance", "metric"), [("cosine", None), ("norm_difference", None), ("manhattan", "cityblock")]
 )
 def test_the_fit_to_a_distance_is_that_to_its_matrix(distance, metric):
     table, states = drawn(60, f=3)
@@ -371,7 +370,6 @@ def test_the_score_is_scipys_for_few_and_many_features(f):
 def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
-    monkeypatch.setattr("thinkalike.measures.mlem.sums.CHUNK", 70)
     monkeypatch.setattr("thinkalike.measures.mlem.sums.CHUNK", 1)
     monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
     found = MLEM(**params).fit(table, states)

@@ -63,11 +63,8 @@ def test_levels_are_called_as_in_the_table():
     _, frame, states = drawn()
     model = MLEM(difference="levels", alpha=1.0).fit(frame, states)
     for fitted in (model, pickle.loads(pickle.dumps(model))):
-        assert [each.levels for each in fitted.level_weights_] == [
-            [None, *sorted(WORDS)],
-            [None, False, True],
-            [None, "s", "m", "l"],
-        ]
+        levels = [each.levels for each in fitted.level_weights_]
+        assert levels == [[None, *sorted(WORDS)], [None, False, True], [None, "s", "m", "l"]]
         assert all(len(each.levels) == len(each.values) == len(each.weights) for each in fitted.level_weights_)
         assert torch.equal(fitted.predict(frame), model.predict(frame))
     numbers = MLEM(difference="levels", alpha=1.0).fit(torch.tensor([[3.0], [7.0]]).repeat(30, 1), states)

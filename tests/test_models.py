@@ -177,12 +177,9 @@ def test_layers_are_those_that_there_are(models, tokens, layer):
         model.head(tokens, layer)
     with pytest.raises(ModelError, match=f"no layer {layer}"):
         model.tail(model.head(tokens, 1), layer)
-
-
-@pytest.mark.parametrize(("start", "stop"), [(-1, 2), (1, 9)])
-def test_states_are_advanced_through_blocks_that_there_are(models, start, stop):
-    with pytest.raises(ModelError, match="blocks"):
-        models["gpt2"].advance(torch.randn(2, 5, 32), start, stop)
+    for start, stop in ((-1, 2), (1, 9)):
+        with pytest.raises(ModelError, match="blocks"):
+            model.advance(torch.randn(2, 5, 32), start, stop)
 
 
 def test_a_forward_pass_that_a_block_was_given_is_put_back():
@@ -316,26 +313,10 @@ def test_a_checkpoints_fingerprint_is_of_files_not_its_path(tmp_path):
     assert checkpoint_fingerprint(ModelConfig(name="gpt2", hub_id="gpt2", revision=hub.COMMIT)) == hub.COMMIT
 
 
-LLAMA = Family("llama", "model.layers")
-
-
-@pytest.fixture
-def llama(tmp_path):
-    """A tiny checkpoint of an architecture that the table has not."""
-    import transformers
-
-    size = {"vocab_size": len(tiny.tokenizer()), "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
-    torch.manual_seed(0)
-    shape = transformers.LlamaConfig(**size, num_attention_heads=4, max_position_embeddings=64)
-    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "llama")
-    tiny.tokenizer().save_pretrained(tmp_path / "llama")
-    return tmp_path / "llama"
-
-
 @pytest.mark.parametrize("family", ["llama", "auto"])
-def test_one_line_of_the_table_adds_a_family(family, llama, monkeypatch, tokens):
-    monkeypatch.setitem(FAMILIES, "llama", LLAMA)
-    model = load_model(ModelConfig(name="tiny-llama", family=family, path=str(llama)))
+def test_one_line_of_the_table_adds_a_family(family, monkeypatch, tmp_path):
+    monkeypatch.setitem(FAMILIES, "llama", Family("llama", "model.layers"))
+    model = load_model(ModelConfig(name="tiny-llama", family=family, path=str(tiny.write_llama(tmp_path))))
     assert (model.family.name, model.predicts) == ("llama", "next")
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     assert type(build_mini(sizes, 50, 0, "llama")).__name__ == "LlamaForCausalLM"
@@ -465,23 +446,9 @@ def test_a_model_in_memory_has_a_name_and_settings(checkpoints):
     assert load_model(module, tiny.tokenizer(), dtype=torch.float32).dtype == torch.float32
 
 
-@pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_a_side_of_an_encoder_decoder(side):
-    import transformers
-
-    sizes = {"vocab_size": len(tiny.tokenizer()), "d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-    module = transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
-    tiny.enlarge(module)
-    assert load_model(module, tiny.tokenizer(), side=side).n_layers == 2
-    with pytest.raises(ModelError, match=r"T5ForConditionalGeneration is an encoder-decoder: choose model\.side"):
-        load_model(module, tiny.tokenizer())
-
-
 def test_what_is_no_language_model_in_memory_is_refused(checkpoints):
     module, cutter = module_of(checkpoints["gpt2"]), tiny.tokenizer()
-    with pytest.raises(
-        TypeError, match="PreTrainedModel of transformers and its tokenizer, not GPT2LMHeadModel and No"
-    ):
+    with pytest.raises(TypeError, match="its tokenizer, not GPT2LMHeadModel and No"):
         load_model(module)
     with pytest.raises(TypeError, match="not Linear and"):
         load_model(torch.nn.Linear(2, 2), cutter)

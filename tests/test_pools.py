@@ -196,23 +196,12 @@ def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch)
         read(config("measure.given=token_position", "measure.batches=16"), models)
 
 
-def hsic(X, Y):
-    """The unbiased HSIC of linear kernels (Song et al. 2012, eq. 5), from products of features alone."""
-    n, k, l = len(X), (X**2).sum(1), (Y**2).sum(1)  # noqa: E741
-    a, b = X @ X.sum(0) - k, Y @ Y.sum(0) - l
-    pairs = ((X.T @ Y) ** 2).sum() - k @ l
-    return (pairs + a.sum() * b.sum() / ((n - 1) * (n - 2)) - 2 / (n - 2) * a @ b) / (n * (n - 3))
-
-
 def cka_of(batches):
     """CKA of three layers of one model (rows) and of another (columns), HSICs summed over batches."""
-    total = np.zeros((6, 6))
+    metric = CKA(3, 3)
     for states in batches:
-        layers = [np.asarray(layer, float) for side in states for layer in side]
-        layers = [X - X.mean(0) for X in layers]
-        total += [[hsic(X, Y) for Y in layers] for X in layers]
-    own = np.sqrt(np.diag(total))
-    return (total / np.outer(own, own))[:3, 3:]
+        metric.update(*states)
+    return metric.compute().value.numpy()
 
 
 @pytest.mark.slow

@@ -56,18 +56,12 @@ def test_a_grid_has_the_number_and_the_interval_of_every_row():
 def test_steps_are_columns_and_layers_or_features_rows():
     table = pd.DataFrame({"step": [0, 0, 8, 8], "layer": [0, 1, 0, 1], "to_last": [0.1, 0.2, 1.0, 1.0]})
     (grid,) = grids_of(table, run="m")
-    assert (grid["role"], grid["models"], grid["rows"], grid["columns"]) == (
-        "steps",
-        ["m"],
-        ["layer 0", "layer 1"],
-        [0, 8],
-    )
+    assert (grid["role"], grid["models"]) == ("steps", ["m"])
+    assert (grid["rows"], grid["columns"]) == (["layer 0", "layer 1"], [0, 8])
     assert grid["numbers"][0]["v"] == [0.1, 1.0, 0.2, 1.0]
     features = table.assign(feature="tense").rename(columns={"to_last": "accuracy"})
-    assert [(grid["variant"], grid["rows"]) for grid in grids_of(features)] == [
-        ("layer 0", ["tense"]),
-        ("layer 1", ["tense"]),
-    ]
+    found = [(grid["variant"], grid["rows"]) for grid in grids_of(features)]
+    assert found == [("layer 0", ["tense"]), ("layer 1", ["tense"])]
     assert grids_of(table[["step", "to_last"]])[0]["rows"] == [""]
     assert grids_of(table.assign(other=0)) == [], "likeness of every two steps"
 

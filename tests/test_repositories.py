@@ -263,10 +263,8 @@ def test_a_folders_label_is_its_name_however_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "my-model")
     for path in (".", "./", "../my-model", "../my-model/", "../my-model.gguf"):
         assert label(ModelConfig(name="local", path=path)) == "my-model"
-    assert told_apart([ModelConfig(name="local", path=path) for path in (".", "b/my-model")]) == [
-        f"{tmp_path.name}/my-model",
-        "b/my-model",
-    ]
+    both = [ModelConfig(name="local", path=path) for path in (".", "b/my-model")]
+    assert told_apart(both) == [f"{tmp_path.name}/my-model", "b/my-model"]
 
 
 def test_a_model_that_is_named_twice_is_loaded_once(minis):

@@ -205,15 +205,8 @@ def made(features: dict | pd.DataFrame, **changes) -> Stimuli:
     """Stimuli a, b, c, … with these features, each a text of its own."""
     table = pd.DataFrame(features)
     letters = [chr(ord("a") + row) for row in range(len(table))]
-    parts = {
-        "texts": letters,
-        "sentence": np.arange(len(table)),
-        "span": [(0, 1)] * len(table),
-        "words": letters,
-        "features": table,
-        "source": "made",
-    }
-    return Stimuli(**{**parts, **changes})
+    parts = {"texts": letters, "sentence": np.arange(len(table)), "span": [(0, 1)] * len(table), "words": letters}
+    return Stimuli(**{**parts, "features": table, "source": "made", **changes})
 
 
 def same(a: Stimuli, b: Stimuli) -> bool:
@@ -336,9 +329,8 @@ def test_kinds_follow_from_types_unless_they_are_declared():
     stimuli = made(table, kinds=kinds)
     nominal = ("text", "truth", "truth or nothing", "person", "person2", "unordered")
     ordinal = ("ordered", "rank", "size", "category")
-    assert stimuli.kinds == {
-        name: "nominal" if name in nominal else "ordinal" if name in ordinal else "numeric" for name in table
-    }
+    declared = dict.fromkeys(table, "numeric") | dict.fromkeys(nominal, "nominal") | dict.fromkeys(ordinal, "ordinal")
+    assert stimuli.kinds == declared
     codes, levels = stimuli.codes()
     assert levels == {
         "text": ["a", "b"],
@@ -502,12 +494,9 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
     path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stimuli = read_table(path)
     assert stimuli.kinds == {"f": "numeric", "g": "nominal", "h": "nominal", "i": "nominal"}
-    assert [[printed(value) for value in column] for _, column in stimuli.features.items()] == [
-        ["1", "NaN", "1000"],
-        ["x", "NaN", "None"],
-        ["True", "False", "NaN"],
-        ["1", "2", "three"],
-    ]
+    found = {name: [printed(value) for value in column] for name, column in stimuli.features.items()}
+    assert (found["f"], found["g"]) == (["1", "NaN", "1000"], ["x", "NaN", "None"])
+    assert (found["h"], found["i"]) == (["True", "False", "NaN"], ["1", "2", "three"])
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,31 @@
-"""A result appears whole or not at all, and is read in one way."""
+"""Results appear whole or not at all; their headlines are those of their tables; and lists of them."""
 
+import io
+import json
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
+import thinkalike
+from stores import finish
 from thinkalike import open_result, results
-from thinkalike.errors import DataError, StoreError, TrainingError
-from thinkalike.store import Job, locked, newest_state, read_state, write_state
+from thinkalike.cli import main
+from thinkalike.config import MEASURES, SUBJECTS, TASKS
+from thinkalike.contrib.papers import experiment_named
+from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
+from thinkalike.instruments import instrument
+from thinkalike.listing import Query, search, selected, show_sweep
+from thinkalike.measures import bootstrap_interval, fold_interval
+from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -82,10 +95,8 @@ def test_all_results_of_a_store_are_one_table(tmp_path):
     with job(tmp_path, "c").running():
         write(job(tmp_path, "c"))
         table = results(tmp_path)
-    assert table[["kind", "key", "models", "penalty"]].values.tolist() == [
-        ["stitching", "a", "tiny", 0.5],
-        ["stitching", "b", "tiny", 0.25],
-    ]
+    found = table[["kind", "key", "models", "penalty"]].values.tolist()
+    assert found == [["stitching", "a", "tiny", 0.5], ["stitching", "b", "tiny", 0.25]]
     assert open_result(table["folder"][1]).key == "b"
 
 
@@ -168,3 +179,263 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
             job(tmp_path).running(wait=False).__enter__()
         other.kill()
     assert done(tmp_path).exists()
+
+
+def planted(scalars: dict[str, float], provenance: dict, **read) -> Result:
+    """Return a result of which everything was read already."""
+    result = Result(Path("nowhere"))
+    vars(result).update(read, _record={"scalars": scalars, "provenance": provenance})
+    return result
+
+
+def of(kind: str, table: pd.DataFrame, scalars=None, **more) -> dict[str, Headline]:
+    """Return by name the headline numbers of a planted result of a kind."""
+    provenance = more.pop("provenance", {})
+    result = planted(scalars or {}, provenance, table=table, **{"tables": {}, **more})
+    modules = SUBJECTS if "subjects" in provenance else {**TASKS, **MEASURES}
+    found = instrument(modules[kind]).headlines(result)
+    return {each.name: each for each in found}
+
+
+def cells(source: str, target: str, values: list[list[float]]) -> pd.DataFrame:
+    """Return the rows of a matrix of layers; every interval is of width .2."""
+    rows = [
+        {"source": source, "target": target, "source_layer": i, "target_layer": j, "value": value}
+        for i, row in enumerate(values)
+        for j, value in enumerate(row)
+    ]
+    table = pd.DataFrame(rows)
+    return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.1)
+
+
+def test_stitching_headlines_are_the_mean_and_worst_penalty():
+    random = np.random.default_rng(0)
+    tokens, target = np.full(30, 100.0), random.normal(300, 10, 30)
+    stitch = target + random.normal([[20.0], [50.0]], 5, (2, 30))
+    own = bootstrap_interval(torch.from_numpy((stitch - target).mean(0)), torch.from_numpy(tokens))
+    table = pd.DataFrame({"penalty": [0.2, 0.5], "penalty_low": [0.1, 0.4], "penalty_high": [0.3, 0.6]})
+    table = table.assign(source_layer=[0, 1], target_layer=[0, 2])
+    arrays = {"stitch": stitch, "target": target, "tokens": tokens}
+    found = of("stitch", table, {"mean_penalty": 0.35}, arrays=arrays)
+    assert found["mean_penalty"] == pytest.approx((*("mean_penalty", 0.35), float(own.low), float(own.high), None, ""))
+    assert found["worst_penalty"] == ("worst_penalty", 0.5, 0.4, 0.6, None, "1→2")
+    both_ways = of("stitch", pd.concat([table, table], ignore_index=True), {"mean_penalty": 0.35}, arrays=arrays)
+    assert both_ways["mean_penalty"] == ("mean_penalty", 0.35, None, None, None, ""), "two sets of documents"
+    seeds = of("stitch", table, {"mean_penalty": 0.35}, arrays=arrays | {"seed_1": stitch + 10.0})["mean_penalty"]
+    assert seeds.high - seeds.low > 2 * float(own.high - own.low), "seeds that differ"
+
+
+@pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2"])
+def test_pair_headlines_are_the_mean_and_least_of_equal_depths(kind):
+    across = cells("a", "b", [[0.9, 0.5, 0.2], [0.1, 0.95, 0.4]])  # depths: 0 with 0, and 1 with 2
+    table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
+    found = of(kind, table)
+    assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
+    assert found[f"least_{kind}"][1:4] == pytest.approx((0.4, 0.3, 0.5))
+    assert str(found[f"least_{kind}"]) == f"least {kind.replace('_', ' ')} 0.4 [0.3, 0.5] at layer 1 with 2"
+
+
+def test_a_model_beside_itself_says_nothing_by_its_diagonal():
+    found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
+    assert found["mean_cka"].value == pytest.approx(0.4)
+    assert (found["least_cka"].value, found["least_cka"].at) == (0.3, "layer 0 with 1")
+    assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
+
+
+def test_mlem_and_rsa_have_their_means_and_their_best():
+    by_fold = np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])  # layers, folds
+    scores = pd.DataFrame({"score": [0.2, 0.6], "low": [0.0, 0.5], "high": [0.4, 0.7]})
+    found = of("mlem", pd.DataFrame(), tables={"scores": scores}, arrays={"scores": by_fold})
+    mean = fold_interval(torch.tensor([0.3, 0.4, 0.5], dtype=torch.float64))
+    assert found["mean_score"][1:4] == pytest.approx(tuple(map(float, mean)))
+    assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
+    found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
+    assert found["mean_similarity"].value == 0.3
+    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
+    two = [cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), cells("a", "b", [[0.1, 0.2], [0.0, 0.1]])]
+    found = of("rsa", pd.concat(two, ignore_index=True), {"stimuli": 8.0, "mean_similarity": 0.3})
+    assert found["greatest_similarity"].value == 0.2, "of two models, where there are two"
+    assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
+
+
+def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
+    provenance, scalars = {"subjects": ["s1", "s2", "s3"]}, {"subjects": 3.0, "ceiling": 0.5, "best": 0.4}
+    table = pd.DataFrame({"value": [0.1, 0.4], "low": [0.0, 0.3], "high": [0.2, 0.5]})
+    found = of("rsa", table, scalars, provenance=provenance, tables={"models": table})
+    assert found["best"][1:4] == (0.4, 0.3, 0.5)
+    assert found["ceiling"].value == 0.5
+    wide = table.assign(both_low=[-0.1, 0.2], both_high=[0.3, 0.6])
+    assert of("rsa", wide, scalars, provenance=provenance, tables={"models": table})["best"][1:4] == (0.4, 0.2, 0.6)
+    assert list(of("rsa", table, scalars, provenance=provenance)) == ["ceiling"], "no model was asked for"
+
+
+def test_a_populations_headline_is_its_flips_at_the_worst_cut():
+    groups = ["g", "g", "g", "h", "h", "h"]
+    table = pd.DataFrame({"source": list("abcdef"), "group_of_source": groups})
+    predicted = np.zeros((6, 6, 2, 10), dtype=int)
+    predicted[:3, 3:, 1, :4] = predicted[3:, :3, 1, :4] = 1  # at the second cut, 4 of 10 between groups
+    predicted[0, 1, 0, :1] = 1
+    found = of("population", table, arrays={"predicted": predicted})
+    assert found["flips_between_groups"].value == pytest.approx(0.4)
+    assert found["flips_within_groups"].value == 0.0
+
+
+def test_an_experiment_says_how_many_of_its_claims_hold():
+    experiment = experiment_named("brown2023/figure1")
+    (found,) = experiment.headlines(planted({"claims": 5.0, "claims_that_hold": 3.0}, {}))
+    assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
+    assert str(found) == "claims that hold 3 of 5"
+
+
+def test_a_headline_is_written_with_its_interval_if_it_has_one():
+    whole = Headline.with_ends("mean_penalty", 0.20481, 0.18379, 0.23290)
+    assert str(whole) == "mean penalty 0.2048 [0.1838, 0.2329]"
+    assert whole.numbers == {"mean_penalty": 0.20481, "mean_penalty_low": 0.18379, "mean_penalty_high": 0.23290}
+    alone = Headline.with_ends("mean_penalty", 0.2, np.nan, np.inf)
+    assert (alone.low, alone.high, str(alone), alone.numbers) == (None, None, "mean penalty 0.2", {"mean_penalty": 0.2})
+    assert first_scalar({"b": 1.0, "b_low": 0.5, "b_high": 1.5, "a": 2.0}) == [("b", 1.0, 0.5, 1.5, None, "")]
+
+
+RUN = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
+BOTH = ("gelu-3l-mini", "solu-3l-mini")
+
+
+def put(store: Path, kind: str, key: str, models=("gelu-3l-mini",), settings=None, value=0.5, **made) -> Path:
+    """Write a finished job; `made` is what its provenance says of how."""
+    record = {"config": RUN, "settings": settings, "scalars": {"batches": 4.0}}
+    record["headlines"] = [Headline("score", value, value - 0.1, value + 0.1)._asdict()]
+    made = {"date": "2026-11-01T12:00:00+00:00", "phases": {"computing": 60.0}} | made
+    return finish(store, kind, key, {"table": TABLE}, models, **record, **made).folder
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """A store of three kinds; the stitches differ in their steps and models."""
+    place = tmp_path / "results"
+    named = {"model": {"name": "gelu-3l-mini"}, "target": {"name": "solu-3l-mini"}, "data": {"name": "stdlib"}}
+    put(place, "stitching", "aa", BOTH, named, 0.25, date="2026-11-02T12:00:00+00:00")
+    put(place, "stitching", "bb", BOTH, named | {"stitch": {"steps": 10}}, 0.75, date="2026-11-03T12:00:00+00:00")
+    put(place, "loss", "cc", date="2026-11-01T12:00:00+00:00")
+    return place
+
+
+class Listed(NamedTuple):
+    """What `thinkalike results` says, and its exit status."""
+
+    out: str
+    err: str
+    status: int
+
+
+@pytest.fixture
+def listed(monkeypatch, capsys):
+    """Calls `thinkalike results` inside this process."""
+
+    def call(*words, columns: int = 80) -> Listed:
+        status = 0
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code
+        return Listed(*capsys.readouterr(), status)
+
+    return call
+
+
+def test_a_list_shows_headlines_and_differing_settings(store, listed):
+    shown = listed(store)
+    assert (shown.status, shown.err) == (0, "")
+    for text in ("aa", "bb", "cc", "score 0.75 [0.65, 0.85]", "2026-11-03 12:00", "1 result", "2 results", "60 s"):
+        assert text in " ".join(shown.out.split()), text
+    assert "stitch.steps=10" in shown.out
+    assert "stitch.steps=2000" in shown.out, "a default is that of the configuration"
+    assert "data=" not in shown.out, "all of a kind have the same"
+    assert shown.out.index("loss:") < shown.out.index("aa") < shown.out.index("bb"), "the newest comes last"
+
+
+def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
+    put(tmp_path, "cka", "aa", value=1 / 3)
+    (tmp_path / "cka" / "foreign").mkdir()
+    table = listed(tmp_path, "--csv")
+    (row,) = pd.read_csv(io.StringIO(table.out), float_precision="round_trip").to_dict("records")
+    assert (row["kind"], row["value"], row["score_high"], row["batches"]) == ("cka", 1 / 3, 1 / 3 + 0.1, 4.0)
+    text = listed(tmp_path, "--json")
+    (found,) = json.loads(text.out)
+    assert found["headlines"][0]["value"] == 1 / 3
+    assert found["models"] == ["gelu-3l-mini"]
+    assert found["folder"] == str(tmp_path / "cka" / "aa")
+    assert table.err == text.err == ""
+
+
+def test_in_python_it_is_a_table(store):
+    table = thinkalike.results(store).set_index("key")
+    assert table.index.tolist() == ["cc", "aa", "bb"]
+    assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
+    assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=UTC)
+    assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
+    assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
+    with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):
+        thinkalike.results(store, kind="stitchin")
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("kind=loss", "cc"),
+        ("kind=loss,stitching", "cc aa bb"),
+        ("model=solu-3l-mini,gelu-3l-mini kind=stitching", "aa bb"),
+        ("since=2026-11-03", "bb"),
+        ("since=2026-11-02T14:00:00+02:00", "aa bb"),
+        ("sort=score", "aa cc bb"),
+        *((f"sort={order}", "cc aa bb") for order in ("kind", "models", "duration")),
+    ],
+)
+def test_results_are_chosen_and_sorted(store, listed, words, keys):
+    found = json.loads(listed(f"store={store}", *words.split(), "--json").out)
+    assert [each["key"] for each in found] == keys.split()
+
+
+@pytest.mark.parametrize(("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}')])
+def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
+    """A file that is gone, and the manifest of another program."""
+    folder = store / "stitching" / "aa"
+    (folder / file).write_text(text) if text else (folder / file).unlink()
+    shown = listed(store)
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"skipped: {folder}")
+    assert "damaged" in line or "missing" in line
+    assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
+
+
+def test_other_folders_are_no_results(store, listed):
+    for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
+        (store / name).mkdir(parents=True)
+    (store / "README.md").write_text("mine")
+    assert listed(store).err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "named"), [("sort=skore", "score"), ("knd=loss", "kind"), ("since=soon", "soon"), ("kind=los", "loss")]
+)
+def test_a_bad_query_names_what_is_meant(store, words, named):
+    with pytest.raises(ConfigError, match=named):
+        selected(search(store), Query.parsed([words]))
+
+
+def test_a_sweep_shows_what_was_swept_and_the_headlines(tmp_path, capsys, monkeypatch):
+    """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
+    made = []
+    for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
+        folder = put(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
+        made.append(([f"model={model}", f"stitch.steps={steps}", "seed=3"], folder))
+    monkeypatch.setenv("COLUMNS", "80")
+    show_sweep(made)
+    shown = capsys.readouterr().out
+    assert "jobs of the sweep: 3" in shown
+    for text in ("model=gelu-3l-mini", "stitch.steps=20", "score 0.75 [0.65, 0.85]"):
+        assert text in shown
+    assert "seed" not in shown, "all jobs have the same"
+    assert max(map(len, shown.splitlines())) <= 80

@@ -143,11 +143,8 @@ def test_autocast_trains_alike_with_stitches_in_float32(rows, run, tmp_path):
     config = replace(CONFIG, steps=20)
     plain, cast = training(config=config), training(config=config)
     fit(plain, step_data(rows, plain), run)
-    fit(
-        cast,
-        step_data(rows, cast),
-        replace(run, partial=tmp_path / "cast", trainer=TrainerConfig(precision="bf16-mixed")),
-    )
+    other = replace(run, partial=tmp_path / "cast", trainer=TrainerConfig(precision="bf16-mixed"))
+    fit(cast, step_data(rows, cast), other)
     assert not torch.equal(plain.curve, cast.curve)
     assert (plain.curve - cast.curve).abs().max() < 0.02 * plain.curve.max()
     assert all(weight.dtype == torch.float32 for weight in cast.parameters())

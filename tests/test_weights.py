@@ -48,12 +48,9 @@ def load(kind, folder, **changes):
 
 def rewrite(folder, change):
     """Change the weights of a checkpoint."""
-    weights = load_file(folder / "model.safetensors")
-    save_file(
-        {name: weight.contiguous() for name, weight in change(weights).items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    path = folder / "model.safetensors"
+    weights = {name: weight.contiguous() for name, weight in change(load_file(path)).items()}
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def line_of(kind, folder, **changes):

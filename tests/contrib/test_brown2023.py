@@ -42,11 +42,8 @@ def planted(folder, cells, noise=0.01) -> Result:
 
 def case(folder, **cells) -> Case:
     """An experiment whose jobs are planted; a pair of models is called by the names of both."""
-    return Case(
-        composed("experiment=brown2023/figure9", entry="analyze"),
-        [],
-        {f"{pair[0]}, {pair[1]}": planted(folder, values) for pair, values in cells.items()},
-    )
+    jobs = {f"{pair[0]}, {pair[1]}": planted(folder, values) for pair, values in cells.items()}
+    return Case(composed("experiment=brown2023/figure9", entry="analyze"), [], jobs)
 
 
 def test_a_statistic_is_that_of_the_cells_with_an_interval(tmp_path):
@@ -112,10 +109,8 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
 
     def verdict(folder, *values):
         names = "xyz"[: len(values)]
-        made = {
-            f"{name}, {name}": planted(tmp_path / folder, likeness(value))
-            for name, value in zip(names, values, strict=True)
-        }
+        cells = zip(names, values, strict=True)
+        made = {f"{name}, {name}": planted(tmp_path / folder, likeness(value)) for name, value in cells}
         models = [Model(ModelConfig(name=name)) for name in names]
         return experiments._grows(Case(composed("experiment=brown2023/figure10", entry="analyze"), models, made))
 
@@ -229,9 +224,7 @@ def verdicts(tmp_path):
     def run(figure, *words, **changes):
         own = (f"experiment=brown2023/{figure}", "scale=mini", "population=natural", *words)
         case = Case(
-            composed(*own, entry="analyze"),
-            [],
-            dict.fromkeys(("report", "challenge"), classified(tmp_path, **changes)),
+            composed(*own, entry="analyze"), [], dict.fromkeys(("report", "challenge"), classified(tmp_path, **changes))
         )
         return claims_table(papers.experiment_named(f"brown2023/{figure}").conclude(case).claims).set_index("claim")
 

@@ -326,10 +326,8 @@ def test_verdicts_are_right_only_where_rules_were_followed():
 
 @pytest.mark.slow
 def test_the_court_experiment_has_a_job_per_target_and_seed():
-    words, experiment = (
-        ["experiment=validity/court", "scale=mini", "measure.seeds=2"],
-        experiment_named("validity/court"),
-    )
+    words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
+    experiment = experiment_named("validity/court")
 
     def jobs(*more):
         config = composed(*words, *more, entry="analyze")

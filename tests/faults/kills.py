@@ -193,14 +193,8 @@ def import_everything() -> None:
     """Import what jobs import, once for all children."""
     from thinkalike.config import MEASURES, TASKS
 
-    for module in (
-        *(name.partition(":")[0] for name in MEASURES.values()),
-        *TASKS.values(),
-        "thinkalike.contrib.papers",
-        "train",
-        "analyze",
-        "transformer_lens",
-    ):
+    others = ("thinkalike.contrib.papers", "train", "analyze", "transformer_lens")
+    for module in (*MEASURES.values(), *TASKS.values(), *others):
         importlib.import_module(module.partition(":")[0])
 
 
@@ -212,10 +206,8 @@ def main() -> None:
     failed, on, total, began = 0, 0, 0, time.monotonic()
     for kill in kills(number, kinds):
         total, on, failed = total + 1, on + kill.went_on, failed + bool(kill.problem)
-        print(
-            f"{kill.kind:12s} {kill.moment:12s} {kill.problem or ('went on' if kill.went_on else 'begun anew')}",
-            flush=True,
-        )
+        outcome = kill.problem or ("went on" if kill.went_on else "begun anew")
+        print(f"{kill.kind:12s} {kill.moment:12s} {outcome}", flush=True)
     print(f"{total} kills, {on} went on from a state, {failed} problems, {time.monotonic() - began:.0f} s")
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.flush()

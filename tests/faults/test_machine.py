@@ -58,15 +58,10 @@ def test_too_little_memory_is_one_line(text_files, tmp_path):
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
 
-    words = [
-        "task=pretrain",
-        "model=gelu-3l-mini",
-        "pretrain.tokens=4000000",
-        "pretrain.tokens_per_step=2000000",
-        "pretrain.vocabulary=280",
-    ]
-    words += ["pretrain.warmup=1", "model.architecture.d_model=16", "model.architecture.n_heads=2"]
-    words += ["model.architecture.d_head=8", "model.architecture.d_mlp=32", "data=text", "data.context=64"]
+    words = ["task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=4000000", "pretrain.tokens_per_step=2000000"]
+    shape = {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}
+    words += [f"model.architecture.{name}={size}" for name, size in shape.items()]
+    words += ["pretrain.vocabulary=280", "pretrain.warmup=1", "data=text", "data.context=64"]
     words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.3"]
     words += [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     line = one_line(*ended(words, tmp_path, limited))
