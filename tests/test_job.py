@@ -298,7 +298,7 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
 
 NEUTRAL = {
     "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
-    "model.members", "target.members", "model.device_map", "target.device_map",
+    "model.members", "target.members", "model.device_map", "target.device_map", "data.group",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",

@@ -225,7 +225,8 @@ def read_corpus(
     if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
         log.warning(f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make "
                     "wide intervals; read more tokens, or give more text")  # fmt: skip
-    if data.group is None and (alike := neighbours_alike(corpus.report.tokens[:, :context], corpus.report.documents)):
+    report = corpus.report
+    if data.group is None and (alike := neighbours_alike(report.layout.target_tokens(report.tokens), report.documents)):
         found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
         log.warning(f"warning: data {data.name}: {found}: intervals are then too narrow; see data.group")
     return corpus
