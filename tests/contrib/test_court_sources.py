@@ -12,7 +12,7 @@ from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
 from thinkalike.contrib.court.table import entries
-from thinkalike.evaluation.tokens_alone import twin as untrained_twin
+from thinkalike.evaluation.tokens_alone import twin
 from thinkalike.models.load import fresh, load_model, perturbed, variant
 from thinkalike.training.run import Run, fit
 
@@ -418,7 +418,7 @@ def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
 
 def test_weights_are_partly_untrained_or_all_but_the_embedding(setting):
     target, new = setting.target, fresh(setting.target, 1)
-    own, mixed_up = untrained_twin(target, 1), constructions.reverted(target, 0.1, 1)
+    own, mixed_up = twin(target, 1), constructions.reverted(target, 0.1, 1)
     same = [name for name, weight in own.module.named_parameters() if weight.equal(target.module.get_parameter(name))]
     assert [name for name in same if target.module.get_parameter(name).dim() > 1] == ["tok_embed.weight"]
     for name, weight in mixed_up.module.named_parameters():
@@ -438,8 +438,9 @@ def test_only_the_shortcut_was_trained_on_tokens_alone(setting, sources):
     module, data = trained["token alone"]
     assert data.rows.shape == (40 * (CONTEXT - 1), 2)
     assert all((trained[name][1].rows == setting.other).all() for name in TRAINED[:2])
-    twin = variant(setting.target, module.model, "twin")
-    alone = twin.head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
+    alone = (
+        variant(setting.target, module.model, "twin").head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
+    )
     assert (states(sources["token alone"], setting.report) - alone).abs().max() < 1e-5
 
 
