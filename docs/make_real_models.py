@@ -190,18 +190,13 @@ SECTIONS = [
         "[The ruler](guide/ruler.md): what both share at five depths, beside copies of each of them with fewer bits.",
         "ruler",
     ),
-    (
-        "SmolLM2 and Gemma by CKA",
-        "All 30 x 18 layer pairs, word by word, as the tokenizers differ; layers of equal relative depth are shown.",
-        "cka",
-    ),
     ("Features", "MLEM of SmolLM2 on the controlled stimuli of this project.", "mlem-smollm2"),
 ]
 INTRODUCTION = """# Real models
 The first results on real weights: SmolLM2-135M-Instruct (Q4_1, 30 layers) and Gemma 3 270M (Q4_K_M, 18 layers), which
 come as packages of the Python index. Made by `python docs/make_real_models.py` on two CPU cores without a GPU; below
-each command is what it prints. Seconds are of processor time, one thread, once. A second run gave the same tables to
-the bit.
+each command is what it prints. Seconds are of processor time, once; a second run of all but the ruler gave the same
+tables to the bit.
 
 ## What did a change do to SmolLM2?
 Relative distance of states by layer (`measure=distance`), of SmolLM2 and copies of it: every matrix rounded to so many
@@ -218,6 +213,7 @@ LIMITS = """
 - Nobody has compared full-scale runs, and two models are no sample of real models.
 """
 SHOWN = (0, 3, 10, 15, 29)
+CHANGES = ("8bit", "6bit", "4bit", "3bit", "noise15", "noise27", "noise10-14")
 
 
 def page(known: dict[str, Any], cache: Path) -> str:
@@ -228,12 +224,12 @@ def page(known: dict[str, Any], cache: Path) -> str:
     tables = {table["target"].iloc[0]: table for table in read}
     parts = [INTRODUCTION, f"| change | {' | '.join(f'layer {n}' for n in SHOWN)} | begins |"]
     parts.append("|---" * (len(SHOWN) + 2) + "|")
-    for name in known:
-        if name.startswith("distance-"):
-            table = tables[f"smollm2-{name.removeprefix('distance-')}"].set_index("source_layer")
+    for change in CHANGES:
+        if f"distance-{change}" in known:
+            table = tables[f"smollm2-{change}"].set_index("source_layer")
             cells = " | ".join(f"{table['value'][layer]:.3f}" for layer in SHOWN)
             begins = table.index[table["value"] > 1e-5].min()
-            parts.append(f"| {name.removeprefix('distance-')} | {cells} | {begins} |")
+            parts.append(f"| {change} | {cells} | {begins} |")
     for title, text, start in SECTIONS:
         found = {name: each for name, each in known.items() if (name == start or name.startswith(f"{start}"))}
         found = {name: each for name, each in found.items() if name == start or start.endswith(("-", "noise"))}
