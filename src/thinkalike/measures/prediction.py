@@ -196,22 +196,23 @@ def _rows(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
 
 
 def _chosen(halves: Sequence[PairStatistics], bases: Sequence[tuple[Tensor, Tensor]], size: float) -> float:
-    """Return the λ with which the maps of each half predict the other best; ∞ where none does better than the mean."""
-    if len(halves) < 2:
-        raise ValueError(
-            "the rows to fit on are of one document, so that no penalty can be chosen by others: give ridge"
-        )
-    penalties = (PENALTIES * size).to(halves[0].xx)
+    """Return the λ with which the maps of each half predict the other best; ∞ where none does better than the mean.
+
+    Args:
+        size: The mean of the diagonal of Σ (x - x̄)(x - x̄)', in whose unit everything is, so that no product overflows.
+    """
+    penalties = PENALTIES.to(halves[0].xx)
+    scale = size**0.5 * sum(float(half.yy.diagonal().mean()) for half in halves) ** 0.5
     gained = torch.zeros_like(penalties)
     for (values, vectors), own, other in zip(bases, halves, reversed(halves), strict=True):
         x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
         xx, xy = (torch.addr(each, x, mean, alpha=other.n) for each, mean in ((other.xx, x), (other.xy, y)))
-        basis = vectors.T @ own.xy
-        linear = (basis * (vectors.T @ xy)).sum(1)
-        quadratic = (basis @ basis.T) * (vectors.T @ xx @ vectors)
-        shrunk = 1 / (values.clamp(min=0) + penalties[:, None])
+        basis = vectors.T @ (own.xy / scale)
+        linear = (basis * (vectors.T @ (xy / scale))).sum(1)
+        quadratic = (basis @ basis.T) * (vectors.T @ (xx / size) @ vectors)
+        shrunk = 1 / (values.clamp(min=0) / size + penalties[:, None])
         gained += 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
-    return float(penalties[gained.argmax()]) if gained.max() > 0 else math.inf
+    return float(penalties[gained.argmax()] * size) if gained.max() > 0 else math.inf
 
 
 class PredictionEstimate(LayerPairEstimate):

@@ -73,7 +73,7 @@ class Predictor:
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
-        self.documents, self._x = documents.long(), x.double()
+        self.documents, self._x = documents.long(), _of_unit_size(x)
         self._folds = [self._fold(fold) for fold in range(FOLDS)]
 
     def _fold(self, number: int) -> _Fold:
@@ -87,7 +87,7 @@ class Predictor:
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
-        y = y.double()
+        y = _of_unit_size(y)
         total, count, whole = y.sum(0), len(y), self._x.T @ y
         found, errors = [], []
         for fold in self._folds:
@@ -112,6 +112,12 @@ class Predictor:
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
             sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
         return HeldOut(sums, self.documents)
+
+
+def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    """Return states less their mean, in float64 and units of their largest entry: R² keeps its value."""
+    apart = x.double() - x.double().mean(0)
+    return apart / apart.abs().max().clamp(min=torch.finfo(apart.dtype).tiny)
 
 
 def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
