@@ -123,7 +123,7 @@ def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, ca
         perform(Toy(), on(tmp_path))
     wandb.teardown()
     assert modes == ["online", "offline"]
-    assert "W&B: the key is not known, so the run stays offline" in caplog.text
+    assert "W&B: the key is not known second line, so the run stays offline" in caplog.text
 
 
 class Recorder:

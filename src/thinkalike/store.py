@@ -381,7 +381,8 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
     folder.mkdir(parents=True, exist_ok=True)
     before, aside = _states(folder, name), folder / f"{name}.aside"
-    torch.save(state, aside)
+    with aside.open("wb") as file:  # else a full disk would not be an OSError
+        torch.save(state, file)
     _sync(aside)
     path = folder / f"{name}-{max(before, default=0) + 1}-{digest_of(aside)[:16]}.pt"
     os.replace(aside, path)
