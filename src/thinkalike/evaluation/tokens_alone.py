@@ -145,7 +145,8 @@ class TokenAtPlace:
 
 
 def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, "p q"]:
-    damped = xx + LOW_RIDGE * xx.diagonal().mean() * torch.eye(len(xx)).to(xx)
+    least = LOW_RIDGE * xx.diagonal().mean() + torch.finfo(xx.dtype).tiny  # more than 0 where no covariate varies
+    damped = xx + least * torch.eye(len(xx)).to(xx)
     return torch.cholesky_solve(xy, torch.linalg.cholesky(damped))
 
 
