@@ -230,12 +230,8 @@ def page(known: dict[str, Any], cache: Path) -> str:
             cells = " | ".join(f"{table['value'][layer]:.3f}" for layer in SHOWN)
             begins = table.index[table["value"] > 1e-5].min()
             parts.append(f"| {change} | {cells} | {begins} |")
-    for title, text, start in SECTIONS:
-        found = {name: each for name, each in known.items() if (name == start or name.startswith(f"{start}"))}
-        found = {name: each for name, each in found.items() if name == start or start.endswith(("-", "noise"))}
-        parts += ["", f"## {title}", text]
-        for each in found.values():
-            parts.append(_shown(each, cache))
+    for title, text, name in SECTIONS:
+        parts += ["", f"## {title}", text, _shown(known[name], cache)]
     return "\n".join(parts) + "\n" + LIMITS
 
 

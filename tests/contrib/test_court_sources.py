@@ -12,8 +12,7 @@ from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
 from thinkalike.contrib.court.table import entries
-from thinkalike.evaluation.tokens_alone import twin
-from thinkalike.models.load import fresh, load_model, perturbed, variant
+from thinkalike.models.load import fresh, load_model, perturbed, twin, variant
 from thinkalike.training.run import Run, fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32

@@ -22,8 +22,7 @@ from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, ja
 from thinkalike.measures.losses import surprises, token_codes
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import fresh
-from thinkalike.models.survey import embedding_of
+from thinkalike.models.load import twin
 from thinkalike.processes import counted
 
 GROUPED_TOKENS = 2**14  # of a batch, in which the tokens' part is taken out; the last batch has more
@@ -268,14 +267,6 @@ def later_shares(source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int
         apart = [(each - own).square().sum(-1).mean(0) for each in (moved, same)]
         share = (apart[0] - apart[1]).max() / size.clamp(min=torch.finfo(size.dtype).tiny)
         found[layer] = max(float(share), 0.0)
-    return found
-
-
-@torch.no_grad()
-def twin(target: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights and the model's own embedding of tokens."""
-    found = fresh(target, seed)
-    embedding_of(found.module).copy_(embedding_of(target.module))
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -23,14 +23,13 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
 from thinkalike.data.documents import held_out_texts
 from thinkalike.errors import DataError
-from thinkalike.evaluation.tokens_alone import twin
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, RowGroups, numbered_by_part, seeded
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models, rounded
+from thinkalike.models.load import load_models, rounded, twin
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
@@ -98,17 +97,23 @@ class Words:
         self.share = len(self.documents) / int(kept.sum())
 
     def states(self, model: FrozenModel, layers: Sequence[int]) -> list[Float[Tensor, "words d"]]:
-        """Return the states of a model at all words, by layer."""
+        """Return the states of a model at all words, at each of these layers, of which some may be the same."""
+        at = list(dict.fromkeys(layers))
         parts = [
-            word_states(model, self.text.chosen(numbers), layers)
+            word_states(model, self.text.chosen(numbers), at)
             for numbers in counted(torch.arange(len(self.text.texts)).split(AT_ONCE), "batch")
         ]
-        return [torch.cat(each).cpu() for each in zip(*parts, strict=True)]
+        found = dict(zip(at, (torch.cat(each).cpu() for each in zip(*parts, strict=True)), strict=True))
+        return [found[layer] for layer in layers]
 
-    def beyond(self, states: Float[Tensor, "words d"]) -> Float[Tensor, "kept d"]:
-        """Return states less the means of their word and of their place in the piece, within each fold."""
-        parts = ((self._places[rows], own, states[rows]) for rows, own in self._groups)
-        return torch.cat([own.without_means(inside, places) for places, own, inside in parts])
+    def predictors(self, states: Iterable[Float[Tensor, "words d"]]) -> Iterator[Predictor]:
+        """Yield for each layer what its states less the means of their word and of their place predict.
+
+        Means are those of a fold, so that no row that is judged has a part in one that maps are fitted on.
+        """
+        for layer in states:
+            parts = [own.without_means(layer[rows], self._places[rows]) for rows, own in self._groups]
+            yield Predictor(torch.cat(parts), self.documents)
 
     def leave_out(self, layers: Sequence[Float[Tensor, "words _"]]) -> None:
         """Leave out the few words whose long states decide some layer."""
@@ -121,27 +126,21 @@ class Words:
 
 
 class Side:
-    """One of two models: its states beyond the words at the layers that are compared, and what they predict."""
+    """One of two models: what its states beyond the words predict, at the layers that are compared."""
 
     def __init__(self, model: FrozenModel, layers: Sequence[int], words: Words, states: Sequence[Tensor]):
         self.model, self.layers, self.words = model, list(layers), words
-        self.states = [words.beyond(layer) for layer in states]
-        self.predictors = [Predictor(layer, words.documents) for layer in self.states]
+        self.predictors = [*words.predictors(states)]
 
-    def alike(self, other: Sequence[Float[Tensor, "kept d"]]) -> Float[Tensor, "l 2 replicates"]:
-        """Return for each layer the R² of other states from these, and of these from the others, with replicates."""
-        found = []
-        for mine, predicts, theirs in zip(self.states, self.predictors, other, strict=True):
-            back = Predictor(theirs, self.words.documents).of(mine)
-            found.append(torch.stack([predicts.of(theirs).shares, back.shares]))
-        return torch.stack(found)
+    def alike(self, others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
+        """Return for each layer the R² of other states from these, and of these from the others."""
+        both = zip(self.predictors, others, strict=True)
+        return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
         """Return how alike this model and a changed copy of it are at each layer."""
         changed = twin(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
-        at = list(dict.fromkeys(self.layers))
-        states = dict(zip(at, self.words.states(changed, at), strict=True))
-        return self.alike([self.words.beyond(states[layer]) for layer in self.layers])
+        return self.alike(self.words.predictors(self.words.states(changed, self.layers)))
 
 
 class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "layers", "data", "measure")):
@@ -163,11 +162,11 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
         names = [model.name for model in models]
         with work.phase("models"):
             layers = [[pair[side] for pair in pairs] for side in (0, 1)]
-            found = [_by_layer(words, model, own) for model, own in zip(models, layers, strict=True)]
+            found = [words.states(model, own) for model, own in zip(models, layers, strict=True)]
             if measure.massive == "drop":
                 words.leave_out([layer for states in found for layer in states])
             sides = [Side(*each[:2], words, each[2]) for each in zip(models, layers, found, strict=True)]
-            value = sides[0].alike(sides[1].states)
+            value = sides[0].alike(sides[1].predictors)
         kept = work.resume("rungs") or {}
         rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
         for number, side in enumerate(sides[: 1 if models[0] is models[1] else 2]):
@@ -194,11 +193,10 @@ class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "laye
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the reading of each side at the middle layer pair."""
         row = result.table.iloc[len(result.table) // 2]
-        names = ("shared", "bits_of_source", "bits_of_target")
-        columns = ("value", "source_bits", "target_bits")
-        ends = ((row[each], row[f"{each.removeprefix('value')}low" if each == "value" else f"{each}_low"],
-                 row["high" if each == "value" else f"{each}_high"]) for each in columns)  # fmt: skip
-        return [Headline.with_ends(name, *each) for name, each in zip(names, ends, strict=True)]
+        columns = {"shared": ["value", "low", "high"]}
+        for side in ("source", "target"):
+            columns[f"bits_of_{side}"] = [f"{side}_bits{end}" for end in ("", "_low", "_high")]
+        return [Headline.with_ends(name, *row[own]) for name, own in columns.items()]
 
     def show(self, result: Result) -> None:
         table = result.table
@@ -246,12 +244,6 @@ def _in_bits(row: Any, side: str) -> str:
     return f"{BITS[-1]} or more" if value >= BITS[-1] else span(value, low, high, ".1f")
 
 
-def _by_layer(words: Words, model: FrozenModel, layers: Sequence[int]) -> list[Tensor]:
-    at = list(dict.fromkeys(layers))
-    states = dict(zip(at, words.states(model, at), strict=True))
-    return [states[layer] for layer in layers]
-
-
 def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
     """Return the pairs of `layers=`; by default some of equal relative depth."""
     if layers != "same":
@@ -266,18 +258,13 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | Non
     if UNTRAINED not in rungs:
         return UNTRAINED
     beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
-    found: dict[str, None] = {}
     for layer in beyond.nonzero()[:, 0].tolist():
         known = {bits: float(rungs[str(bits)].mean(1)[layer, 0]) for bits in BITS if str(bits) in rungs}
-        here = float(value[layer, 0])
-        below = [bits for bits, each in known.items() if each <= here]
-        above = [bits for bits, each in known.items() if each > here]
-        low, high = max(below, default=0), min((bits for bits in above if bits > max(below, default=0)), default=99)
-        between = [bits for bits in BITS if low < bits < high]
-        if between:
-            nearest = START if not known else (between[-1] if not below else between[0])
-            found[str(nearest)] = None
-    return next(iter(found), None)
+        low = max((bits for bits, each in known.items() if each <= value[layer, 0]), default=0)
+        high = min((bits for bits, each in known.items() if each > value[layer, 0] and bits > low), default=math.inf)
+        if between := [bits for bits in BITS if low < bits < high]:
+            return str(START if not known else between[0 if low else -1])
+    return None
 
 
 def _table(

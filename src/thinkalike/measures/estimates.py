@@ -336,6 +336,7 @@ class RowGroups:
 
     @classmethod
     def of_tensor(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
+        """Do what `of` does, for a tensor alone."""
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

@@ -19,7 +19,7 @@ from thinkalike.measures.closed_forms import LayerPair, LayerStates, Moments, Pa
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
-from thinkalike.measures.ridge import PENALTIES
+from thinkalike.measures.ridge import PENALTIES, gained
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
@@ -163,18 +163,18 @@ class LinearPrediction:
 
     def _solved(self) -> list[tuple[_Map, _Map]]:
         """Return the maps of all pairs; products across layers make room for them one by one."""
-        if len(self._moments) == 2 and any(each.n < 2 for each in self._moments):
+        if not self.ridge and any(each.n < 2 for each in self._moments):
             raise ValueError(
                 "each half of the documents to fit on needs two rows, to choose a penalty; or give a ridge"
             )
         bases: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by direction and layer: of all rows, of halves
 
         def solve(key: tuple[int, int], ways: Sequence[PairStatistics]) -> _Map:
-            whole = ways[0] if len(ways) == 1 else ways[0].joined(ways[1])
+            whole = ways[0] if self.ridge else ways[0].joined(ways[1])
             if whole.is_constant:
                 return _Map(whole.mean_x, torch.zeros_like(whole.xy), True)
             if key not in bases:
-                bases[key] = [torch.linalg.eigh(way.xx) for way in (whole, *ways[: len(ways) // 2 * 2])]
+                bases[key] = [torch.linalg.eigh(way.xx) for way in ([whole] if self.ridge else [whole, *ways])]
             (values, vectors), *halves = bases[key]
             size = float(whole.xx.diagonal().mean())
             penalty = self.ridge * size if self.ridge else _chosen(ways, halves, size)
@@ -203,16 +203,13 @@ def _chosen(halves: Sequence[PairStatistics], bases: Sequence[tuple[Tensor, Tens
     """
     penalties = PENALTIES.to(halves[0].xx)
     scale = size**0.5 * sum(float(half.yy.diagonal().mean()) for half in halves) ** 0.5
-    gained = torch.zeros_like(penalties)
+    gains = torch.zeros_like(penalties)
     for (values, vectors), own, other in zip(bases, halves, reversed(halves), strict=True):
         x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
         xx, xy = (torch.addr(each, x, mean, alpha=other.n) for each, mean in ((other.xx, x), (other.xy, y)))
-        basis = vectors.T @ (own.xy / scale)
-        linear = (basis * (vectors.T @ (xy / scale))).sum(1)
-        quadratic = (basis @ basis.T) * (vectors.T @ (xx / size) @ vectors)
-        shrunk = 1 / (values.clamp(min=0) / size + penalties[:, None])
-        gained += 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
-    return float(penalties[gained.argmax()] * size) if gained.max() > 0 else math.inf
+        fitted, across = (vectors.T @ (each / scale) for each in (own.xy, xy))
+        gains += gained(values.clamp(min=0) / size, penalties, fitted, across, vectors.T @ (xx / size) @ vectors)
+    return float(penalties[gains.argmax()] * size) if gains.max() > 0 else math.inf
 
 
 class PredictionEstimate(LayerPairEstimate):

@@ -28,12 +28,32 @@ def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return documents % PARTS % FOLDS
 
 
+def gained(
+    values: Float[Tensor, " d"],
+    penalties: Float[Tensor, " p"],
+    fitted: Float[Tensor, "d e"],
+    across: Float[Tensor, "d e"],
+    products: Float[Tensor, "d d"],
+) -> Float[Tensor, " p"]:
+    """Return Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted on, for the W of each penalty.
+
+    Args:
+        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of its eigenvectors.
+        fitted: V' Σ x y' over the rows to fit on.
+        across, products: V' Σ x y' and V' Σ x x' V over the other rows.
+    """
+    shrunk = 1 / (values + penalties[:, None])
+    linear, quadratic = (fitted * across).sum(1), (fitted @ fitted.T) * products
+    return 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
+
+
 class _Fold(NamedTuple):
     """What the rows outside a fold say of the states that predict, and the fold's own rows in that basis."""
 
     rows: Tensor  # the numbers of the fold's rows
     mean: Float[Tensor, " d"]
     values: Float[Tensor, " d"]
+    penalties: Float[Tensor, " p"]  # `PENALTIES` in the unit of the values
     vectors: Float[Tensor, "d d"]
     inside: Float[Tensor, "k d"]
     products: Float[Tensor, "d d"]
@@ -69,46 +89,46 @@ class Predictor:
     Args:
         x: The states.
         documents: The number of the document of each row, by `numbered_by_part`.
+
+    Attributes:
+        states: x in float64, less its mean, in units of its largest entry.
     """
 
     @takes_arrays
     def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
-        self.documents, self._x = documents.long(), _of_unit_size(x)
+        self.documents, self.states = documents.long(), _of_unit_size(x)
         self._folds = [self._fold(fold) for fold in range(FOLDS)]
 
     def _fold(self, number: int) -> _Fold:
-        is_inside = (fold_of(self.documents) == number).to(self._x.device)
-        rows, outside = is_inside.nonzero()[:, 0], self._x[~is_inside]
+        is_inside = (fold_of(self.documents) == number).to(self.states.device)
+        rows, outside = is_inside.nonzero()[:, 0], self.states[~is_inside]
         mean = outside.mean(0)
         values, vectors = torch.linalg.eigh((outside - mean).T @ (outside - mean))
-        inside = (self._x[rows] - mean) @ vectors
-        return _Fold(rows, mean, values.clamp(min=0), vectors, inside, inside.T @ inside)
+        inside = (self.states[rows] - mean) @ vectors
+        values = values.clamp(min=0)
+        penalties = PENALTIES.to(values) * values.mean().clamp(min=torch.finfo(values.dtype).tiny)
+        return _Fold(rows, mean, values, penalties, vectors, inside, inside.T @ inside)
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
         y = _of_unit_size(y)
-        total, count, whole = y.sum(0), len(y), self._x.T @ y
-        found, errors = [], []
+        total, count, whole = y.sum(0), len(y), self.states.T @ y
+        found, gains = [], []
         for fold in self._folds:
             own = y[fold.rows]
             mean = (total - own.sum(0)) / max(count - len(own), 1)
             # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
-            across = whole - self._x[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
-            map_, apart = fold.vectors.T @ across, own - mean
-            linear = (map_ * (fold.inside.T @ apart)).sum(1)
-            quadratic = (map_ @ map_.T) * fold.products
-            shrunk = 1 / (fold.values + PENALTIES[:, None].to(fold.values) * fold.values.mean().clamp(min=1e-300))
-            gained = 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
-            errors.append(gained)
-            found.append((shrunk, map_, apart))
-        gains = torch.stack(errors)
+            across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
+            fitted, apart = fold.vectors.T @ across, own - mean
+            gains.append(gained(fold.values, fold.penalties, fitted, fold.inside.T @ apart, fold.products))
+            found.append((fitted, apart))
         sums = torch.zeros(PARTS, 2, dtype=torch.float64)
-        for number, (fold, (shrunk, map_, apart)) in enumerate(zip(self._folds, found, strict=True)):
-            others = torch.cat([gains[:number], gains[number + 1 :]])
+        for number, (fold, (fitted, apart)) in enumerate(zip(self._folds, found, strict=True)):
+            others = torch.stack([*gains[:number], *gains[number + 1 :]])
             best = int(others.sum(0).argmax())
             is_sure = others[:, best].mean() > SURE * others[:, best].std() / len(others) ** 0.5
-            left = apart - (fold.inside * shrunk[best]) @ map_ if is_sure else apart
+            left = apart - (fold.inside / (fold.values + fold.penalties[best])) @ fitted if is_sure else apart
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
             sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
         return HeldOut(sums, self.documents)

@@ -20,7 +20,7 @@ from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
-from thinkalike.models.survey import Checkpoint, cast, check_loss, puts_bos, without_hooks
+from thinkalike.models.survey import Checkpoint, cast, check_loss, embedding_of, puts_bos, without_hooks
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -274,6 +274,14 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
     return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")
+
+
+@torch.no_grad()
+def twin(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights and the model's own embedding of tokens."""
+    found = fresh(model, seed)
+    embedding_of(found.module).copy_(embedding_of(model.module))
+    return found
 
 
 def rounded(model: FrozenModel, bits: int) -> FrozenModel:

@@ -81,7 +81,7 @@ class Bench:
 
     @torch.no_grad()
     def untrained(self, width: int) -> Untrained:
-        """What networks without training share with the target, of states of this width."""
+        """Return what networks without training share with the target, beside sources whose states have this width."""
         if width not in self._untrained:
             found = Untrained(self._reader.before, [self.setting.layer], width, self.roots)
             for parts, add in ((self.fit, found.fit), (self.report, found.judge)):

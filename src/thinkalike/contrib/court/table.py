@@ -12,8 +12,7 @@ import torch
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.language import BigramMeans, TokenMeans
-from thinkalike.evaluation.tokens_alone import twin
-from thinkalike.models.load import fresh, perturbed, randomised
+from thinkalike.models.load import fresh, perturbed, randomised, twin
 
 
 class Entry(NamedTuple):
