@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
-from thinkalike.data.documents import held_out_texts
+from thinkalike.data.documents import beginning, held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, RowGroups, numbered_by_part, seeded
@@ -43,7 +43,7 @@ BITS = (2, 3, 4, 5, 6, 8)  # of the rungs
 START = 4  # the first rung: real models that are alike read 3 to 5
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
 SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
-LONGEST = 4096  # characters of a document, as long as there are enough of them
+LONGEST = 4096  # bytes of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
 UNTRAINED = "untrained"
@@ -68,7 +68,7 @@ class Words:
 
     def __init__(self, data: DataConfig, models: Sequence[FrozenModel], words: int):
         wanted = SPREAD * words
-        found = pieces((text[:LONGEST] for text in held_out_texts(data)), models, wanted)
+        found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, wanted)
         if found.count < words:
             found = pieces(held_out_texts(data), models, wanted)
         order = torch.randperm(len(found.texts), generator=seeded(0))
@@ -143,7 +143,7 @@ class Side:
         return self.alike(self.words.predictors(self.words.states(changed, self.layers)))
 
 
-class Ruler(Instrument, kind="ruler", version=1, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
