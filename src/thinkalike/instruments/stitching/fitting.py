@@ -56,6 +56,7 @@ from thinkalike.training.stitching import Fit, StitchTraining
 log = logging.getLogger(__name__)
 
 TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
+LEAST = 1e-6  # nats per token that a rung costs, and what costs nothing is above it
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
 
 
@@ -395,11 +396,11 @@ def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if setting.ruler is None or not can_be_rounded(target):
         return {}
     tokens, found = sums["tokens"].sum(), dict[str, Tensor]()
-    gains = ((sums["target"] - sums["stitch"]).sum(-1) / tokens).tolist()
+    gains = ((sums["target"] - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
     known: dict[int, list[float]] = {}
     while bits := next_rung(gains, known):
         log.info("%s at %d bits", target.name, bits)
         loss = own_losses(rounded(target, bits), setting.corpus.report, rows_at_once(setting.corpus))
-        known[bits] = [float((sums["target"] - loss).sum() / tokens)] * len(gains)
+        known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
         found[f"rung_{bits}"] = loss
     return found

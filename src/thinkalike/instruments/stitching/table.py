@@ -23,7 +23,7 @@ from torch import Tensor
 from thinkalike.config import StitchConfig
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
-from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported, rungs
+from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
 from thinkalike.job import Work
 from thinkalike.measures.estimates import (
     PARTS,
@@ -42,7 +42,6 @@ BITS = 1 / math.log(2)  # per nat; a document has at least one byte, so that one
 HALVES = 4  # of the steps, that three times as many are more
 SETTLED = 5  # steps between warm-up and the first average: with fewer, of 15 fits of minis 4 went on to speed up
 NOTHING = 1e-3  # nats
-LEAST = 1e-6  # nats per token; what costs less counts as much
 BESIDE = (
     "identity", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
@@ -234,8 +233,9 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
     parts = torch.zeros(PARTS, *both.shape[1:], dtype=both.dtype).index_add_(0, numbers % PARTS, both)
     whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers[counts > 0])])
-    gains = -(whole[..., 0] / whole[..., 1]).clamp(min=LEAST).log().T
-    found = [reading_of(each, marks, gains[-len(marks) :]) for each in gains[: -len(marks)]]
+    cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
+    steps = -cost[count:].clamp(min=LEAST).log()
+    found = [reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
     return ends_of("reading", jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
 
 
