@@ -20,13 +20,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.config import StitchConfig
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
 from thinkalike.job import Work
 from thinkalike.measures.estimates import documents_and_seeds_interval
 from thinkalike.models.load import randomised
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)
