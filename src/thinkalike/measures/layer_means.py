@@ -289,7 +289,7 @@ class LayerMeans(Accumulator):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
-            is_apart = batch.number % estimates.EVERY == 0 and not measure.finish
+            is_apart = batch.number % estimates.EVERY == 0 and not (measure.finish or measure.is_unbiased)
             apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
