@@ -240,6 +240,8 @@ class TrainConfig(JobConfig):
     """What all that `train.py` fits has in common; the schema of each task adds its own parts."""
 
     task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
+    # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
+    ruler: Literal["bits"] | None = "bits"
 
 
 @dataclass
