@@ -16,10 +16,11 @@ import transformers
 import thinkalike
 import tiny
 from thinkalike import functions, load_model, open_result
-from thinkalike.config import AnalyzeConfig, DataConfig, StimuliConfig, StitchConfig, TrainConfig, measure_schema
+from thinkalike.config import AnalyzeConfig, DataConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.places import ASSETS, HELD
+from thinkalike.training.recipe import StitchConfig, StitchJob
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 FRAME = pd.DataFrame(
@@ -133,7 +134,7 @@ def test_keywords_are_settings_with_their_defaults(name):
             if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
                 continue  # of another measure
             part, _, setting = functions.place_of(keyword, kind).rpartition(".")
-            root = TrainConfig if kind == "stitch" else AnalyzeConfig
+            root = StitchJob if kind == "stitch" else AnalyzeConfig
             own = {"stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]

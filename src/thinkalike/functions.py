@@ -36,7 +36,8 @@ from torch import Tensor, nn
 
 from thinkalike import measures, plugins
 from thinkalike.config import ModelConfig, compose_job, measure_schema, options, part_named
-from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig, StitchConfig
+from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
+from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER
 from thinkalike.data.tables import FRAMES, MARKS
 from thinkalike.digests import tokenizer_fingerprint
@@ -49,6 +50,7 @@ from thinkalike.models.places import HELD
 from thinkalike.models.survey import settings_of
 from thinkalike.screen import watched
 from thinkalike.store import Result
+from thinkalike.training.recipe import StitchConfig
 
 Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
 Arrays = np.ndarray | Tensor | Mapping[str, Any]
@@ -254,7 +256,8 @@ def _done(
         words = [] if kind == "stitch" else [f"measure={kind}"]
         files = [_recorded(each, folder, number) for number, each in enumerate(arrays.values(), 1)]
         words += [f"activations={json.dumps(files)}"] if files else []
-        made = {"stitch": part_named("stitch", "schema", parts["stitch"])} if kind == "stitch" else {
+        opened = {each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)}
+        made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
         }  # fmt: skip

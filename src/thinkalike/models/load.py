@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
 END = "<|endoftext|>"  # the only special token of a mini
+ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -259,10 +260,10 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
     return torch.device(next((place for place in mapped.values() if place not in ("cpu", "disk")), "cpu"))
 
 
-def variant(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
+def variant(model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False) -> FrozenModel:
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
     facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
-    return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
+    return FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
@@ -309,12 +310,21 @@ def twin(model: FrozenModel, seed: int) -> FrozenModel:
     return found
 
 
+def can_be_rounded(model: FrozenModel) -> bool:
+    """Return whether all weights are numbers on one device: not whole numbers with scales, as 4bit and 8bit have."""
+    is_spread = bool(getattr(model.module, "hf_device_map", None))
+    return not is_spread and all(weight.is_floating_point() for weight in model.module.parameters())
+
+
 def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
+    if not can_be_rounded(model):
+        raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
     module, steps = deepcopy(model.module), 2 ** (bits - 1) - 1
     with torch.no_grad():
         for weight in module.parameters():
-            if weight.dim() > 1 and weight.is_floating_point():
-                size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
-                weight.copy_((weight / size).round() * size)
-    return variant(model, module, f"{model.name} ({bits} bits)")
+            if weight.dim() > 1:
+                for rows in weight.split(ROWS):
+                    size = rows.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
+                    rows.copy_((rows / size).round() * size)
+    return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)
