@@ -256,7 +256,9 @@ def _done(
         words = [] if kind == "stitch" else [f"measure={kind}"]
         files = [_recorded(each, folder, number) for number, each in enumerate(arrays.values(), 1)]
         words += [f"activations={json.dumps(files)}"] if files else []
-        opened = {each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)}
+        opened: dict[str, Any] = {
+            each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)
+        }
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),

@@ -28,7 +28,7 @@ def unbridged(bridge: Any) -> Any:
     for part in reversed(list(bridge.original_model.modules())):  # a wrapper becomes a copy of what it wraps
         if isinstance(part, GeneralizedComponent):
             copies[id(part)] = deepcopy(part.original_component, copies)
-    module = without_hooks(deepcopy(bridge.original_model, copies)).eval()
+    module: Any = without_hooks(deepcopy(bridge.original_model, copies)).eval()
     if hasattr(module, "lm_head") and "lm_head.bias" in module.state_dict():  # the bridge adds one of zeros
         with torch.device("meta"):
             is_own = "lm_head.bias" in type(module)(module.config).state_dict()
