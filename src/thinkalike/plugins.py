@@ -144,7 +144,6 @@ def hold(function: Any) -> str:
 
 
 def instrument_of(config: Any) -> Any:
-    """Return the instrument of a job."""
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:
