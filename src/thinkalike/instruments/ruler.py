@@ -143,7 +143,7 @@ class Side:
         return self.alike(self.words.predictors(self.words.states(changed, self.layers)))
 
 
-class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=3, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"

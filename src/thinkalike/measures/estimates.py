@@ -27,6 +27,7 @@ ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the gr
 FEWEST_NEIGHBOURS = 20  # documents that are looked at
 CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
 ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
+UNEVEN = 4  # halves, of which the smaller has this part of the rows at least
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -163,6 +164,16 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     of_unit = torch.zeros(len(units), dtype=torch.long).scatter_(0, inverse, part_of)
     within = (of_unit[:, None] == torch.arange(PARTS)).cumsum(0).gather(1, of_unit[:, None])[:, 0] - 1
     return (within * PARTS + of_unit)[inverse].to(groups.device)
+
+
+def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the half, 0 or 1, of each row: of whole documents, or, where one has most rows, of rows in order."""
+    n = len(documents)
+    if len(documents.unique()) > 1:
+        halves = stimulus_folds(n, 2, groups=documents)
+        if UNEVEN * min(int(halves.sum()), n - int(halves.sum())) >= n:
+            return halves.to(documents.device)
+    return torch.arange(n, device=documents.device) * 2 // max(n, 1)
 
 
 def check_groups(groups: Tensor, n: int) -> None:

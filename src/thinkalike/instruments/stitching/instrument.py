@@ -158,7 +158,7 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
 class Stitching(
     Instrument,
     kind="stitching",
-    version=12,
+    version=13,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
