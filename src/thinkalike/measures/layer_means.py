@@ -206,7 +206,7 @@ def without_each(
             if not kept.all():
                 left = rows.of(kept)
                 compared, _ = _within(measure, left)
-                found[-1] = compared.compare(compared.prepared(left.layers, left.names), blocks)
+                found[-1] = compared.compare(left.prepared(compared), blocks)
     return found
 
 
@@ -274,7 +274,7 @@ class LayerMeans(Accumulator):
         if self.measure.has_units:
             rows, units = rows.in_units()
         measure, within = _within(self.measure, rows)
-        layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
+        layers, permutations = rows.prepared(measure), self.permutations
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
