@@ -242,7 +242,9 @@ def penalty_of(
     pairs = [(own.xy, _about(own, other)) for own, other in zip(parts, reversed(parts), strict=True)]
     if read is not None:
         pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
-    size = torch.stack([own.abs().max() for own, _ in pairs]).max().clamp(min=torch.finfo(unit.dtype).tiny)
+    size = torch.cat(
+        [own.abs().flatten() for own, _ in pairs] + [torch.finfo(unit.dtype).tiny * unit.new_ones(1)]
+    ).max()
     for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
         gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))
