@@ -27,7 +27,6 @@ ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the gr
 FEWEST_NEIGHBOURS = 20  # documents that are looked at
 CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
 ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
-UNEVEN = 4  # halves, of which the smaller has this part of the rows at least
 RUNGS = (2, 3, 4, 5, 6, 8)  # bits of the copies of a model that a ruler has
 START = 4  # the first rung: real models that are alike read 3 to 5
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
@@ -200,11 +199,9 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
 def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     """Return the half, 0 or 1, of each row: of whole documents, or, where one has most rows, of rows in order."""
     n = len(documents)
-    if len(documents.unique()) > 1:
-        halves = stimulus_folds(n, 2, groups=documents)
-        if UNEVEN * min(int(halves.sum()), n - int(halves.sum())) >= n:
-            return halves.to(documents.device)
-    return torch.arange(n, device=documents.device) * 2 // max(n, 1)
+    halves = stimulus_folds(n, 2, groups=documents) if len(documents.unique()) > 1 else torch.zeros(n).long()
+    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    return (halves if is_even else torch.arange(n) * 2 // max(n, 1)).to(documents.device)
 
 
 def check_groups(groups: Tensor, n: int) -> None:
