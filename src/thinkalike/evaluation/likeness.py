@@ -1,10 +1,11 @@
 """How similar the states of two models are at each layer pair: in canonical directions, and beyond the tokens.
 
 A stitch is cheap wherever the tail can read off what it needs, whatever else differs. So these measures compare the
-states themselves, held out, in both directions, and in ways that no change of basis moves: as they are, and *beyond
-the tokens*, which is what is left of the states less all that the current token at its place, and any bag of the tokens
-before (a linear function of their embeddings), explain. Untrained networks share little beyond the tokens, and how much
-depends on widths and text, so some are measured on the same rows; see `Untrained`.
+states themselves, held out, in both directions, and in ways that no rotation moves, nor, where there is enough text,
+any change of basis: as they are, and *beyond the tokens*, which is what is left of the states less all that the current
+token at its place, and any bag of the tokens before (a linear function of their embeddings), explain. Untrained
+networks share little beyond the tokens, and how much depends on widths and text, so some are measured on the same rows;
+see `Untrained`.
 """
 
 from __future__ import annotations

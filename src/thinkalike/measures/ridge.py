@@ -115,9 +115,9 @@ def left_to_gain(
     Each doubling is taken to gain a share of the one before that stays the same, r = (whole - half) / (half - quarter),
     so that it is (whole - half) (r + r²). Nothing is known where a doubling gains more than the one before.
     """
-    first, second = half - quarter, whole - half
+    first, second = half - quarter, (whole - half).clamp(min=0)
     share = torch.where(second > 0, second / first, 0.0)
-    return torch.where((share >= 0) & (share <= 1), second * (share + share.square()), math.nan).clamp(min=0)
+    return torch.where((share >= 0) & (share <= 1), second * (share + share.square()), math.nan)
 
 
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
