@@ -57,27 +57,26 @@ class HeldOut:
 class Predictor:
     """States that predict others of the same rows, by ridge regression.
 
-    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows outside, or those
-    of the next `fitted` folds, and predicts those inside. The λ of a fold is that `chosen` of the maps of the *other*
+    For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows outside, and
+    predicts those inside. The λ of a fold is that `chosen` of the maps of the *other*
     folds, so that no row is judged by what was chosen for it.
 
     Args:
         x: The states.
         documents: The number of the document of each row, by `numbered_by_part`.
-        fitted: Of how many folds the maps are.
 
     Attributes:
         states: x in float64, less its mean, in units of its largest entry.
     """
 
     @takes_arrays
-    def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"], fitted: int = FOLDS - 1):
-        self.documents, self.states, self.fitted = documents.long(), _of_unit_size(x), fitted
+    def __init__(self, x: Float[Tensor, "n d"], documents: Int[Tensor, " n"]):
+        self.documents, self.states = documents.long(), _of_unit_size(x)
         self._folds = [self._fold(fold) for fold in range(FOLDS)]
 
     def _fold(self, number: int) -> _Fold:
-        apart = (fold_of(self.documents) - number).to(self.states.device) % FOLDS
-        rows, outside = (apart == 0).nonzero()[:, 0], self.states[(apart > 0) & (apart <= self.fitted)]
+        is_inside = (fold_of(self.documents) == number).to(self.states.device)
+        rows, outside = is_inside.nonzero()[:, 0], self.states[~is_inside]
         mean = outside.mean(0)
         basis = Basis.of((outside - mean).T @ (outside - mean))
         inside = (self.states[rows] - mean) @ basis.vectors
@@ -87,13 +86,13 @@ class Predictor:
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
         """Return how well y is predicted on held-out documents."""
         y = _of_unit_size(y)
-        parts = [(self.states[fold.rows].T @ y[fold.rows], y[fold.rows].sum(0), len(fold.rows)) for fold in self._folds]
+        total, count, whole = y.sum(0), len(y), self.states.T @ y
         found, gains = [], []
-        for number, fold in enumerate(self._folds):
-            others = [parts[(number + ahead) % FOLDS] for ahead in range(1, self.fitted + 1)]
-            products, total, count = (sum(each) for each in zip(*others, strict=True))
-            # Σ (x - x̄) y' over the rows to fit on needs no mean of y taken out
-            across, apart = products - torch.outer(fold.mean, total), y[fold.rows] - total / max(count, 1)
+        for fold in self._folds:
+            own = y[fold.rows]
+            apart = own - (total - own.sum(0)) / max(count - len(own), 1)
+            # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
+            across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
             fitted, penalties = fold.basis.vectors.T @ across, fold.basis.penalties
             gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
             found.append((fitted, apart))
@@ -105,19 +104,6 @@ class Predictor:
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
             sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
         return HeldOut(sums, self.documents)
-
-
-def left_to_gain(
-    quarter: Float[Tensor, "*s"], half: Float[Tensor, "*s"], whole: Float[Tensor, "*s"]
-) -> Float[Tensor, "*s"]:
-    """Return what four times as much text would add to R², by fits on a quarter, half and all of it; NaN: unknown.
-
-    Each doubling is taken to gain a share of the one before that stays the same, r = (whole - half) / (half - quarter),
-    so that it is (whole - half) (r + r²). Nothing is known where a doubling gains more than the one before.
-    """
-    first, second = half - quarter, (whole - half).clamp(min=0)
-    share = torch.where(second > 0, second / first, 0.0)
-    return torch.where((share >= 0) & (share <= 1), second * (share + share.square()), math.nan)
 
 
 def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
