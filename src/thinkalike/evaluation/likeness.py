@@ -252,13 +252,13 @@ class Foreseen:
         own, source = regression(by_target), self.states.ridge(pair, back=True)
         beside, reads = source.weight, own.weight
         rest = []
-        for half, mine, theirs in zip(states, left, by_target, strict=True):
+        for half, to_surprise, from_target in zip(states, left, by_target, strict=True):
             explained = half.xy @ beside
             y = half.mean_y - own.mean_x
-            means = half.mean_x - source.mean_y - y @ beside, mine.mean_y - own.mean_y - y @ reads
+            means = half.mean_x - source.mean_y - y @ beside, to_surprise.mean_y - own.mean_y - y @ reads
             xx = half.xx - explained - explained.T + beside.T @ half.yy @ beside
-            xs = mine.xy - half.xy @ reads - beside.T @ (theirs.xy - half.yy @ reads)
-            rest.append(PairStatistics(half.n, *means, xx, mine.yy, xs))
+            xs = to_surprise.xy - half.xy @ reads - beside.T @ (from_target.xy - half.yy @ reads)
+            rest.append(PairStatistics(half.n, *means, xx, to_surprise.yy, xs))
         more = regression(rest).weight
         if sum(each.xx.trace() for each in rest) < LEFT * sum(each.xx.trace() for each in states):
             more = torch.zeros_like(more)
