@@ -15,7 +15,7 @@ from typing import Any
 _NAMES = """
 changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 chance: Calibrated Chance calibrate permuted_rows
-closed_forms: AffineMap HalvedMoments Moments PairStatistics bias_only least_squares procrustes reduced_rank
+closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
