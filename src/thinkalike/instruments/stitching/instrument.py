@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 REPORTED = 2**18  # tokens of the report where the data do not state it
 SHORT = 128  # tokens of a row where text is little
-FEWER, AGAIN = 2**14, 6  # tokens that likeness reads again, and about how often: with gradients, and for controls
+FEWER, AGAIN = 2**14, 3  # tokens that likeness reads again, and about how often: with gradients, and for controls
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
 RUNGS = 4  # of six, that are measured: those around the penalties of a job
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
