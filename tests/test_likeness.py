@@ -21,8 +21,7 @@ from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
 from thinkalike.evaluation.likeness import Likeness, in_parts, likeness_of, output_roots
 from thinkalike.evaluation.tokens_alone import AHEAD, Beyond, TokenAtPlace, TokensBefore
 from thinkalike.measures import surprises, token_codes
-from thinkalike.measures.closed_forms import PENALTIES
-from thinkalike.measures.estimates import halves_of
+from thinkalike.measures.closed_forms import PENALTIES, halves_of
 from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]

@@ -15,8 +15,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.corpus import Corpus, Layout, TokenRows
-from thinkalike.measures.closed_forms import HalvedMoments, LayerPair
-from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, halves_of, sum_by_document
+from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, halves_of
+from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models.frozen import FrozenModel, StateSource

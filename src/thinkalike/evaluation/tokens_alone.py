@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from thinkalike.data.corpus import Layout
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.measures.closed_forms import HalvedMoments, Regression
+from thinkalike.measures.closed_forms import HalvedMoments, Regression, halves_of
 from thinkalike.measures.estimates import (
     FEWEST,
     FEWEST_GROUPS,

@@ -17,6 +17,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.measures.estimates import stimulus_folds
+
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
@@ -280,9 +282,7 @@ class HalvedMoments:
     def parts(self, pair: LayerPair, back: bool = False) -> list[PairStatistics]:
         """Return the statistics of each half."""
         if any(half.n < 2 for half in self.halves):
-            raise ValueError(
-                "each half of the documents to fit on needs two rows, to choose a penalty; or give a ridge"
-            )
+            raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
         found = [half.of(pair) for half in self.halves]
         return [each.reversed for each in found] if back else found
 
@@ -313,6 +313,14 @@ class HalvedMoments:
     def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
         for half, own in zip(self.halves, state, strict=True):
             half.load_state_dict(own)
+
+
+def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the half, 0 or 1, of each row: of whole documents, or, where one has most rows, of rows in order."""
+    n = len(documents)
+    halves = stimulus_folds(n, 2, groups=documents) if len(documents.unique()) > 1 else torch.zeros(n).long()
+    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    return (halves if is_even else torch.arange(n) * 2 // max(n, 1)).to(documents.device)
 
 
 def _rows(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:

@@ -196,14 +196,6 @@ def numbered_by_part(groups: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return (within * PARTS + of_unit)[inverse].to(groups.device)
 
 
-def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
-    """Return the half, 0 or 1, of each row: of whole documents, or, where one has most rows, of rows in order."""
-    n = len(documents)
-    halves = stimulus_folds(n, 2, groups=documents) if len(documents.unique()) > 1 else torch.zeros(n).long()
-    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
-    return (halves if is_even else torch.arange(n) * 2 // max(n, 1)).to(documents.device)
-
-
 def check_groups(groups: Tensor, n: int) -> None:
     if groups.shape != (n,):
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")

@@ -37,11 +37,12 @@ from thinkalike.measures.closed_forms import (
     LayerPair,
     PairStatistics,
     bias_only,
+    halves_of,
     least_squares,
     procrustes,
     reduced_rank,
 )
-from thinkalike.measures.estimates import halves_of, next_rung
+from thinkalike.measures.estimates import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
