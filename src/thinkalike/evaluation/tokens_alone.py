@@ -24,7 +24,6 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     RowGroups,
-    halves_of,
     jackknife,
     numbered_by_part,
     seeded,

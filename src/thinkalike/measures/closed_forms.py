@@ -283,8 +283,7 @@ class HalvedMoments:
         """Return the statistics of each half."""
         if any(half.n < 2 for half in self.halves):
             raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
-        found = [half.of(pair) for half in self.halves]
-        return [each.reversed for each in found] if back else found
+        return [half.of(pair).reversed if back else half.of(pair) for half in self.halves]
 
     def ridge(
         self, pair: LayerPair, *, back: bool = False, read: Tensor | None = None, ridge: float | None = None
