@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -40,10 +40,20 @@ from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models, rounded, twin
+from thinkalike.models.load import configured, load_model, load_models, rounded, twin
+from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
-from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, show_text, span
+from thinkalike.screen import (
+    Column,
+    Table,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+    text_column,
+)
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, pieces, word_states
 from thinkalike.store import Headline, Result
@@ -55,7 +65,9 @@ SPREAD = 4  # times as much text is read as is compared, so that it is of more d
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
-UNTRAINED = "untrained"
+UNTRAINED, TEXT = "untrained", "other text"
+AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
+OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -66,6 +78,13 @@ class RulerConfig(MeasureConfig):
     kind: str = "ruler"
     words: int = ranged(8192, least=256, most=10**8)  # of held-out text, in pieces of up to 128
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
+    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
+    rungs: list[str] = field(default_factory=lambda: ["bits"])
+
+    @property
+    def further(self) -> list[str]:
+        """The names of all rungs but those of bits."""
+        return [each for name in self.rungs for each in OWN.get(name, (name,))]
 
 
 class Words:
@@ -148,15 +167,35 @@ class Side:
         return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
-        """Return how alike this model and a changed copy of it are at each layer."""
-        changed = twin(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
-        return self.alike(self.words.predictors(self.words.states(changed, self.layers)))
+        """Return how alike this model and a changed copy of it, or what else a rung is of, are at each layer."""
+        if name == TEXT:
+            moved = (each.states.roll(len(each.states) // 2, 0) for each in self.predictors)
+            return self.alike(Predictor(each, self.words.documents) for each in moved)
+        return self.alike(self.words.predictors(self.words.states(*self._changed(name))))
+
+    def those_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of these rungs that every layer has, on one side or the other."""
+        return [name for name in names if 2 * AWAY.get(name, 0) <= self.model.n_layers]
+
+    def _changed(self, name: str) -> tuple[FrozenModel, list[int]]:
+        """Return the model that a rung is of, and its layers that stand beside those of this one."""
+        model, layers = self.model, self.layers
+        if name == UNTRAINED or name.isdigit():
+            return (twin(model, TWIN) if name == UNTRAINED else rounded(model, int(name))), layers
+        if name in AWAY:
+            return model, [layer - away if layer >= (away := AWAY[name]) else layer + away for layer in layers]
+        other = load_model(name)
+        return other, [round(layer * (other.n_layers - 1) / max(model.n_layers - 1, 1)) for layer in layers]
 
 
 class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        others = [configured(name, {}) for name in config.measure.rungs if name not in OWN]  # type: ignore[attr-defined]
+        return {**super().inputs(config), **{f"rung {e.called}": checkpoint_fingerprint(e) for e in others}}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
@@ -181,8 +220,8 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
         for number, side in enumerate(sides[: 1 if models[0] is models[1] else 2]):
             with work.phase(f"rungs of {side.model.name}"):
-                while name := _next(value.mean(1), rungs[number]):
-                    log.info("%s at %s%s", side.model.name, name, "" if name == UNTRAINED else " bits")
+                while name := _next(value.mean(1), rungs[number], side.those_of(measure.further)):
+                    log.info("%s beside %s", side.model.name, _called(name))
                     rungs[number][name] = side.rung(name)
                     work.keep("rungs", {str(each): own for each, own in enumerate(rungs)})
         if models[0] is models[1]:
@@ -221,6 +260,15 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
         show_table(Table(title, columns))
         show_text(sentence(table, result.scalars))
+        rungs = result.tables["rungs"]
+        named = rungs[rungs["bits"].isna() & (rungs["rung"] != UNTRAINED)]
+        for model, own in named.groupby("model", sort=False):
+            cells = own.pivot(index="rung", columns="layer", values="value").loc[own["rung"].unique()]
+            columns = [
+                text_column("rung", cells.index),
+                *(number_column(str(each), cells[each], ".2f") for each in cells),
+            ]
+            show_table(Table(f"What {model} shares, by layer, with", columns))
 
 
 def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
@@ -263,14 +311,18 @@ def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
     return [(round(depth * (source - 1)), round(depth * (target - 1))) for depth in depths]
 
 
-def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | None:
+def _called(rung: str) -> str:
+    return f"{rung} bits" if rung.isdigit() else rung
+
+
+def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]) -> str | None:
     """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
     if UNTRAINED not in rungs:
         return UNTRAINED
     beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
-    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name != UNTRAINED}
+    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
-    return None if bits is None else str(bits)
+    return str(bits) if bits else next((name for name in further if name not in rungs), None)
 
 
 def _table(
@@ -289,7 +341,7 @@ def _table(
     beyond = with_interval(both - most)
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
-        marks = sorted(int(name) for name in own if name != UNTRAINED)
+        marks = sorted(int(name) for name in own if name.isdigit())
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
         found = []
         for layer, is_beyond in enumerate((beyond.low > 0).tolist()):
@@ -320,8 +372,8 @@ def _rungs(
                 ends = with_interval(each.mean(0))
                 rows.append(
                     {
-                        "model": name, "layer": layer, "rung": UNTRAINED if rung == UNTRAINED else f"{rung} bits",
-                        "bits": math.nan if rung == UNTRAINED else float(rung),
+                        "model": name, "layer": layer, "rung": _called(rung),
+                        "bits": float(rung) if rung.isdigit() else math.nan,
                         "value": float(ends.value), "low": float(ends.low), "high": float(ends.high),
                         "there": float(each[0, 0]), "back": float(each[1, 0]),
                     }

@@ -78,7 +78,7 @@ def load_model(
         return _in_memory(model, tokenizer, name, settings)
     if not isinstance(tokenizer, str | None):
         raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
-    config = _configured(model, settings)
+    config = configured(model, settings)
     name = name or tokenizer or label(config)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     with _LOADING, explained(config), doing(f"model {name}"):
@@ -108,7 +108,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     for key in settings.keys() - IN_MEMORY:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
     own = {"dtype": module.dtype, "device": module.device, "bos": None, **settings}
-    config = _configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
+    config = configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
     kind = type(module).__name__
     with _LOADING, explained(config), doing(f"model {config.name}"):
         family = family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
@@ -122,7 +122,8 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         return _frozen(config, family, read, name=config.name, device=device, revision="in memory")
 
 
-def _configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration that a name, a folder or a configuration stands for, with these settings."""
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
