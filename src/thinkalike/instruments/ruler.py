@@ -47,7 +47,14 @@ from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
 from thinkalike.screen import (
-    Column, Table, number_column, number_of_documents, show_table, show_text, span, text_column
+    Column,
+    Table,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+    text_column,
 )  # fmt: skip
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, pieces, word_states
