@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -34,13 +34,12 @@ from thinkalike.measures.estimates import (
     RowGroups,
     next_rung,
     numbered_by_part,
-    reading_of,
     seeded,
 )  # fmt: skip
-from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.memory import hand_back
-from thinkalike.models.families import pairs_of_layers
+from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import configured, load_model, load_models, rounded, twin
 from thinkalike.models.places import checkpoint_fingerprint
@@ -70,6 +69,7 @@ REPEATED = 2  # rows of one word in a fold, at least: less their mean they say w
 UNTRAINED, TEXT = "untrained", "other text"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
+BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -198,7 +198,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=3, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -211,6 +211,11 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
         tokens = 1.5 * config.measure.words * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
+
+    def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Yield fewer words."""
+        words = config.measure.words  # type: ignore[attr-defined]
+        yield from ({"measure.words": max(words // 2**times, 256)} for times in range(5))
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -244,7 +249,7 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": _rungs(names, layers, rungs)}
-        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=("bits",))
+        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
 
     def draw(self, result: Result, folder: Path) -> None:
         figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder)
@@ -314,11 +319,7 @@ def _in_bits(row: Any, side: str) -> str:
 
 def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
     """Return the pairs of `layers=`; by default some of equal relative depth."""
-    if layers != "same":
-        return pairs_of_layers(layers, source, target)
-    count = min(DEPTHS, source, target)
-    depths = [place / max(count - 1, 1) for place in range(count)]
-    return [(round(depth * (source - 1)), round(depth * (target - 1))) for depth in depths]
+    return layers_at_depths(DEPTHS, source, target) if layers == "same" else pairs_of_layers(layers, source, target)
 
 
 def _called(rung: str) -> str:
@@ -351,24 +352,21 @@ def _table(
     beyond = with_interval(both - most)
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
-        marks = sorted(int(name) for name in own if name.isdigit())
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
-        found = []
-        for layer, is_beyond in enumerate((beyond.low > 0).tolist()):
-            if is_beyond:
-                each = torch.stack([own[str(mark)].mean(1)[layer] for mark in marks])
-                found.append(_reading(both[layer], marks, each))
-            else:
-                found.append(Estimate(*torch.full((3,), float(RUNGS[0]), dtype=torch.float64)))
+        found = [_reading(both[layer], own, layer, bool(beyond.low[layer] > 0)) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
 
 
-def _reading(value: Tensor, marks: Sequence[int], rungs: Tensor) -> Estimate:
-    """Return the reading of a layer pair with its interval, which ends at the first and the last mark."""
-    middle, low, high = with_interval(reading_of(value, marks, rungs))
-    return Estimate(middle, low.clamp(RUNGS[0], RUNGS[-1]), high.clamp(RUNGS[0], RUNGS[-1]))
+def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:
+    """Return the reading of a layer pair with its interval; the lowest if it is not beyond an untrained twin."""
+    marks, lowest = sorted(int(name) for name in rungs if name.isdigit()), torch.tensor(float(RUNGS[0])).double()
+    if not marks:
+        return Estimate(lowest, lowest, lowest * math.nan)
+    each = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
+    found = with_ends(value, marks, each)
+    return found if is_beyond else Estimate(lowest, lowest, found.high)
 
 
 def _rungs(

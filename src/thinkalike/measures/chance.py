@@ -254,7 +254,7 @@ class BatchNull:
         if chosen.numel() < self.measure.fewest:
             return permuted, 0
         rows = self.rows.of(chosen.flatten())  # as many of each document
-        layers, owners = rows.prepared(self.measure), rows.documents.cpu()
+        layers, owners = self.measure.prepared(rows.layers, rows.names, rows.order), rows.documents.cpu()
         orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
         whole = self.measure.compare(layers, self.blocks._replace(pairs=list(values)))
         return self._permuted(layers, orders, whole), len(chosen)
@@ -325,6 +325,10 @@ def calibrate(
         function: Takes two tensors, (m, d) and (m, e), also of some of the rows, and returns a number.
         X, Y: Row i of both is of stimulus i.
         groups: What each row belongs to, within which rows depend on each other, such as its document or sentence.
+
+    >>> X, documents = torch.randn(60, 3), [n // 3 for n in range(60)]
+    >>> calibrate(cka, X, 2 * X, documents, permutations=19).p
+    0.05
     """
     estimates.check_groups(groups, len(X))
     numbers = estimates.numbered_by_part(groups)

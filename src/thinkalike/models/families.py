@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, known_shape, named_folder
+from thinkalike.models.places import base_of, held, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -132,6 +132,8 @@ class Outline(NamedTuple):
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    if model := held(config):
+        return Outline(model.predicts, model.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(folder) if folder else {}
@@ -196,6 +198,13 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
             has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
             raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
     return list(dict.fromkeys((layer, depth) for layer, depth in layers))
+
+
+def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return as many pairs of layers of equal relative depth, if there are as many, from the first to the last."""
+    count = min(count, source_layers, target_layers)
+    depths = [place / max(count - 1, 1) for place in range(count)]
+    return [(round(depth * (source_layers - 1)), round(depth * (target_layers - 1))) for depth in depths]
 
 
 def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:

@@ -44,7 +44,13 @@ LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose c
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
          "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
+HELD: dict[str, Any] = {}  # models in memory, each by the path that its configuration has while a job runs
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+
+
+def held(config: ModelConfig) -> Any:
+    """Return the model in memory that a configuration stands for, or None."""
+    return HELD.get(config.path or "")
 
 
 def named_folder(config: ModelConfig) -> Path | None:
@@ -177,7 +183,12 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
+    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits.
+
+    That of a model in memory is in its path.
+    """
+    if held(config):
+        return str(config.path)
     with explained(config):
         folder = folder_of(config)
         if folder is None:
