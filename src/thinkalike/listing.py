@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from operator import attrgetter
@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -81,15 +81,6 @@ def utc(date: datetime) -> datetime:
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = flat(value) if isinstance(value, Mapping) else {"": value}
-        found |= {f"{name}.{key}".removesuffix("."): each for key, each in inner.items()}
-    return found
-
-
 def search(store: Path, content: bool = False) -> Found:
     """Return the content of a store; with `content`, after the digests of all files are compared."""
     found = Found(store)
@@ -98,8 +89,10 @@ def search(store: Path, content: bool = False) -> Found:
     except OSError as error:
         raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
     found.unfinished = [folder for folder in folders if folder.suffix == ".partial"]
-    for folder in filter(is_sealed, folders):
+    for folder in folders:
         try:
+            if not is_sealed(folder):
+                continue
             if wrong := damage(folder, content):
                 found.skipped.append(wrong)
             else:

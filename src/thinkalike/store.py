@@ -229,7 +229,7 @@ def damage(folder: Path, content: bool = True) -> str | None:
     for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
-            return f"{path} is missing"
+            return f"{path} is no regular file" if path.exists() else f"{path} is missing"
         if path.stat().st_size != size:
             return f"{path} is damaged: it has {path.stat().st_size:,} bytes and should have {size:,}"
         if (content or name == "result.json") and digest_of(path) != digest:
