@@ -87,6 +87,14 @@ def test_the_first_number_and_its_ends_are_found_by_column():
     assert grid["words"] == [{"name": "verdict", "v": ["related"] * 4}]
 
 
+def test_the_interval_of_a_value_does_not_depend_on_the_order_of_columns():
+    table = layer_pairs("a", "b", 2, 2)
+    table.insert(5, "with_massive", 0.3)
+    assert list(table)[4:] == ["value", "with_massive", "low", "high"]
+    value, other = grids_of(table)[0]["numbers"]
+    assert (value["low"], "low" in other) == (table["low"].round(6).tolist(), False)
+
+
 def test_headlines_say_whether_the_values_fall(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
     for kind, name in (("far", "greatest_far"), ("near", "least_near")):

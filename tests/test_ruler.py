@@ -8,12 +8,13 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.ruler import Side
+from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
-from thinkalike.measures.estimates import PARTS, numbered_by_part
-from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, reading_of, with_interval
+from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
+from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, with_interval
 from thinkalike.models.load import load_model, rounded
 from thinkalike.processes import Interrupted
 
@@ -173,6 +174,81 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch):
 def test_few_documents_are_refused(read, text_files):
     with pytest.raises(DataError, match="the text of 5 documents"):
         read("base", "copy3", "data.report_share=0.05")
+
+
+# ---- penalties of stitches
+
+
+def losses(costs, rungs, documents=24):
+    """Sums by document of a target, of stitches and of rungs that lose so many nats per token more than it."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(50, 150, (documents,), generator=generator).double()
+    target = tokens * (3 + torch.rand(documents, generator=generator, dtype=torch.float64))
+    spread = tokens * (0.8 + 0.4 * torch.rand(documents, generator=generator, dtype=torch.float64))
+    spread *= tokens.sum() / spread.sum()
+    sums = {"tokens": tokens, "target": target, "stitch": target + torch.tensor(costs)[:, None] * spread}
+    return sums | {f"rung_{bits}": target + cost * spread for bits, cost in rungs.items()}
+
+
+def test_penalties_read_where_the_target_loses_as_much():
+    rungs = {2: 8.0, 3: 4.0, 4: 1.0, 5: 0.25, 6: 0.06, 8: 0.004}
+    found = readings(losses([1.0, 0.5, 6.0, 20.0, 0.001, -0.1], rungs))
+    between = 2 + np.log(8 / 6) / np.log(8 / 4)
+    assert found["reading"] == pytest.approx([4, 4.5, between, 2, 8, 8])
+    assert found["reading_low"] == pytest.approx(found["reading"], abs=1e-6), "φ and rungs share their documents"
+    assert [in_bits(each) for each in found["reading"][1:5]] == [
+        "4.5 bits",
+        "2.4 bits",
+        "below 2 bits",
+        "8.0 bits or more",
+    ]
+    assert readings(losses([1.0], {})) == {}
+
+
+def test_a_reading_has_an_interval_where_documents_differ():
+    sums = losses([0.5], {4: 1.0, 5: 0.25})
+    sums["stitch"] = sums["stitch"] + torch.randn(1, 24, generator=torch.Generator().manual_seed(1)).double() * 10
+    found = readings(sums)
+    assert found["reading_low"][0] < found["reading"][0] < found["reading_high"][0]
+
+
+def test_rungs_are_measured_around_each_value_alone():
+    known: dict[int, list[float]] = {}
+    true = {2: -8.0, 3: -4.0, 4: -1.0, 5: -0.3, 6: -0.1, 8: -0.01}
+    while bits := next_rung([-2.0, -0.2], known):
+        known[bits] = [true[bits]] * 2
+    assert list(known) == [4, 3, 5, 6]
+    assert next_rung([0.5], {each: [true[each]] for each in (4, 5, 6, 8)}) is None
+
+
+def test_weights_of_whole_numbers_are_not_rounded(copies):
+    model = load_model(copies / "base")
+    with torch.no_grad():
+        model.module.whole = torch.nn.Parameter(torch.ones(2, 2, dtype=torch.int8), requires_grad=False)
+    with pytest.raises(ModelError, match="cannot be rounded"):
+        rounded(model, 4)
+
+
+@pytest.mark.parametrize(("bits", "low", "high"), [(4, 4, 5), (3, 3, 4), (None, 8, 8)])
+def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
+    """A stitch of the last layer has the unembedding of the target, which is not rounded: it reads somewhat above."""
+    base = load_model("gpt2-mini")
+    (rounded(base, bits) if bits else base).module.save_pretrained(tmp_path / "copy")
+    base.tokenizer.save_pretrained(tmp_path / "copy")
+    last = base.n_layers - 1
+    models = [
+        "model=gpt2-mini",
+        f"model.path={tmp_path}/copy",
+        "model@target=gpt2-mini",
+        "stitch=identity",
+        f"layers=[[{last},{last}]]",
+    ]
+    words = [*models, "data=grammar", "data.report_tokens=4096", f"store={tmp_path}/store"]
+    result = run_job(composed(*words))
+    assert low <= result.table["reading"].iloc[0] <= high
+    alone = run_job(composed(*words, "ruler=null")).table
+    assert "reading" not in alone
+    assert alone["penalty"].equals(result.table["penalty"])
 
 
 # ---- R² from moments, whose penalty each half of the documents chooses for the other

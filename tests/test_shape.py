@@ -1,6 +1,7 @@
 """Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +28,7 @@ from thinkalike.measures import shape as matching
 from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 
@@ -326,3 +328,17 @@ def test_equally_near_rows_are_chosen_by_chance():
     X, Y = (torch.randn(20, 8, dtype=torch.float64)[tokens] for _ in range(2))
     assert float(mutual_knn(X, Y)) == pytest.approx(10 / 19, abs=0.03)
     assert float(mutual_knn(X, X.clone())) == 1
+
+
+@pytest.mark.parametrize("measure", [JENSEN_SHANNON, DISAGREEMENT])
+def test_means_of_rows_without_parts_are_those_compared_again(measure):
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(90, 40, generator=generator) for _ in range(2))
+    documents = torch.arange(90) // 4
+    at_once, again = (LayerMeans(1, 1, each) for each in (measure, replace(measure, compare_without_parts=None)))
+    for metric in (at_once, again):
+        metric.update([x], [x + y], documents=documents)
+    found, expected = at_once.compute(), again.compute()
+    for name in ("value", "low", "high"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
+    assert found.low < found.value < found.high

@@ -177,8 +177,12 @@ def show_map(values: pd.DataFrame, less_is_closer: bool = False) -> None:
 
 
 def number_of_documents(numbers: Mapping[str, float]) -> str:
-    """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)"."""
-    return f"{numbers['documents']:.0f} documents (as {numbers['effective_documents']:.1f} of equal length)"
+    """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)".
+
+    Results of earlier versions have no number of equal length.
+    """
+    equal = numbers.get("effective_documents")
+    return f"{numbers['documents']:.0f} documents" + (f" (as {equal:.1f} of equal length)" if equal else "")
 
 
 @contextlib.contextmanager

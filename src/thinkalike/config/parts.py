@@ -378,6 +378,8 @@ class TrainConfig(JobConfig):
     """All that `train.py` needs to know of a stitch; the schemas of other tasks add their own parts."""
 
     task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
+    # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
+    ruler: Literal["bits"] | None = "bits"
     stitch: StitchConfig = field(default_factory=StitchConfig)
 
 

@@ -222,14 +222,20 @@ def read_corpus(
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
     counts = (f"{count:,} {name.replace('_', ' ')}" for name, count in corpus.counts.items())
     log.info("data %s: %s", data.name, ", ".join(counts))
-    if most_bytes and (count := corpus.counts["report_documents"]) < DOCUMENTS:
-        log.warning(f"warning: data {data.name}: the report has {count} documents, and fewer than {DOCUMENTS} make "
-                    "wide intervals; read more tokens, or give more text")  # fmt: skip
+    if most_bytes:
+        warn_of_few(data, corpus.counts["report_documents"])
     report = corpus.report
     if data.group is None and (alike := neighbours_alike(report.layout.target_tokens(report.tokens), report.documents)):
         found = f"documents that follow each other are alike (correlation {alike:.2f}), and may be of one source"
         log.warning(f"warning: data {data.name}: {found}: intervals are then too narrow; see data.group")
     return corpus
+
+
+def warn_of_few(data: DataConfig, documents: int) -> None:
+    """Warn of a report of few documents."""
+    if documents < DOCUMENTS:
+        log.warning(f"warning: data {data.name}: the report has {documents} documents, and fewer than {DOCUMENTS} make "
+                    "wide intervals; read more tokens, or give more text")  # fmt: skip
 
 
 class _Packer:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.data.corpus import Corpus, Layout
+from thinkalike.data.corpus import Corpus, Layout, TokenRows
 from thinkalike.measures.closed_forms import LayerPair, Moments
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
@@ -246,6 +246,17 @@ def document_sums(
         for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
             sums.add(owner[:, 1:].flatten(), {name: each.flatten(-2) for name, each in losses.items()})
     return sums
+
+
+@torch.no_grad()
+def own_losses(model: FrozenModel, rows: TokenRows, batch: int) -> Float[Tensor, " documents"]:
+    """Return the sum of a target's own losses over the predicted tokens of each document, as `document_sums` has it."""
+    sums, parts = DocumentSums(rows.documents), rows.tokens.split(batch)
+    for part, owners in counted(zip(parts, rows.documents.split(batch), strict=True), "batch", len(parts)):
+        tokens = rows.layout.target_tokens(part.long())
+        (loss,) = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)
+        sums.add(owners[:, 1:].flatten(), {"loss": loss.flatten()})
+    return sums["loss"]
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, PowerNorm
 
 from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, line, save, shown, ticks, write_values
 
@@ -21,9 +21,13 @@ APART = 0.04  # of a share, between the names of two rungs
 
 
 def layer_heatmaps(
-    table: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), across: int = 3
-) -> None:
-    """Draw the layer pairs of every pair of models in a table, `across` in a row, on one scale; below it is blue."""
+    table: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), across: int = 3,
+    about: str = "",
+) -> None:  # fmt: skip
+    """Draw the layer pairs of every pair of models in a table, `across` in a row, on one scale; below it is blue.
+
+    The title says what the numbers are about.
+    """
     pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
     height, width = -(-len(pairs) // across), min(len(pairs), across)
     with canvas(2.3 * width + 0.9, 2.5 * height, height, width, squeeze=False) as (figure, panels):
@@ -35,6 +39,7 @@ def layer_heatmaps(
             cells = inside.pivot(index="source_layer", columns="target_layer", values="value").loc[rows, columns]
             image = _drawn(axes, cells, scale, source, target)
         _explain(figure, panels, image, label, scale[0], table["value"].min())
+        figure.suptitle(about, fontsize=8)
         save(figure, folder, file)
 
 
@@ -65,10 +70,13 @@ def _explain(figure: Any, panels: Any, image: Any, label: str, lowest: float, le
 
 
 def similarity(
-    matrices: Mapping[str, pd.DataFrame], folder: Path, maps: Mapping[str, pd.DataFrame] | None = None
+    matrices: Mapping[str, pd.DataFrame], folder: Path, maps: Mapping[str, pd.DataFrame] | None = None, about: str = ""
 ) -> None:
-    """Draw the likeness of all layers of all models, a panel per measure of it; below, `maps` of them in a plane."""
-    size = 4.2 * len(matrices), 7.4 if maps else 3.8
+    """Draw the likeness of all layers of all models, a panel per measure of it; below, `maps` of them in a plane.
+
+    The title says what the numbers are about.
+    """
+    size = 4.8 * len(matrices), 8.0 if maps else 4.2
     with canvas(*size, 2 if maps else 1, len(matrices), squeeze=False) as (figure, panels):
         for column, (title, table) in enumerate(matrices.items()):
             axes = panels[0][column]
@@ -77,6 +85,8 @@ def similarity(
             figure.colorbar(image, ax=axes, shrink=0.75)
             if maps:
                 _plane(panels[1][column], maps[title])
+        figure.suptitle(about, fontsize=8)
+        figure.get_layout_engine().set(w_pad=0.15)  # as names of models reach further than it knows
         save(figure, folder, "similarity")
 
 
@@ -91,15 +101,14 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for end in ends[:-1]:
         axes.axhline(end - 0.5, color="black", linewidth=1)
         axes.axvline(end - 0.5, color="black", linewidth=1)
-    for axis in (axes.xaxis, axes.yaxis):
-        ticks(axis, list(layers["source_layer"]), 24, fontsize=6)
-    middles = ends - counts / 2 - 0.5
     size = 8 if len(counts) <= 3 else 6
-    for model, middle in middles.items():
-        place = (middle + 0.5) / len(layers)
-        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
-        axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
-        axes.text(-0.1, place, str(model), ha="right", va="center", **style)
+    for axis in (axes.xaxis, axes.yaxis):
+        ticks(axis, list(layers["source_layer"]), 16, fontsize=6)
+        axis.set_ticks(ends - counts / 2 - 0.5, map(str, counts.index), minor=True, fontsize=size)
+    axes.tick_params(which="minor", length=0, pad=16)
+    axes.tick_params(which="minor", axis="x", labelrotation=30)
+    for name in axes.get_xticklabels(minor=True):
+        name.set(ha="right", rotation_mode="anchor")
     axes.spines[:].set_visible(False)
     return image
 
@@ -116,41 +125,46 @@ def _plane(axes: Any, points: pd.DataFrame) -> None:
     axes.set(xticks=[], yticks=[])
 
 
-def shifts(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the relative distance of two models' states against the layer."""
+def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
+    """Draw the relative distance of two models' states against the layer; the title says what numbers are about."""
     first = table.iloc[0]
     with canvas(5.2, 2.9) as (figure, axes):
         line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
-        axes.set_xticks(range(len(table)), table["source_layer"].map(layer_name), fontsize=7)
+        ticks(axes.xaxis, list(table["source_layer"]), 15, fontsize=7)
         axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
-        axes.set_title(f"{first.source} → {first.target}", fontsize=9)
+        axes.set_title(f"{first.source} → {first.target}\n{about}", fontsize=8)
         save(figure, folder, "distance")
 
 
-def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path) -> None:
-    """Draw the share of KL that each part of a model has, and the relative distance of states by layer."""
+def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path, about: str = "") -> None:
+    """Draw the share of KL that each part of a model has, and the relative distance of states by layer.
+
+    Colours are by the square root of the share, from 0 to 1; a share below 0 is blue. The title says of which models.
+    """
     cells = parts.pivot_table(index="component", columns="layer", values="share", sort=False, dropna=False)
     with canvas(7.2, 2.9, 1, 2) as (figure, (left, right)):
-        most = max(parts["share"].abs().max(), 0.01)
-        image = left.imshow(cells.to_numpy(), aspect="auto", cmap="RdBu_r", vmin=-most, vmax=most)
+        colours, scale = matplotlib.colormaps["magma_r"].with_extremes(under=BELOW, bad="0.9"), PowerNorm(0.5, 0, 1)
+        image = left.imshow(cells.to_numpy(), aspect="auto", cmap=colours, norm=scale)
         left.set_yticks(range(len(cells)), cells.index, fontsize=7)
         ticks(left.xaxis, cells.columns, fontsize=7)
         left.set(xlabel="layer", title="share of KL(base ‖ changed)")
-        figure.colorbar(image, ax=left)
+        figure.colorbar(image, ax=left, ticks=[0, 0.01, 0.1, 0.25, 0.5, 1], format="%g", extend="min")
         line(right, layers, "distance", ("distance_low", "distance_high"), "distance", colour_of(0), "o-")
         ticks(right.xaxis, layers["layer"], fontsize=7)
         right.set(xlabel="layer", title="relative distance of states", ylim=(0, None))
+        figure.suptitle(about, fontsize=8)
         save(figure, folder, "diff")
 
 
-def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3, about: str = "") -> None:
     """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores.
 
-    Scores have their split-half references beside them, where they are known.
+    Scores have their split-half references beside them, where they are known. Layers of equal relative depth stand
+    below each other; the title says what the numbers are about.
     """
     models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
     rows, columns = -(-len(models) // across), min(len(models), across)
-    shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
+    shape: dict[str, Any] = {"squeeze": False, "height_ratios": (3, 1) * rows}
     with canvas(3.0 * columns + 1.4, 4.2 * rows, 2 * rows, columns, **shape) as (figure, panels):
         pairs = [(panels[2 * row, column], panels[2 * row + 1, column]) for row, column in np.ndindex(rows, columns)]
         for pair in pairs[len(models) :]:
@@ -171,7 +185,9 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
                 style = {"color": "0.3", "linestyle": "--", "label": "its split-half reference"}
                 lower.plot(range(len(held_out)), held_out["reference"], linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-            ticks(lower.xaxis, list(held_out["layer"]))
+            upper.tick_params(labelbottom=False)
+            for axes in (upper, lower):
+                ticks(axes.xaxis, list(held_out["layer"]))
             lower.set_xlabel("layer")
             upper.set_title(model)
         for row in range(rows):
@@ -179,6 +195,7 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")
         lines = {name: line for axes in pairs[0] for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
         figure.legend(list(lines.values()), list(lines), loc="outside right upper", fontsize=8)
+        figure.suptitle(about, fontsize=8)
         save(figure, folder, "profiles")
 
 
@@ -206,7 +223,7 @@ def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Pa
             line(axes, table, "value", ("low", "high"), "both models", colour_of(0), "o-")
             axes.set(title=f"beside copies of {model}", ylim=(min(-0.02, table["low"].min()), 1.02))
             axes.set_xlabel(f"layers; intervals over {documents:.0f} documents")
-            axes.set_xticks(range(len(pairs)), pairs)
+            ticks(axes.xaxis, pairs, 6)
         panels[0][0].set_ylabel("share of what varies beyond word and place")
         panels[0][0].legend(loc="upper right")
         save(figure, folder, "ruler")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,8 @@ def shown() -> Iterator[dict[str, tuple[Any, Any]]]:
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
     """Draw a matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
     image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
-    ticks(axes.xaxis, cells.columns)
-    ticks(axes.yaxis, cells.index)
+    for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
+        ticks(axis, layers, 8 * len(layers) / max(cells.shape))
     axes.spines[:].set_visible(False)
     return image
 
@@ -103,7 +104,7 @@ def layer_name(layer: Any) -> str:
     return "embed" if str(layer) == "-1" else str(layer)
 
 
-def ticks(axis: Any, layers: Any, most: int = 8, **style: Any) -> None:
+def ticks(axis: Any, layers: Any, most: int | float = 8, **style: Any) -> None:
     """Name at most about so many of the layers at an axis."""
-    places = range(0, len(layers), max(1, round(len(layers) / most)))
+    places = range(0, len(layers), max(1, math.ceil(len(layers) / max(most, 1) - 0.5)))
     axis.set_ticks(places, [layer_name(layers[place]) for place in places], **style)

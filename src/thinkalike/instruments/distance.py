@@ -14,6 +14,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, left_open
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
+from thinkalike.instruments.layer_pairs.screen import rows_of
 from thinkalike.measures.layer_means import LayerShifts
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
@@ -59,11 +60,8 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         return {name: getattr(estimates, name) for name in ("cosine", "norm_source", "norm_target")}
 
-    def scalars(self, estimates: Any) -> dict[str, float]:
-        return {"documents": float(estimates.documents)}
-
     def draw(self, result: Result, folder: Path) -> None:
-        figures.shifts(result.table, folder)
+        figures.shifts(result.table, folder, rows_of(result))
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         ends = result.table.iloc[int(result.table["value"].argmax())][["value", "low", "high"]]

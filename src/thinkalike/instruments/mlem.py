@@ -136,9 +136,10 @@ class FeatureProfiles(
         return result.table, result.tables["scores"]
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.profiles(*self.shown(result), folder)
+        about = f"{result.provenance['stimuli']['count']:,} stimuli"
+        figures.profiles(*self.shown(result), folder, about=about)
         if "similarity" in result.tables:
-            figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
+            figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder, about=about)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the held-out ρ, as the mean over layers and of the best layer, with intervals over folds."""

@@ -141,7 +141,8 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
 
     def draw(self, result: Result, folder: Path) -> None:
         comparator = result.config["measure"]["comparator"]
-        figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
+        about = f"{result.scalars['stimuli']:,.0f} stimuli"
+        figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder, about=about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         pairs = _different(result.table)
@@ -152,9 +153,10 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         return [mean, Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"])]
 
     def show(self, result: Result) -> None:
-        pairs = _different(result.table)
+        pairs, stimuli = _different(result.table), result.provenance["stimuli"]
         if pairs.empty:
             return
+        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}, 95 % intervals over their groups")
         sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
         for word, rows in (("Most", pairs.nlargest(1, "value")), ("Least", pairs.nsmallest(1, "value"))):
             (row,) = rows.itertuples()

@@ -21,26 +21,35 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
+from thinkalike.data.corpus import warn_of_few
 from thinkalike.data.documents import beginning, held_out_texts
 from thinkalike.errors import DataError
+from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, RowGroups, numbered_by_part, seeded
-from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, reading_of, with_interval
+from thinkalike.measures.estimates import (
+    FEWEST_GROUPS,
+    RUNGS,
+    Estimate,
+    RowGroups,
+    next_rung,
+    numbered_by_part,
+    reading_of,
+    seeded,
+)  # fmt: skip
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models, rounded, twin
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
-from thinkalike.screen import Column, Table, number_column, show_table, show_text, span
+from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, show_text, span
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, pieces, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-BITS = (2, 3, 4, 5, 6, 8)  # of the rungs
-START = 4  # the first rung: real models that are alike read 3 to 5
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
 SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
@@ -76,6 +85,7 @@ class Words:
         self.text: Pieces = found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
         if len(set(self.text.documents)) < FOLDS:
             raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
+        warn_of_few(data, len(set(self.text.documents)))
         self._documents = numbered_by_part(self.text.owners)
         self._forms = self.text.forms
         self._places = torch.cat([torch.arange(len(spans)) for spans in self.text.words])
@@ -150,7 +160,7 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
-        tokens = 1.5 * config.measure.words * (2 + len(BITS))  # type: ignore[attr-defined]
+        tokens = 1.5 * config.measure.words * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -177,11 +187,11 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
                     work.keep("rungs", {str(each): own for each, own in enumerate(rungs)})
         if models[0] is models[1]:
             rungs[1] = rungs[0]
-        documents = len(words.documents.unique())
-        if documents < FEWEST_GROUPS:
-            log.warning("warning: %d documents are too few for intervals", documents)
+        numbers = document_numbers(torch.bincount(words.documents))
+        if (count := numbers["documents"]) < FEWEST_GROUPS:
+            log.warning("warning: %.0f documents are too few for intervals", count)
         table = _table(names, pairs, value, rungs)
-        scalars = {"documents": float(documents), "words": float(len(words.documents)), "words_used": words.share}
+        scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": _rungs(names, layers, rungs)}
         described = [model.describe() for model in models]
@@ -216,7 +226,7 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
 def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
     """Return what a ruler's table says of the middle layer pair, in words."""
     row = table.iloc[len(table) // 2]
-    over = f"over {scalars['documents']:.0f} documents"
+    over = f"over {number_of_documents(scalars)}"
     place = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
     if not row["beyond_low"] > 0:
         return (
@@ -239,9 +249,9 @@ def _sides(source: str, target: str) -> list[tuple[str, str]]:
 
 def _in_bits(row: Any, side: str) -> str:
     value, low, high = (row[f"{side}_bits{end}"] for end in ("", "_low", "_high"))
-    if value <= BITS[0]:
-        return f"below {BITS[0]}"
-    return f"{BITS[-1]} or more" if value >= BITS[-1] else span(value, low, high, ".1f")
+    if value <= RUNGS[0]:
+        return f"below {RUNGS[0]}"
+    return f"{RUNGS[-1]} or more" if value >= RUNGS[-1] else span(value, low, high, ".1f")
 
 
 def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
@@ -258,13 +268,9 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | Non
     if UNTRAINED not in rungs:
         return UNTRAINED
     beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
-    for layer in beyond.nonzero()[:, 0].tolist():
-        known = {bits: float(rungs[str(bits)].mean(1)[layer, 0]) for bits in BITS if str(bits) in rungs}
-        low = max((bits for bits, each in known.items() if each <= value[layer, 0]), default=0)
-        high = min((bits for bits, each in known.items() if each > value[layer, 0] and bits > low), default=math.inf)
-        if between := [bits for bits in BITS if low < bits < high]:
-            return str(START if not known else between[0 if low else -1])
-    return None
+    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name != UNTRAINED}
+    bits = next_rung(value[beyond, 0].tolist(), known)
+    return None if bits is None else str(bits)
 
 
 def _table(
@@ -291,7 +297,7 @@ def _table(
                 each = torch.stack([own[str(mark)].mean(1)[layer] for mark in marks])
                 found.append(_reading(both[layer], marks, each))
             else:
-                found.append(Estimate(*torch.full((3,), float(BITS[0]), dtype=torch.float64)))
+                found.append(Estimate(*torch.full((3,), float(RUNGS[0]), dtype=torch.float64)))
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
@@ -300,7 +306,7 @@ def _table(
 def _reading(value: Tensor, marks: Sequence[int], rungs: Tensor) -> Estimate:
     """Return the reading of a layer pair with its interval, which ends at the first and the last mark."""
     middle, low, high = with_interval(reading_of(value, marks, rungs))
-    return Estimate(middle, low.clamp(BITS[0], BITS[-1]), high.clamp(BITS[0], BITS[-1]))
+    return Estimate(middle, low.clamp(RUNGS[0], RUNGS[-1]), high.clamp(RUNGS[0], RUNGS[-1]))
 
 
 def _rungs(

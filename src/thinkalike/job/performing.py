@@ -204,7 +204,8 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     config = instrument.completed(config)
     inputs = {**instrument.inputs(config), **instrument.prepare(config)}
     read = instrument.with_unread_reset(config)
-    entered = {name: part for name, part in relevant(read).items() if name in instrument.reads and part is not None}
+    told = relevant(read).items()
+    entered = {name: part for name, part in told if name in instrument.reads and (part is not None or name == "ruler")}
     parts = [part for name, part in asdict(read).items() if name in instrument.reads]
     plugins = {name: digest(name) for name in named_in(parts)}
     if plugins:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.contract import mean_of_rows
 from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, two_sided
 
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
@@ -158,7 +158,7 @@ def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float
 
 # ---- Jensen-Shannon divergence and disagreement of two models' logits for the same tokens
 
-AT_ONCE = 2**24  # logits whose divergence is computed at a time
+AT_ONCE = 2**18  # logits whose divergence is computed at a time: they stay in the cache
 
 
 def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
@@ -199,23 +199,21 @@ def _check_vocabulary(source: int, target: int) -> None:
         raise ValueError(f"outputs over {source} and {target} entries are not of one vocabulary: choose such models")
 
 
-def _divergence(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, ""]:
+def _divergences(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, " n"]:
     _check_vocabulary(source.shape[1], target.shape[1])
     rows = max(AT_ONCE // source.shape[1], 1)
     sums = []
     for p, q in zip(source.split(rows), target.split(rows), strict=True):
         middle = torch.logaddexp(p, q) - math.log(2)
         terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
-        sums.append((terms[0] + terms[1]).sum(dtype=torch.float64) / 2)
-    return torch.stack(sums).sum() / len(source)
+        sums.append((terms[0] + terms[1]).sum(1, dtype=torch.float64) / 2)
+    return torch.cat(sums)
 
 
-def _disagree(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[Tensor, ""]:
+def _disagreements(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[Tensor, " n"]:
     _check_vocabulary(int(source[0, 1]), int(target[0, 1]))
-    return (source[:, 0] != target[:, 0]).double().mean()
+    return (source[:, 0] != target[:, 0]).double()
 
 
-JENSEN_SHANNON = LayerMeasure(
-    _log_shares, each_pair(_divergence), rows_in_order, fewest=1, best=0.0, higher_is_closer=False
-)
-DISAGREEMENT = LayerMeasure(_top, each_pair(_disagree), rows_in_order, fewest=1, best=0.0, higher_is_closer=False)
+JENSEN_SHANNON = mean_of_rows(_log_shares, _divergences, best=0.0, higher_is_closer=False)
+DISAGREEMENT = mean_of_rows(_top, _disagreements, best=0.0, higher_is_closer=False)

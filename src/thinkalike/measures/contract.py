@@ -86,9 +86,14 @@ class LayerMeasure:
     is_unbiased: bool = False
     has_units: bool = False
 
-    def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
-        """Return all layers prepared, each tensor once; a ValueError of layers with different or too few rows."""
-        n, dtype = len(layers[0]), common_dtype(layers)
+    def prepared(
+        self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str], order: Int[Tensor, " n"] | None = None
+    ) -> list[Any]:
+        """Return all layers prepared, each tensor once, of all rows or of those in `order`, copied one layer at a time.
+
+        A ValueError says that layers have different or too few rows.
+        """
+        n, dtype = len(layers[0] if order is None else order), common_dtype(layers)
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
@@ -96,7 +101,8 @@ class LayerMeasure:
         with torch.autocast(layers[0].device.type, enabled=False):
             for name, layer in zip(names, layers, strict=True):
                 if id(layer) not in known:
-                    known[id(layer)] = self.prepare(layer.to(dtype), name)
+                    rows = layer if order is None else layer.index_select(0, order)
+                    known[id(layer)] = self.prepare(rows.to(dtype), name)
         return [known[id(layer)] for layer in layers]
 
     @takes_arrays
@@ -127,7 +133,7 @@ def each_pair(compare: Callable[[Any, Any], Tensor], *, is_symmetric: bool = Tru
 
 def _compare_each(
     compare: Callable[[Any, Any], Tensor], is_symmetric: bool, layers: Sequence[Any], blocks: Blocks
-) -> dict[Pair, Float[Tensor, "l m"]]:
+) -> dict[Pair, Float[Tensor, "l m *k"]]:
     found = {}
     for a, b in blocks.pairs:
         known: dict[Pair, Tensor] = {}  # of this pair of models alone, which is so compared alike in any company
@@ -138,6 +144,30 @@ def _compare_each(
                 known[i, j] = compare(layers[i], layers[j])
         found[a, b] = torch.stack([torch.stack([known[i, j] for j in blocks.models[b]]) for i in blocks.models[a]])
     return found
+
+
+def mean_of_rows(
+    prepare: Callable[[Tensor, str], Any], values: Callable[[Any, Any], Float[Tensor, " n"]], **options: Any
+) -> LayerMeasure:
+    """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
+    without = partial(_means_without_parts, values)
+    return LayerMeasure(
+        prepare, each_pair(lambda x, y: values(x, y).mean()), rows_in_order, 1, compare_without_parts=without,
+        is_unbiased=True, **options,
+    )  # fmt: skip
+
+
+def _means_without_parts(
+    values: Callable[[Any, Any], Float[Tensor, " n"]], layers: Sequence[Any], blocks: Blocks, sizes: Sequence[int]
+) -> dict[Pair, Float[Tensor, "_ l m"]]:
+    """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
+
+    def means(x: Any, y: Any) -> Float[Tensor, " _"]:
+        sums = torch.stack([part.sum() for part in values(x, y).split([*sizes])])
+        left = torch.stack([sums.sum(), *(sums.sum() - sums)])
+        return left / left.new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])
+
+    return {pair: each.movedim(-1, 0) for pair, each in each_pair(means)(layers, blocks).items()}
 
 
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
@@ -170,21 +200,26 @@ States = Sequence[Float[Tensor, " ..."]]
 class BatchRows(NamedTuple):
     """The rows of the different layers of a batch, those of one part of the documents side by side."""
 
-    layers: Sequence[Tensor]
+    layers: Sequence[Float[Tensor, "r _"]]  # as they came: nothing is copied before a layer is prepared
     names: Sequence[str]
+    order: Int[Tensor, " n"]  # the rows that are compared
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
 
     def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
         tokens = None if self.tokens is None else self.tokens[chosen]
-        return BatchRows([layer[chosen] for layer in self.layers], self.names, self.documents[chosen], tokens)
+        return self._replace(order=self.order[chosen], documents=self.documents[chosen], tokens=tokens)
+
+    def prepared(self, measure: LayerMeasure) -> list[Any]:
+        """Return what a measure prepares of each layer."""
+        return measure.prepared(self.layers, self.names, self.order)
 
     def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
-        """Divide float64 layers in place by powers of two, and return these; 1 of float32, which needs none."""
+        """Divide float64 layers by powers of two, and return these; 1 of float32, which needs none."""
         if self.layers[0].dtype != torch.float64:
             return self, torch.ones(len(self.layers), dtype=torch.float64, device=self.layers[0].device)
         units = [size_of(layer) for layer in self.layers]
-        layers = [layer.div_(unit) for layer, unit in zip(self.layers, units, strict=True)]
+        layers = [layer / unit for layer, unit in zip(self.layers, units, strict=True)]
         return self._replace(layers=layers), torch.stack(units)
 
 
@@ -215,7 +250,8 @@ class Batch(NamedTuple):
         if self.groups is not None:
             tokens = labels_of_rows(self.groups, self.mask, layers[0], "tokens")
         check_same_rows([*map(len, rows), len(documents)], [*names, "documents"])
-        return BatchRows(rows, names, documents, tokens).of((documents % PARTS).argsort(stable=True)), places
+        order = (documents % PARTS).argsort(stable=True)
+        return BatchRows(rows, names, order, documents[order], None if tokens is None else tokens[order]), places
 
     def _documents(self, first: Tensor, flatten: str) -> Int[Tensor, " n"]:
         """Return the document of each row; where a sequence is one row, that of its first token."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -27,6 +27,8 @@ ROUNDED = 1e-9  # of the largest eigenvalue: directions of positions that the gr
 FEWEST_NEIGHBOURS = 20  # documents that are looked at
 CODES, ORDERS = 64, 200  # numbers of a token, and random orders of documents
 ALIKE = 0.05  # correlation of neighbours, from which four of one source widen intervals by a tenth
+RUNGS = (2, 3, 4, 5, 6, 8)  # bits of the copies of a model that a ruler has
+START = 4  # the first rung: real models that are alike read 3 to 5
 FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
 
 
@@ -115,6 +117,35 @@ def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]
     different = documents.unique()
     parts = (different % PARTS).unique() if len(different) >= FEWEST_GROUPS else different[:0]
     return sums.sum(0) - sums[parts]
+
+
+def next_rung(values: Sequence[float], known: Mapping[int, Sequence[float]]) -> int | None:
+    """Return the bits of the rung to measure next, None once each value is between two in a row, or beyond an end."""
+    for place, value in enumerate(values):
+        low = max((bits for bits, each in known.items() if each[place] <= value), default=0)
+        high = min((bits for bits, each in known.items() if each[place] > value and bits > low), default=math.inf)
+        if between := [bits for bits in RUNGS if low < bits < high]:
+            return START if not known else between[0 if low else -1]
+    return None
+
+
+def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
+    """Return where a value stands among those of rungs, in the unit of their marks, by linear interpolation.
+
+    Rungs are made to rise with their marks: one below that of a lower mark takes its value. A value outside of them has
+    the first or the last mark.
+
+    Args:
+        value: With its replicates, as of `HeldOut.shares`.
+        marks: Of the rungs, rising.
+        rungs: The value of each rung, with the same replicates.
+    """
+    rising, found = rungs.cummax(0).values, torch.full_like(value, float(marks[0]))
+    for number in range(1, len(marks)):
+        low, high, first, last = rising[number - 1], rising[number], marks[number - 1], marks[number]
+        place = ((value - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
+        found = torch.where(value > low, first + place * (last - first), found)
+    return found
 
 
 def fold_interval(

@@ -47,6 +47,7 @@ class LayerPairEstimate(Estimate):
         across: The values across the two models, with their intervals, (l, m).
         within_source, within_target: The same within each model, (l, l) and (m, m); None where it is not measured.
         batches, documents: How many there were; of fewer than 8 documents there is no interval.
+        effective: How many documents of equal length are worth these; None where it is not known.
         rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
         chance: The null by permutations, None without any.
     """
@@ -59,6 +60,7 @@ class LayerPairEstimate(Estimate):
         batches: int,
         documents: int,
         *,
+        effective: float | None = None,
         within_source: Estimate | None = None,
         within_target: Estimate | None = None,
         rows_used: float | None = None,
@@ -66,7 +68,7 @@ class LayerPairEstimate(Estimate):
     ):
         super().__init__(*across)
         self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
-        self.within_source, self.within_target = within_source, within_target
+        self.within_source, self.within_target, self.effective = within_source, within_target, effective
 
     def __repr__(self) -> str:
         layers, closest = "{} x {} layers".format(*self.value.shape), "{:.3f} to {:.3f}".format(*self.value.aminmax())
@@ -77,6 +79,12 @@ class LayerPairEstimate(Estimate):
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
         known = (self, *filter(None, (self.within_source, self.within_target)))
         return max(float((estimate.high - estimate.low).max()) for estimate in known)
+
+
+def numbers_of(documents: Int[Tensor, " n"]) -> dict[str, Any]:
+    """Return how many documents rows are of, and how many of equal length are worth these."""
+    counts = documents.unique(return_counts=True)[1]
+    return {"documents": len(counts), "effective": estimates.effective_number(counts)}
 
 
 class Accumulator(Metric):
@@ -206,7 +214,7 @@ def without_each(
             if not kept.all():
                 left = rows.of(kept)
                 compared, _ = _within(measure, left)
-                found[-1] = compared.compare(compared.prepared(left.layers, left.names), blocks)
+                found[-1] = compared.compare(left.prepared(compared), blocks)
     return found
 
 
@@ -274,7 +282,7 @@ class LayerMeans(Accumulator):
         if self.measure.has_units:
             rows, units = rows.in_units()
         measure, within = _within(self.measure, rows)
-        layers, permutations = measure.prepared(rows.layers, rows.names), self.permutations
+        layers, permutations = rows.prepared(measure), self.permutations
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
@@ -289,7 +297,7 @@ class LayerMeans(Accumulator):
                 compared = Blocks(models, list(dict.fromkeys(pairs)))
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
-            is_apart = batch.number % estimates.EVERY == 0 and not measure.finish
+            is_apart = batch.number % estimates.EVERY == 0 and not (measure.finish or measure.is_unbiased)
             apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
@@ -340,7 +348,7 @@ class LayerMeans(Accumulator):
         if "used" in found:
             kept, rows = found["used"].sum(0)
             further["rows_used"] = float(kept / rows)
-        counts = {"batches": len(found["values"]), "documents": len(found["documents"].unique())}
+        counts = {"batches": len(found["values"]), **numbers_of(found["documents"])}
         return {"across": across, "within_source": first, "within_target": second, **counts, **further}
 
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
@@ -416,5 +424,5 @@ class LayerShifts(Accumulator):
             *map(_on_diagonal, means[1:]),
             across=distance,
             batches=len(found["sums"]),
-            documents=len(documents.unique()),
+            **numbers_of(documents),
         )

@@ -1,4 +1,4 @@
-"""Cross-fitted ridge regression, its penalty chosen by cross-validation over documents, and the reading of a ruler.
+"""Cross-fitted ridge regression, its penalty chosen by cross-validation over documents.
 
 Least squares on few rows overfits, and R² falls far below 0. A ridge whose penalty may grow without bound ends in the
 map to 0, which has R² 0. Rows of one document depend on each other, so whole documents are held out, both to choose the
@@ -7,7 +7,6 @@ penalty and to judge.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -138,25 +137,6 @@ def _of_unit_size(x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
     """Return states less their mean, in float64 and units of their largest entry: R² keeps its value."""
     apart = x.double() - x.double().mean(0)
     return apart / apart.abs().max().clamp(min=torch.finfo(apart.dtype).tiny)
-
-
-def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Float[Tensor, " r"]:
-    """Return where a value stands among those of rungs, in the unit of their marks, by linear interpolation.
-
-    Rungs are made to rise with their marks: one below that of a lower mark takes its value. A value outside of them has
-    the first or the last mark.
-
-    Args:
-        value: With its replicates, as of `HeldOut.shares`.
-        marks: Of the rungs, rising.
-        rungs: The value of each rung, with the same replicates.
-    """
-    rising, found = rungs.cummax(0).values, torch.full_like(value, float(marks[0]))
-    for number in range(1, len(marks)):
-        low, high, first, last = rising[number - 1], rising[number], marks[number - 1], marks[number]
-        place = ((value - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
-        found = torch.where(value > low, first + place * (last - first), found)
-    return found
 
 
 def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:

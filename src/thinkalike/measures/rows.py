@@ -32,7 +32,7 @@ def rows_of(
         places = places_of(mask) if places is None else places
     if flatten == "token" or states.ndim == 2:
         rows = states.flatten(0, -2)
-        return rows if places is None else rows[places]
+        return rows if places is None else rows.index_select(0, places)
     if flatten == "sample":
         if mask is not None and places is not None and len(places) < mask.numel():
             raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
@@ -94,21 +94,21 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Rows may be of any size, as they are divided by
     a power of two first. A GPU need not be waited for at every layer, as flaws are looked at later: `refuse_flaws`.
+    The rows are copied once, and then changed in place: new memory costs several times as much as a pass over it.
     """
     with torch.no_grad():
         size = size_of(features)
-    features = features / size
-    with torch.no_grad():
-        mean = features.mean(0)
-        apart = features - mean
-        distances = torch.linalg.vector_norm(apart, dim=1).square()
+    rows = features / size
+    with torch.no_grad():  # constants for a gradient
+        mean = rows.mean(0)
+        rows.sub_(mean)
+        distances = torch.linalg.vector_norm(rows, dim=1).square()
         spread = distances.mean()
         flaw = flaw_of(spread, mean.square().sum(), features.dtype)
         weights = 1 / (distances + spread)
-        shift = mean + weights @ apart / weights.sum()
+        rows.sub_(weights @ rows / weights.sum())
         scale = spread.sqrt()
-    rows = (features - shift) / scale
-    return CentredRows(name, rows, scale.double() * size, distances.max() / distances.sum(), flaw)
+    return CentredRows(name, rows.div_(scale), scale.double() * size, distances.max() / distances.sum(), flaw)
 
 
 @torch.no_grad()
@@ -134,7 +134,8 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
 
 def size_of(features: Float[Tensor, "..."]) -> Float[Tensor, ""]:
     """Return the power of two below the largest absolute value, by which division is exact."""
-    exponent = torch.frexp(torch.linalg.vector_norm(features, torch.inf)).exponent - 1
+    least, most = features.aminmax()
+    exponent = torch.frexp(torch.maximum(-least, most)).exponent - 1
     return torch.ldexp(features.new_ones(()), exponent)
 
 

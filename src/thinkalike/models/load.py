@@ -282,12 +282,20 @@ def twin(model: FrozenModel, seed: int) -> FrozenModel:
     return found
 
 
+def can_be_rounded(model: FrozenModel) -> bool:
+    """Return whether all weights are numbers on one device: not whole numbers with scales, as 4bit and 8bit have."""
+    is_spread = bool(getattr(model.module, "hf_device_map", None))
+    return not is_spread and all(weight.is_floating_point() for weight in model.module.parameters())
+
+
 def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
+    if not can_be_rounded(model):
+        raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
     module, steps = deepcopy(model.module), 2 ** (bits - 1) - 1
     with torch.no_grad():
         for weight in module.parameters():
-            if weight.dim() > 1 and weight.is_floating_point():
+            if weight.dim() > 1:
                 size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
                 weight.copy_((weight / size).round() * size)
     return variant(model, module, f"{model.name} ({bits} bits)")

@@ -47,6 +47,7 @@ PAIR = ["source", "target", "source_layer", "target_layer"]
 PLACES = [*PAIR, "model", "layer", "step", "feature"]
 COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
+WITH_ENDS = ("value", "importance", "score", "share", "effect", "accuracy", "mean", "rho")  # whose are low and high
 LOW_IS_ALIKE = (
     "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
 )  # fmt: skip
@@ -310,11 +311,13 @@ def _says(name: str, words: Sequence[str]) -> bool:
 
 
 def _ends(columns: list[str], name: str) -> list[str]:
-    """Return the columns of an interval: NAME_low and NAME_high, or low and high if they stand right behind NAME."""
+    """Return the columns of an interval: NAME_low and NAME_high, or low and high of the column that these are of."""
     if {f"{name}_low", f"{name}_high"} <= set(columns):
         return [f"{name}_low", f"{name}_high"]
-    behind = columns[columns.index(name) + 1 :][:2]
-    return ["low", "high"] if sorted(behind) == ["high", "low"] else []
+    if not {"low", "high"} <= set(columns):
+        return []
+    before = columns[: columns.index("low")][-1:]
+    return ["low", "high"] if name in [each for each in (*WITH_ENDS, *before) if each in columns][:1] else []
 
 
 def _numbers(table: pd.DataFrame) -> list[str]:

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_corpus
+from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
@@ -318,6 +318,7 @@ class WordBatches(TextBatches):
         self.text: Pieces = self.runs.text(asked, lambda: pieces(held_out_texts(data), different, wanted))
         if not self.text.count:
             raise DataError(f"the report has no words; give more text, or raise data.report_share={data.report_share}")
+        warn_of_few(data, len(set(self.text.documents)))
         self.units, self.at_once = len(self.text.texts), max(size // WORDS_AT_ONCE, 1)
         self.batches = min(self.measure.batches, max(self.text.count // size, 1))
         self.facts = {"name": data.name, "level": "word"}

@@ -143,7 +143,9 @@ class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data",
 
     def draw(self, result: Result, folder: Path) -> None:
         if "layers" in result.tables:
-            figures.changes(result.table, result.tables["layers"], folder)
+            base, changed = (model["name"] for model in result.provenance["models"][:2])
+            about = f"{base} → {changed}, {result.scalars['documents']:.0f} documents"
+            figures.changes(result.table, result.tables["layers"], folder, about)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         found = result.scalars

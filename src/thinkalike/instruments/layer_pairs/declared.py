@@ -127,7 +127,7 @@ class Declared(NamedTuple):
     version: int = 8
 
 
-OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
+OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"), 9)
 OUTPUTS = {
     "jsd": Declared(
         "Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS

@@ -23,7 +23,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.instruments.layer_pairs.screen import headlines_of, show_layer_pairs
+from thinkalike.instruments.layer_pairs.screen import headlines_of, rows_of, show_layer_pairs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_of_sides, pairs_of_layers
@@ -178,6 +178,8 @@ class LayerPairs(Instrument):
     def scalars(self, estimates: Any) -> dict[str, float]:
         """Return further headline numbers: how many documents there were, and those of the null, where there is p."""
         found, chance = {"documents": float(estimates.documents)}, estimates.chance
+        if estimates.effective is not None:
+            found["effective_documents"] = estimates.effective
         if chance is None or math.isnan(chance.largest):
             return found
         return {"largest_calibrated": chance.largest, "largest_p": float(chance.p_of_largest.min()), **found}
@@ -297,7 +299,7 @@ class LayerPairs(Instrument):
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale)
+        figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale, about=rows_of(result))
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.screen import show_map, show_text, span
+from thinkalike.screen import number_of_documents, show_map, show_text, span
 from thinkalike.store import Headline, Result
 
 
@@ -77,16 +77,23 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
     ]
 
 
+def rows_of(result: Result) -> str:
+    """Return in words how much a result is of: "64 batches of 1,024 rows, 58 documents", or "1,018 stimuli"."""
+    if stimuli := result.provenance.get("stimuli"):
+        return f"{stimuli['count']:,} stimuli"
+    batches, rows = result.scalars["batches"], result.config["measure"]["tokens_per_batch"]
+    return f"{batches:.0f} batches of {rows:,} rows, {number_of_documents(result.scalars)}"
+
+
 def show_layer_pairs(label: str, result: Result, is_distance: bool) -> None:
     """Print a map of all layer pairs, and where likeness is least and falls most."""
     across, scalars = _rows_across(result.table), result.scalars
     source, target = across["source"].iloc[0], across["target"].iloc[0]
-    count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-    rest, units = (f"{stimuli['count']} stimuli", "their groups") if stimuli else (f"{count} batches", "documents")
+    units = "their groups" if "stimuli" in result.provenance else "documents"
     values = across.pivot(index="source_layer", columns="target_layer", values="value")
     sides = (f"{source} (rows)", f"{target} (columns)") if values.size > 1 else (source, target)
     who = f"the layers of {source}" if source == target else " and ".join(sides)
-    show_text(f"{label} of {who}, {rest}, 95 % intervals over {units}")
+    show_text(f"{label} of {who}, {rows_of(result)}, 95 % intervals over {units}")
     if values.size > 1:
         show_map(values.loc[across["source_layer"].unique(), across["target_layer"].unique()], is_distance)
     if len(compared := _compared(across)):

@@ -24,6 +24,7 @@ from thinkalike.evaluation.language import (
     Maps,
     Reader,
     document_sums,
+    own_losses,
     report_share,
     rows_at_once,
     rows_of_moments,
@@ -40,10 +41,11 @@ from thinkalike.measures.closed_forms import (
     procrustes,
     reduced_rank,
 )
+from thinkalike.measures.estimates import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models
+from thinkalike.models.load import can_be_rounded, load_models, rounded
 from thinkalike.models.survey import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
@@ -54,6 +56,7 @@ from thinkalike.training.stitching import Fit, StitchTraining
 log = logging.getLogger(__name__)
 
 TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
+LEAST = 1e-6  # nats per token that a rung costs, and what costs nothing is above it
 CONTROL_TOKENS = 2**16  # that the closed forms of controls and starts are fitted on
 
 
@@ -68,6 +71,7 @@ class Setting:
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
     memory: float | None = None  # the most bytes that the user allows
+    ruler: str | None = None  # what penalties stand beside
 
     @property
     def models(self) -> tuple[FrozenModel, FrozenModel, Sequence[LayerPair]]:
@@ -106,7 +110,7 @@ def load_setting(config: TrainConfig) -> Setting:
     pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
     _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
     corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
-    return Setting(stitch, config.seed, source, target, pairs, corpus, memory)
+    return Setting(stitch, config.seed, source, target, pairs, corpus, memory, config.ruler)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -381,3 +385,22 @@ def reported(
     at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
     sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
+
+
+def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the losses by document of the target rounded to some bits: `rung_4`, and those around each penalty.
+
+    Weights that are integers already, or on several devices, have no rungs.
+    """
+    target = setting.target
+    if setting.ruler is None or not can_be_rounded(target):
+        return {}
+    tokens, found = sums["tokens"].sum(), dict[str, Tensor]()
+    gains = ((sums["target"] - sums["stitch"]).sum(-1) / tokens).clamp(max=0).tolist()
+    known: dict[int, list[float]] = {}
+    while bits := next_rung(gains, known):
+        log.info("%s at %d bits", target.name, bits)
+        loss = own_losses(rounded(target, bits), setting.corpus.report, rows_at_once(setting.corpus))
+        known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
+        found[f"rung_{bits}"] = loss
+    return found

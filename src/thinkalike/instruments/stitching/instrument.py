@@ -14,7 +14,7 @@ from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, pairs_of_layers
 from thinkalike.processes import check_processes
-from thinkalike.screen import ROWS, Table, few, number_column, show_table, show_text, span, text_column
+from thinkalike.screen import ROWS, Column, Table, few, number_column, number_of_documents, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
 if TYPE_CHECKING:
@@ -27,10 +27,14 @@ log = logging.getLogger(__name__)
 
 REPORTED = 2**18  # tokens of the report where the data do not state it
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
+RUNGS = 4  # of six, that are measured: those around the penalties of a job
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
 WRAPS = 16  # letters of a verdict that takes two lines of the table
 SHOWN = {
     "no map": "identity_penalty", "token": "token_mean_penalty", "R² →": "cca_beyond", "R² ←": "cca_back_beyond"
+}  # fmt: skip
+BY_BITS = {name: column for name, column in SHOWN.items() if name in ("no map", "token")} | {
+    "R² →": "r2_output_beyond", "untrained": "r2_output_untrained"
 }  # fmt: skip
 PAIR, ENDS = ("source_layer", "target_layer"), ("penalty_low", "penalty_high")
 ASYMMETRIES = {"asymmetry": "nats per token", "asymmetry_bits_per_byte": "bits per byte"}
@@ -60,7 +64,8 @@ def _range(table: pd.DataFrame, column: str) -> str:
 
 def sentence(table: pd.DataFrame) -> str:
     """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
-    first, counts, n = table.iloc[0], table["verdict"].value_counts(sort=False), len(table)
+    first, n = table.iloc[0], len(table)
+    counts = table["verdict"][~table["verdict"].str.contains("bits")].value_counts(sort=False)
     is_itself = first["source"] == first["target"]
     said = [f"{verdict} at {count} of {n}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()]
     target = "itself" if is_itself else str(first["target"])
@@ -68,8 +73,9 @@ def sentence(table: pd.DataFrame) -> str:
     beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
     known = [name for name in beside if name in table and not is_itself]
     against = " and ".join(f"{_range(table, name)} {beside[name]}" for name in known)
-    cost = f"{_range(table, 'penalty')} nats per token{', against ' if against else ''}{against}"
-    return f"{who} at a cost of {cost}: {', '.join(said)}."
+    bits = f", as much as rounding {target} to {_range(table, 'reading')} bits" if "reading" in table else ""
+    cost = f"{_range(table, 'penalty')} nats per token{bits}{', against ' if against else ''}{against}"
+    return f"{who} at a cost of {cost}{': ' if said else ''}{', '.join(said)}."
 
 
 def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
@@ -78,12 +84,14 @@ def _show_direction(table: pd.DataFrame, rows: Sequence[int]) -> None:
     unit = f"nats per token{f' of {first.target}' if 'penalty_bits_per_byte' in table else ''}"
     title = f"{first['source']} → {first['target']}: extra loss, {unit}; R² beyond the tokens"
     pairs, ends = (zip(*(own[name] for name in names), strict=True) for names in (PAIR, ENDS))
+    by_bits = own["verdict"].str.contains("bits").any()
+    shown = BY_BITS if by_bits else SHOWN
     columns = [
         number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs]),
         number_column("stitch", own["penalty"], ".2f"),
         number_column("95 % interval", [f"{low:.2f} to {high:.2f}" for low, high in ends], follows=True),
-        *(number_column(label, own[column], ".2f") for label, column in SHOWN.items() if column in own),
-        text_column("verdict", own["verdict"]),
+        *(number_column(label, own[column], ".2f") for label, column in shown.items() if column in own),
+        Column("verdict", list(own["verdict"]), wraps=not by_bits),
     ]
     show_table(Table(title, columns))
     show_text(sentence(table))
@@ -151,6 +159,7 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
         target.passes("likeness", read, row),
         source.passes("report", report, row, full=False),
         target.passes("report", report, row, 1 + maps * all_tails),
+        target.passes("rungs", report, row, RUNGS * (config.ruler is not None)),
     ]
     return [each for each in found if each.tokens]
 
@@ -158,9 +167,9 @@ def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[L
 class Stitching(
     Instrument,
     kind="stitching",
-    version=12,
+    version=13,
     config=TrainConfig,
-    reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
+    reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
@@ -183,7 +192,7 @@ class Stitching(
         source, target = shapes["model"], shapes["target"]
         sizes = source.width, target.width, pairs_of_layers(config.layers, source.layers, target.layers)
         alike = 3 * bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
-        return max(bytes_trained(config.stitch, *sizes), alike)
+        return max(bytes_trained(config.stitch, *sizes), alike, target.bytes * (config.ruler is not None))
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         import pandas as pd
@@ -230,10 +239,12 @@ class Stitching(
         ways = result.table.groupby(["source", "target"], sort=False)
         for name, ((source, target), table) in zip(("penalty", "penalty_back"), ways, strict=False):
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
+            read = result.arrays["tokens" if name == "penalty" else "back_tokens"].sum()
+            title = f"{source} into {target}\n{read:,.0f} tokens of {result.scalars['documents']:.0f} documents"
             if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
-                figures.penalty_map(cells, f"{source} into {target}", folder, name)
+                figures.penalty_map(cells, title, folder, name)
             else:
-                figures.penalties(table, folder, name)
+                figures.penalties(table, title, folder, name)
 
     def headlines(self, result: Result) -> list[Headline]:
         table, scalars = result.table, result.scalars
@@ -250,4 +261,5 @@ class Stitching(
         for table in directions:
             most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
             _show_direction(table, few(len(table), most))
+        show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
         _show_asymmetry(directions[0])

@@ -23,9 +23,16 @@ from torch import Tensor
 from thinkalike.config import StitchConfig
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
-from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, compared, fitted, reported
+from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
 from thinkalike.job import Work
-from thinkalike.measures.estimates import documents_and_seeds_interval
+from thinkalike.measures.estimates import (
+    PARTS,
+    RUNGS,
+    documents_and_seeds_interval,
+    jackknife,
+    reading_of,
+    without_parts,
+)  # fmt: skip
 from thinkalike.models.load import randomised
 from thinkalike.training.run import Run
 
@@ -46,6 +53,7 @@ SPREADS = {
 
 LEAK, BETTER, SAME, SUPERSET, PART = "leak", "better model", "same up to an affine map", "superset of", "part of"
 BEYOND, RELATED, TOKENS, UNDECIDED = "alike beyond the tokens", "related", "tokens only", "undecided"
+UNTRIED = "not tried"  # where there is no reading either
 VERDICTS = (LEAK, BETTER, SAME, SUPERSET, PART, BEYOND, RELATED, TOKENS, UNDECIDED)
 
 
@@ -136,7 +144,7 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
 
 def held(said: str) -> str:
     """Return how many of the cases with this verdict were right when it was tried, in words."""
-    return "{} of {}".format(*HELD[said]) if said in HELD else "not tried"
+    return "{} of {}".format(*HELD[said]) if said in HELD else UNTRIED
 
 
 def untried(counts: Mapping[str, int], rows_used: float, width: int, beyond_chance: float) -> str:
@@ -210,6 +218,31 @@ def penalties(setting: Setting, sums: Mapping[str, Tensor]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return columns of the bits to which the target is rounded where it loses as much as each φ costs.
+
+    Between two rungs the logarithm of what is lost is linear in bits, as the squares of rounding errors are. Intervals
+    are over documents, whose parts are left out of φ and rungs alike. There are no columns without rungs.
+    """
+    marks = sorted(int(name.removeprefix("rung_")) for name in sums if name.startswith("rung_"))
+    if not marks:
+        return {}
+    counts = sums["tokens"].double()
+    numbers = torch.arange(len(counts))
+    lost = torch.cat([losses_of_seeds(sums).mean(1), torch.stack([sums[f"rung_{each}"] for each in marks])])
+    both = torch.stack([lost - sums["target"], counts.expand_as(lost)], -1).transpose(0, 1)
+    parts = torch.zeros(PARTS, *both.shape[1:], dtype=both.dtype).index_add_(0, numbers % PARTS, both)
+    whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers[counts > 0])])
+    cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
+    steps = -cost[count:].clamp(min=LEAST).log()
+    found = [reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
+    return ends_of("reading", jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
+
+
+def in_bits(value: float) -> str:
+    return f"below {RUNGS[0]} bits" if value <= RUNGS[0] else f"{value:.1f} bits{' or more' * (value >= RUNGS[-1])}"
+
+
 def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tensor, "pairs documents"]:
     """Return a bound, by document, on what three times the steps gain, NaN where there is none.
 
@@ -227,16 +260,18 @@ def left_to_gain(config: StitchConfig, sums: Mapping[str, Tensor]) -> Float[Tens
 def verdicts(setting: Setting, table: pd.DataFrame, rows_used: float) -> dict[str, list[str]]:
     """Return the verdict on each row of a table, and how often such verdicts were right; see `verdict`, `held`.
 
-    A layer of a model into itself is the same, whatever is known of it.
+    A layer of a model into itself is the same, whatever is known of it. Where the rules were not tried, the reading in
+    bits stands there.
     """
     is_itself = [setting.source is setting.target and layer == depth for layer, depth in setting.layer_pairs]
     width = max(setting.source.d_model, setting.target.d_model)
     beyond_chance = float(table["target_loss"].max()) - math.log(setting.target.vocabulary)
     why = untried(setting.corpus.counts, rows_used, width, beyond_chance)
     if why and not all(is_itself):
-        log.warning("warning: verdicts are undecided, as their rules were not tried on %s", why)
-    rows = zip(table.to_dict("records"), is_itself, strict=True)
-    said = [SAME if itself else UNDECIDED if why else verdict(row) for row, itself in rows]
+        log.warning("warning: there are no verdicts, as their rules were not tried on %s", why)
+    instead = map(in_bits, table["reading"]) if "reading" in table else [UNTRIED] * len(table)
+    rows = zip(table.to_dict("records"), is_itself, instead, strict=True)
+    said = [SAME if itself else bits if why else verdict(row) for row, itself, bits in rows]
     return {"verdict": said, "verdict_held": [held(each) for each in said]}
 
 
@@ -278,7 +313,10 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
         if isinstance(report, PairedRows):
             sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
             sums |= {"documents": report.names}
+    with work.phase("ruler"):
+        sums |= rungs(setting, sums)
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.likeness.columns())], axis=1)
+    table = table.assign(**readings(sums))
     table = table.assign(**verdicts(setting, table, alike.likeness.rows_used))
     weights = joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}

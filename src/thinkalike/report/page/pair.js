@@ -120,24 +120,24 @@ function cardAlone({ name, grids }, sides) {
     tableOf("", [first.role === "profile" ? `feature: ${plain(first.numbers[first.main].name)}` : "number", ...heads], rows));
 }
 
-/** Lines of what was measured between equal layers: the number that a measure shows first, with its controls. */
+/** Lines of what was measured between layers of equal relative depth: what a measure shows first, with its controls. */
 function curvesOf(report, pair) {
   const figures = pair.grids.map((grid) => {
     const main = grid.numbers[grid.main].name;
     const family = grid.numbers.filter((each) => each.name === main || each.name.endsWith(`_${main}`));
     const told = family.length > 1 || grid.numbers.length > 5 ? family : grid.numbers;
-    const layers = grid.rows.filter((layer) => placeOf(grid, layer, layer) !== undefined);
-    if (layers.length < 2) return null;
-    const series = told.map((each) => ({ name: plain(each.name), points: layers.map((layer) => {
-      const at = placeOf(grid, layer, layer);
-      return [layer, each.v[at], each.low?.[at], each.high?.[at]];
-    }) }));
-    const title = `${titled(grid, main)} between equal layers`;
+    const [last, end] = [grid.rows.length - 1, grid.columns.length - 1];
+    const places = grid.rows.map((layer, i) => [layer, placeOf(grid, layer, grid.columns[Math.round(i * end / Math.max(last, 1))])])
+      .filter(([, at]) => at !== undefined);
+    if (places.length < 2) return null;
+    const series = told.map((each) => ({ name: plain(each.name),
+      points: places.map(([layer, at]) => [layer, each.v[at], each.low?.[at], each.high?.[at]]) }));
+    const title = `${titled(grid, main)} between layers of equal relative depth`;
     return el("figure", {}, el("figcaption", {}, el("strong", {}, title),
       el("span", { class: "settings" }, [direction(pair, grid), grid.variant].filter(Boolean).join(" · "))),
     lines(title, main === "value" ? grid.title : plain(main), series));
   }).filter(Boolean);
-  return figures.length ? [el("h3", {}, "Equal layers, with intervals"), el("div", { class: "cards" }, figures)] : [];
+  return figures.length ? [el("h3", {}, "Layers of equal relative depth, with intervals"), el("div", { class: "cards" }, figures)] : [];
 }
 
 /** One small chart per feature, with a line for each of the two models. */
