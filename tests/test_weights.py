@@ -171,6 +171,16 @@ def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     assert "output on sample tokens is not finite in float16; load" in line_of("gpt2", folder, dtype="float16")
 
 
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_widened_to_the_bit(whole, stored):
+    folder = whole("gpt2")
+    rewrite(folder, lambda weights: {name: weight.to(stored) for name, weight in weights.items()})
+    loaded = load("gpt2", folder)
+    assert all(
+        torch.equal(loaded[name], weight.float()) for name, weight in load_file(folder / "model.safetensors").items()
+    )
+
+
 @pytest.mark.parametrize(("kind", "change"), [("native", torch.Tensor.sign), ("gpt2", torch.Tensor.sign)])
 def test_a_matrix_of_whole_numbers_is_refused_by_name(whole, kind, change):
     folder, name = whole(kind), MATRIX[kind]

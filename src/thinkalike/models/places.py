@@ -255,7 +255,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     shape = _shape_in(path)
     if code := _code_of_the_hub(shape):
         raise ModelError(
-            f"the config.json of {path} says {code}, which is code of a repository of the hub and is never run; remove that entry"
+            f"config.json of {path} says {code}, which is code of a repository of the hub and is never run; remove it"
         )
     return shape
 
