@@ -55,31 +55,23 @@ def logits_of(model, pairs):
 
 
 @torch.no_grad()
-def cka_of_transformers(members, pairs, batch, first_only=False, count=None, length=0, site="resid_post"):
+def cka_of_transformers(members, pairs, batch, first_only=False, count=None):
     """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them.
 
     Args:
         batch: rows.
         first_only: of the tokens of a pair.
         count: of the pairs.
-        length: of padded pairs, whose padding counts.
-        site: "update" for the last residual addition of each block.
     """
     order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()[:count]
     chosen, rows = pairs.take(order), []
     for folder in members:
         model = loaded(folder)
         _, inputs = logits_of(model, chosen)
-        more = max(length - inputs["input_ids"].shape[1], 0)
-        inputs = {name: torch.nn.functional.pad(each, (0, more)) for name, each in inputs.items()}
-        kept = inputs["attention_mask"].bool() | bool(length)
+        kept = inputs["attention_mask"].bool()
         if first_only:
             kept[:, 1:] = False
-        added = []
-        for layer in model.bert.encoder.layer:
-            layer.output.dense.register_forward_hook(lambda _module, _given, output, added=added: added.append(output))
         states = model.bert(**inputs, output_hidden_states=True).hidden_states[1:]
-        states = added if site == "update" else states
         rows.append([state[kept] for state in states])
     metrics = [CKA(len(members), len(members)) for _ in range(PAIR_BLOCKS)]
     for start in range(0, len(rows[0][0]) - batch + 1, batch):

@@ -11,7 +11,6 @@ from thinkalike.config import (
     DataConfig,
     LoggerConfig,
     ModelConfig,
-    StitchConfig,
     TrainerConfig,
     chosen_scale,
     compose_job,
@@ -25,6 +24,7 @@ from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments import check_read
+from thinkalike.training.recipe import StitchConfig
 
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini", "model.corpus=stdlib"],
@@ -368,7 +368,7 @@ def test_a_target_runs_as_the_source_but_is_itself():
 
 @pytest.mark.parametrize(("written", "read"), [("1_000", "1000"), ("1e5", "100000.0"), ("3.10", "3.1")])
 def test_a_text_that_hydra_reads_as_another_number_is_refused(written, read):
-    with pytest.raises(ConfigError, match=f"model.revision={written} is the number {read} to Hydra; give it as a text"):
+    with pytest.raises(ConfigError, match=f"model.revision={written} is the number {read} to Hydra; give a text"):
         composed("model=gpt2", f"model.revision={written}")
     assert composed("model=gpt2", f'model.revision="{written}"').model.revision == written
     assert composed("model=gpt2", "model.revision=1000", "seed=1_0").model.revision == "1000"

@@ -9,9 +9,10 @@ import torch
 
 import tiny
 from conftest import step_data
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import StitchTraining
 

@@ -7,7 +7,6 @@ from safetensors.numpy import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
-from thinkalike.config import StitchConfig
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
@@ -16,6 +15,7 @@ from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, held
 from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
+from thinkalike.training.recipe import StitchConfig
 
 BY_LABELS = "stitch.loss=cross_entropy"  # which has a floor
 MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.lr_multiples=[3]", "layers=[[0,1],[2,2]]")

@@ -64,7 +64,7 @@ def check_names(entry, overrides):
             assert not [each for each in paths if _folder(each) is None and _node(each) is None], unknown
         else:
             parts = key.split(".")
-            assert {key, ".".join(parts[:2]), parts[0]} & keys(entry) - {*GROUPS, "target"}, key
+            assert {key, ".".join(parts[:2]), parts[0]} & keys(entry) - {*GROUPS, "stitch", "target"}, key
 
 
 def check(command):

@@ -24,7 +24,6 @@ from thinkalike.config import (
     MeasureConfig,
     ModelConfig,
     StimuliConfig,
-    StitchConfig,
     TrainConfig,
     TrainerConfig,
     measure_schema,
@@ -41,6 +40,7 @@ from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.job.performing import contents_of
 from thinkalike.processes import Interrupted
 from thinkalike.store import write_state
+from thinkalike.training.recipe import StitchConfig
 
 
 @dataclass

@@ -16,11 +16,12 @@ from torch.nn.functional import linear
 import tiny
 from conftest import break_off, step_data
 from thinkalike import memory as places
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ModelError, ResourceError
 from thinkalike.evaluation.language import document_sums, report_share, rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes, OverLimit, at_hand, exhausted, hand_back, in_use
 from thinkalike.store import newest_state, read_state
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import Microbatch, StitchTraining, largest_microbatch, mean_losses
 

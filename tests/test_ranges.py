@@ -17,9 +17,16 @@ from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import check_read, instrument_of
+from thinkalike.training.recipe import StitchConfig
 
 SCHEMAS = {part: schema for part, schema in GROUPS.items() if part != "measure"}
-SCHEMAS |= {"pretrain": PretrainConfig, "nli": NLIConfig, "sae": SAEConfig, "pairs": PairsConfig}
+SCHEMAS |= {
+    "stitch": StitchConfig,
+    "pretrain": PretrainConfig,
+    "nli": NLIConfig,
+    "sae": SAEConfig,
+    "pairs": PairsConfig,
+}
 SCHEMAS |= {"population": PopulationConfig, "train": TrainConfig, "analyze": AnalyzeConfig}
 SCHEMAS |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
 # whose ranges are annotations

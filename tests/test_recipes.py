@@ -9,7 +9,7 @@ from torch import nn
 
 import tiny
 from conftest import composed, step_data
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
 from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, state_moments, states_onwards
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted
@@ -19,6 +19,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.training.optimizers import EPSILON, PulledAdamW, WhitenedSGD, inverse_moments, peak_rate
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import Fit, StitchAveraging, StitchTraining
 

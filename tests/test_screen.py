@@ -25,8 +25,6 @@ from thinkalike.config import (
     SUBJECTS,
     TASKS,
     ModelConfig,
-    StitchConfig,
-    TrainConfig,
     TrainerConfig,
     compose_job,
 )
@@ -40,6 +38,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Operations, Shape, operations, shape_of
 from thinkalike.screen import Table, number_column, screen_width, show_map, show_table, stacked, text_column, widths
 from thinkalike.store import Result
+from thinkalike.training.recipe import StitchConfig, StitchJob
 from thinkalike.training.stitching import Fit, StitchTraining
 
 WIDTHS = (60, 67, 80, 100, 160)
@@ -109,8 +108,7 @@ def population() -> Result:
     chance = np.random.default_rng(0)
     predicted = chance.integers(0, 2, (6, 6, 4, 30))
     arrays = {"predicted": predicted, "correct": predicted == 1, "cka": chance.random((6, 6, 3))}
-    published = pd.DataFrame({"as_published": [True, False]})
-    return made(table, arrays=arrays, published=published)
+    return made(table, arrays=arrays)
 
 
 def agreeing() -> Result:
@@ -357,7 +355,7 @@ def test_the_passes_of_a_training_are_those_of_its_steps(checkpoints, stitch):
     """But for the last token of each row, which predicts nothing, and the maps themselves."""
     paths = [local(checkpoints, name) for name in ("gpt_neox", "gpt2")]
     own = StitchConfig(steps=3, warmup=1, tokens_per_step=256, **stitch)
-    plan = forecast(TrainConfig(task="stitch", model=paths[0], target=paths[1], stitch=own), looks_up=False)
+    plan = forecast(StitchJob(model=paths[0], target=paths[1], stitch=own), looks_up=False)
     training = [each for each, _ in plan.passes if each.phase == "training"]
     models, pairs = [load_model(path) for path in paths], [(layer, layer) for layer in range(4)]
     beside = [Fit(models[0], *pair, rate) for rate in own.lr_multiples for pair in pairs]

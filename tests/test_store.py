@@ -375,7 +375,7 @@ def test_in_python_it_is_a_table(store):
     assert table.index.tolist() == ["cc", "aa", "bb"]
     assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
     assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=UTC)
-    assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
+    assert thinkalike.results(store, kind=["loss"])["key"].tolist() == ["cc"]
     assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
     with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):
         thinkalike.results(store, kind="stitchin")
@@ -387,8 +387,6 @@ def test_in_python_it_is_a_table(store):
         ("kind=loss", "cc"),
         ("kind=loss,stitching", "cc aa bb"),
         ("model=solu-3l-mini,gelu-3l-mini kind=stitching", "aa bb"),
-        ("since=2026-11-03", "bb"),
-        ("since=2026-11-02T14:00:00+02:00", "aa bb"),
         ("sort=score", "aa cc bb"),
         *((f"sort={order}", "cc aa bb") for order in ("kind", "models", "duration")),
     ],
@@ -417,9 +415,7 @@ def test_other_folders_are_no_results(store, listed):
     assert listed(store).err == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "named"), [("sort=skore", "score"), ("knd=loss", "kind"), ("since=soon", "soon"), ("kind=los", "loss")]
-)
+@pytest.mark.parametrize(("words", "named"), [("sort=skore", "score"), ("knd=loss", "kind"), ("kind=los", "loss")])
 def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):
         selected(search(store), Query.parsed([words]))

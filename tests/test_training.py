@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed, step_data
-from thinkalike.config import ModelConfig, StitchConfig, TrainerConfig
+from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.instrument import MaskedPretraining, Pretraining, cosine
 from thinkalike.contrib.pretraining.minis import train_tokenizer
@@ -31,6 +31,7 @@ from thinkalike.models.load import build_mini, load_model
 from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.optimizers import rate
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run, StepData, fit, loggers_of
 from thinkalike.training.stitching import StitchTraining
 

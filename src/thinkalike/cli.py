@@ -244,21 +244,19 @@ def as_analysis(words: Sequence[str]) -> list[str]:
     """Return the command line of analyze.py that `thinkalike diff BASE CHANGED [key=value ...]` stands for."""
     if {"-h", "--help"} & {*words}:
         return ["measure=diff", "--help"]
-    models = list(itertools.takewhile(lambda word: word[:1] not in "+~-" and _is_model(word), words))
+    models = list(itertools.takewhile(_is_model, words))
     if len(models) != 2:
         raise ConfigError("thinkalike diff BASE CHANGED [key=value ...] takes two models, by name or folder")
-    base, changed = (f"./{name}" if _in_this_folder(name) else name for name in models)
+    here = [name for name in models if "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))]
+    base, changed = (f"./{name}" if name in here else name for name in models)
     base, changed = (f"'{name}'" if "=" in name else name for name in (base, changed))
     own = [f"measure.{word}" if re.split("[.=]", word)[0] in SHORT else word for word in words[2:]]
     return ["measure=diff", f"model={base}", f"model@target={changed}", *own]
 
 
 def _is_model(word: str) -> bool:
-    return "=" not in word or word.endswith(".ckpt") or Path(word).exists()  # such as epoch=0-step=500.ckpt
-
-
-def _in_this_folder(name: str) -> bool:
-    return "/" not in name and (Path(name).is_dir() or name.endswith(".ckpt"))
+    is_setting = "=" in word and not (word.endswith(".ckpt") or Path(word).exists())  # not epoch=0-step=500.ckpt
+    return word[:1] not in "+~-" and not is_setting
 
 
 def diff() -> None:

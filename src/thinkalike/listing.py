@@ -7,11 +7,10 @@ import json
 import logging
 import math
 import os
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,16 +23,14 @@ from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
 log = logging.getLogger(__name__)
 
-KEYS = ("store", "kind", "model", "since", "sort")
-UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+KEYS = ("store", "kind", "model", "sort")
 ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "result.kind"}  # attributes of an entry
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
 SHOWN_AS_MODELS = ("model.name", "target.name")
 EXAMPLES = """\
 thinkalike {name}                                     all finished jobs of the folder results
 thinkalike {name} kind=cka,mutual_knn model=gpt2      those of any of these kinds, and of any of these models
-thinkalike {name} store=DIR since=7d                  since a date (2026-11-01), or so many hours (12h), days or weeks
-thinkalike {name} sort=mean_penalty                   sort=date|duration|models|kind, or a headline number"""
+thinkalike {name} store=DIR sort=mean_penalty                   sort=date|duration|models|kind, or a headline number"""
 
 
 @dataclass(frozen=True)
@@ -51,9 +48,10 @@ class Entry:
     def of(cls, result: Result) -> Entry:
         made = result.provenance
         written = datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
+        date = datetime.fromisoformat(made["date"]) if "date" in made else written
         return cls(
             result,
-            utc(datetime.fromisoformat(made["date"])) if "date" in made else written,
+            date if date.tzinfo else date.replace(tzinfo=UTC),
             list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
             flat(result.settings),
             result.headlines or first_scalar(result.scalars),
@@ -74,11 +72,6 @@ class Found:
     entries: list[Entry] = field(default_factory=list)  # the finished jobs, the newest last
     unfinished: list[Path] = field(default_factory=list)  # folders of jobs that run, or that were interrupted
     skipped: list[str] = field(default_factory=list)  # a line for each result that is damaged
-
-
-def utc(date: datetime) -> datetime:
-    """Return a date with its time zone, which is UTC unless it says another."""
-    return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
 def search(store: Path, content: bool = False) -> Found:
@@ -110,7 +103,6 @@ class Query:
     store: Path = Path("results")
     kinds: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
-    since: datetime | None = None
     order: str = "date"
 
     @classmethod
@@ -123,26 +115,15 @@ class Query:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
         store = Path(given.get("store") or "results").expanduser()
         kinds, models = (tuple(filter(None, given.get(key, "").split(","))) for key in ("kind", "model"))
-        since = moment(given["since"]) if "since" in given else None
-        return cls(store, kinds, models, since, given.get("sort", "date"))
+        return cls(store, kinds, models, given.get("sort", "date"))
 
 
 def parser(name: str, about: str) -> argparse.ArgumentParser:
     """Return what reads the words of a command that is about the results of a store."""
     form, examples = argparse.RawDescriptionHelpFormatter, EXAMPLES.format(name=name)
     made = argparse.ArgumentParser(prog=f"thinkalike {name}", description=about, epilog=examples, formatter_class=form)
-    made.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model=, since= and sort= choose")
+    made.add_argument("which", nargs="*", metavar="STORE|key=value", help="kind=, model= and sort= choose")
     return made
-
-
-def moment(text: str) -> datetime:
-    """Return the date that a text means: 2026-11-01, or hours, days or weeks ago, as 12h, 7d or 2w; UTC by default."""
-    try:
-        if ago := re.fullmatch(r"(\d+)([hdw])", text):
-            return datetime.now(UTC) - int(ago[1]) * UNITS[ago[2]]
-        return utc(datetime.fromisoformat(text))
-    except (ValueError, OverflowError):
-        raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None
 
 
 def selected(found: Found, query: Query) -> list[Entry]:
@@ -153,12 +134,11 @@ def selected(found: Found, query: Query) -> list[Entry]:
         for value in given:
             if entries and value not in known:
                 raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
-    chosen = [entry for entry in entries if query.since is None or entry.date >= query.since]
-    chosen = [entry for entry in chosen if not query.kinds or entry.result.kind in query.kinds]
+    chosen = [entry for entry in entries if not query.kinds or entry.result.kind in query.kinds]
     chosen = [entry for entry in chosen if not query.models or {*query.models} & {*entry.models}]
     if not chosen:
         waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
-        more = "leave out kind=, model= or since=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
+        more = "leave out kind= or model=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
         raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
     if query.order in ORDERS:
         return sorted(chosen, key=attrgetter(ORDERS[query.order]))
@@ -194,10 +174,7 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
 
 
 def results(
-    store: str | os.PathLike[str],
-    kind: str | Sequence[str] = (),
-    model: str | Sequence[str] = (),
-    since: str | None = None,
+    store: str | os.PathLike[str], kind: str | Sequence[str] = (), model: str | Sequence[str] = ()
 ) -> pd.DataFrame:
     """Return one row for each finished result of a store, the newest last; an empty table if there is none.
 
@@ -208,16 +185,14 @@ def results(
     Args:
         kind: one kind or several, such as "cka"; nothing: all.
         model: results of any of these models, by their names.
-        since: a date such as "2026-11-01", or how long ago: "12h", "7d", "2w".
 
     Raises:
-        ConfigError: no result is of such a kind or model, or `since` is no date.
+        ConfigError: no result is of such a kind or model.
         StoreError: there is no such folder, or no such result.
     """
     found = search(Path(store).expanduser())
     kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
-    query = Query(found.store, kinds, models, moment(since) if since else None)
-    return frame(selected(found, query) if found.entries or kinds or models or since else [])
+    return frame(selected(found, Query(found.store, kinds, models)) if found.entries or kinds or models else [])
 
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:

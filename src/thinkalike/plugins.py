@@ -30,7 +30,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from thinkalike.errors import PluginError, one_line, one_of
+from thinkalike.errors import ConfigError, PluginError, one_line, one_of
 
 PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
 GROUP = "thinkalike.instruments"
@@ -120,6 +120,21 @@ def instrument(value: str) -> Any:
     """Return the instrument module:NAME, or that of a user's measure FILE.py:NAME."""
     kind = load(POINTS["plugin"])(value)[0] if is_plugin(value) else load(value)
     return kind()
+
+
+def instrument_of(config: Any) -> Any:
+    """Return the instrument of a job."""
+    if hasattr(config, "task"):
+        return instrument(TASKS[config.task])
+    if config.experiment and config.models is None:
+        return load(POINTS["experiment"])(config.experiment)
+    kind = config.measure.kind
+    if not config.subjects:
+        return instrument(measure_module(kind))
+    if kind not in SUBJECTS:
+        several = f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects"
+        raise ConfigError(f"{several}; choose measure={' or '.join(SUBJECTS)}")
+    return instrument(SUBJECTS[kind])
 
 
 def digest(name: str) -> str:

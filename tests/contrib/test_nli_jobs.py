@@ -229,9 +229,6 @@ FIRST = {"tokens": "cls"}
 CHOICES = {  # what CKA reads, and how the reference takes the same
     "cls": (FIRST, {"first_only": True, "batch": 10}),
     "cls, small batches": (FIRST | {"tokens_per_batch": 6, "batch": 7}, {"first_only": True, "batch": 6}),
-    "padding": ({"include_padding": True, "padding": 60, "batch": 9}, {"length": 60}),
-    "padding of some": ({"include_padding": True, "padding": 64, "cka_pairs": 20}, {"length": 64, "count": 20}),
-    "what blocks add": ({"site": "update"}, {"site": "update"}),
     "some pairs": ({"cka_pairs": 24}, {"count": 24}),
     "cls of some": (FIRST | {"cka_pairs": 21}, {"first_only": True, "count": 21, "batch": 5}),
 }

@@ -5,7 +5,6 @@ from thinkalike.config.compose import (
     command_line,
     completed,
     compose_job,
-    instrument_of,
     keys_of,
     measure_schema,
     model_named,
@@ -22,16 +21,15 @@ from thinkalike.config.parts import (
     MeasureConfig,
     ModelConfig,
     StimuliConfig,
-    StitchConfig,
     TrainConfig,
     TrainerConfig,
     chosen_scale,
 )
-from thinkalike.config.schema import Recipe, left_open, not_in_key, ranged, relevant
-from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, measure_module
+from thinkalike.config.schema import left_open, not_in_key, ranged, relevant
+from thinkalike.plugins import MEASURES, SUBJECTS, TASKS, instrument, instrument_of, measure_module
 
 __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "TASKS", "AnalyzeConfig",
-           "DataConfig", "LoggerConfig", "MeasureConfig", "ModelConfig", "Recipe", "StimuliConfig", "StitchConfig",
+           "DataConfig", "LoggerConfig", "MeasureConfig", "ModelConfig", "StimuliConfig",
            "TrainConfig", "TrainerConfig", "chosen_scale", "command_line", "completed", "compose_job", "instrument",
            "instrument_of", "keys_of", "left_open", "measure_module", "measure_schema", "model_named",
            "not_in_key", "options", "ranged", "relevant", "settings_of"]  # fmt: skip

@@ -35,7 +35,7 @@ from thinkalike.config import parts
 from thinkalike.config.parts import HOW_IT_RUNS, AnalyzeConfig, JobConfig, MeasureConfig, ModelConfig, TrainConfig
 from thinkalike.config.schema import Checked, default_of, is_open, made, short, unknown
 from thinkalike.errors import ConfigError, nearest, one_of
-from thinkalike.plugins import MEASURES, POINTS, SUBJECTS, TASKS, instrument, is_plugin, load, measure_module
+from thinkalike.plugins import MEASURES, POINTS, TASKS, instrument, instrument_of, is_plugin, load, measure_module
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
@@ -43,7 +43,6 @@ SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
 _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
 CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
-ROOTS: dict[str, Any] = {"train_schema": TrainConfig, "analyze_schema": AnalyzeConfig}
 GROUPS: dict[str, Any] = {schema.part: schema for schema in vars(parts).values() if getattr(schema, "part", "")}
 FOLDERS, REST = "thinkalike://folders", "thinkalike://"
 LISTS = {"task": [*TASKS], "measure": [*MEASURES]}
@@ -103,8 +102,8 @@ def _folder(path: str) -> dict[str, Any] | None:
 def _node(path: Any) -> dict[str, Any] | None:
     """Return what `Options` answers to any other path, group/name; None: nothing."""
     group, _, name = path.partition("/")
-    if path in ROOTS:  # of models and data, which may not be named, all settings are open
-        unset = _unset(ROOTS[path])
+    if path in ("train_schema", "analyze_schema"):  # of models and data, which may not be named, all settings are open
+        unset = _unset(AnalyzeConfig if path == "analyze_schema" else instrument(TASKS["stitch"]).config)
         return unset | {part: dict.fromkeys(unset[part]) for part in ("model", "target", "data")}
     if name == "schema" and group in GROUPS:
         return _unset(GROUPS[group])
@@ -141,21 +140,6 @@ def measure_schema(kind: str) -> Any:
         return load(POINTS["plugin"])(kind)[1]
     load(measure_module(kind))
     return MeasureConfig.schemas[kind]
-
-
-def instrument_of(config: Any) -> Any:
-    """Return the instrument of a job."""
-    if isinstance(config, TrainConfig):
-        return instrument(TASKS[config.task])
-    if config.experiment and config.models is None:
-        return load(POINTS["experiment"])(config.experiment)
-    kind = config.measure.kind
-    if not config.subjects:
-        return instrument(measure_module(kind))
-    if kind not in SUBJECTS:
-        several = f"measure={kind} compares two sides, and activations= are {len(config.subjects)} subjects"
-        raise ConfigError(f"{several}; choose measure={' or '.join(SUBJECTS)}")
-    return instrument(SUBJECTS[kind])
 
 
 @contextlib.contextmanager
@@ -223,14 +207,14 @@ def compose_job(entry_point: str, overrides: Iterable[str], **parts: Any) -> Any
         except COMPOSING_ERRORS as error:
             raise ConfigError(explained(error)) from error
         config = dataclasses.replace(config, **parts)
-        return config if config.stands_for_jobs else completed(config)
+        stands_for_jobs = isinstance(config, AnalyzeConfig) and (config.models is not None or config.experiment)
+        return config if stands_for_jobs else completed(config)
 
 
 def keys_of(overrides: Iterable[str]) -> list[str]:
     """Return the keys of overrides; those of the second model begin with `target`."""
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    keys = [each.package or each.key_or_group for each in parsed]
-    return [key for key in keys if not re.match(r"hydra\b", key)]
+    return [key for each in parsed if not re.match(r"hydra\b", key := each.package or each.key_or_group)]
 
 
 def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str, Any]) -> Any:
@@ -240,6 +224,8 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
     if "task" in settings:
         one_of("task", str(settings["task"]), TASKS)
         job = instrument(TASKS[settings["task"]])
+        if "stitch" not in job.reads:  # the part of the default task, see `_node`
+            settings.pop("stitch", None)
     elif kind:
         job = instrument(measure_module(kind))
     chosen = {group for group, name in choices.items() if name}
@@ -256,9 +242,7 @@ def checked(composed: DictConfig, overrides: Sequence[str], choices: Mapping[str
         key, _, written = word.partition("=")
         read = reduce(lambda part, name: getattr(part, name, None), key.lstrip("+").split("."), config)
         if isinstance(read, str) and re.fullmatch(r"\d[\d_.]*(e[+-]?\d+)?", written) and read != written:
-            raise ConfigError(
-                f"{key}={written} is the number {read} to Hydra; give it as a text: '{key}=\"{written}\"'"
-            )
+            raise ConfigError(f"{key}={written} is the number {read} to Hydra; give a text: '{key}=\"{written}\"'")
     return config
 
 
@@ -304,19 +288,17 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
         config = dataclasses.replace(config, data=_named("data", corpus, settings_of(config.data)))
-    recipe = config.recipe_of_job
     parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     for name, part in parts.items():
         if part.usual_option and part.name is None:
             part = made(type(part), option(name, part.usual_option) | settings_of(part), f"{name}.")
-        parts[name] = part.completed(recipe)
-    return dataclasses.replace(config, **parts).completed(recipe)
+        parts[name] = part.completed(config)
+    return dataclasses.replace(config, **parts).completed(config)
 
 
 def settings_of(part: Any) -> dict[str, Any]:
     """Return the settings that are given of a part without a name."""
-    schema: Any = type(part)
-    return {name: value for name, value in _given(vars(part)).items() if value != _unset(schema)[name]}
+    return {name: value for name, value in _given(vars(part)).items() if value != _unset(part.__class__)[name]}
 
 
 def _named(group: str, name: str, given: Mapping[str, Any]) -> Any:
@@ -354,7 +336,6 @@ def explained(error: BaseException) -> str:
 
 
 def _keys(node: Any, start: str = "") -> Iterator[str]:
-    """Yield the keys of all settings and parts of a node."""
     for key in node or ():
         yield f"{start}{key}"
         if OmegaConf.is_dict(inner := OmegaConf.select(node, str(key), throw_on_resolution_failure=False)):

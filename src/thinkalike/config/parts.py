@@ -20,13 +20,11 @@ from thinkalike.config.schema import (
     Checked,
     FilePath,
     Layers,
-    Recipe,
     left_open,
     not_in_key,
     ranged,
 )
-from thinkalike.errors import ConfigError, one_of
-from thinkalike.plugins import is_plugin, load
+from thinkalike.errors import ConfigError
 
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # all of them
@@ -34,13 +32,6 @@ PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names 
 REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
 ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; "" is the whole model
-TRAINED = ("linear", "affine", "low_rank", "orthogonal")
-CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
-Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
-STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
-               "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
-RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
@@ -115,8 +106,7 @@ class DataConfig(Checked, part="data"):
     revision: str | None = None  # source=hub: branch, tag or commit; null: main
     hub_files: list[str] | None = None  # files of a hub data set that has no loading configuration
     field: str | None = None  # the field that holds the text
-    # documents of one source, which intervals take together: a field of the records, or "file" or "folder"
-    group: str | None = not_in_key(None)
+    group: str | None = not_in_key(None)  # whose documents intervals take together: a field, or "file" or "folder"
     context: int | None = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: bool | None = None  # begin each row with BOS; null: what the source model expects
     aligned: bool | None = None  # begin each row with a document; what is left of the one before is dropped
@@ -133,10 +123,10 @@ class DataConfig(Checked, part="data"):
         if self.source == "hub" and not self.hub_id:
             raise ConfigError("data=hub needs data.hub_id=<data set of the Hugging Face hub, ORG/NAME>")
 
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+    def by_recipe(self, job: Any) -> dict[str, Any]:
         if self.source in (None, "grammar"):
             return {}
-        return {"report_tokens": 2**18 if recipe.is_mini else 2**20, "same_split": recipe.is_papers}
+        return {"report_tokens": 2**18 if job.is_mini else 2**20, "same_split": job.recipe == "paper"}
 
     @property
     def unused(self) -> Collection[str]:
@@ -174,128 +164,6 @@ class StimuliConfig(Checked, part="stimuli"):
 
 
 @dataclass
-class StitchConfig(Checked, part="stitch"):
-    """The map φ and its training."""
-
-    kind: str = "linear"  # of φ: trained, a closed form, or the identity
-    norm: Literal["none", "pre", "post"] = left_open("none")  # where φ has a LayerNorm
-    rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
-    init: Init = left_open("identity")  # where training starts; auto: at the closed form of the kind
-    ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
-    # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
-    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
-    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = left_open("cross_entropy")
-    controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    # also fit the target to itself by the same recipe; null: where the identity is not the optimum of that
-    floor: bool = left_open(None, usual=True)
-    both: bool = False  # also fit the target to the source
-    optimizer: str = left_open("sgd")  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
-    # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
-    whiten: bool = left_open(False)
-    # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
-    lr: float | None = ranged(None, above=0, most=1e37)
-    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
-    seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
-    momentum: float = ranged(0.9, least=0, below=1)  # of sgd
-    scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
-    weight_decay: float = left_open(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
-    clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
-    # of the rate; average: it stays, and φ is the mean over the last half of the steps
-    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = left_open("linear")
-    steps: int = left_open(2000, least=0, most=STEPS)  # of training; of closed forms: batches that they read
-    warmup: int = left_open(200, least=0, most=STEPS)  # steps in which the rate rises
-    tokens_per_step: int = left_open(16384, least=2, most=TOKENS_AT_ONCE)  # target tokens that a step reads
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not is_plugin(self.kind):
-            one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
-        if self.optimizer is not None and not is_plugin(self.optimizer):
-            one_of("stitch.optimizer", self.optimizer, RATES)
-        if None not in (self.norm, self.init, self.loss, self.optimizer, self.whiten, self.steps, self.warmup):
-            self._decide()
-
-    def _decide(self) -> None:
-        """Decide, when nothing is left open, what depends on the other settings; refuse what contradicts them."""
-        if self.kind in CLOSED and self.norm != "none":
-            raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
-        has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
-        if self.init == "auto":
-            start = STARTS.get(self.kind, "least_squares")
-            self.init = start if has_closed_form else "identity"  # type: ignore[assignment]
-        elif self.init != "identity" and not has_closed_form:
-            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
-        if self.whiten and not self._may_whiten:
-            raise ConfigError("stitch.whiten=true is for sgd and for stitch=linear and affine without a LayerNorm")
-        is_zero = self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
-        if self.floor and is_zero:
-            raise ConfigError(
-                f"stitch.floor=true is for stitch.loss=cross_entropy: by {self.loss} the identity is best"
-            )
-        self.floor = not is_zero if self.floor is None else self.floor
-        if not self.trained:
-            self.warmup = 0
-        if self.kind == "identity" and not self.trained:
-            self.steps = 0
-        elif self.warmup >= self.steps:
-            raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
-
-    @property
-    def _may_whiten(self) -> bool:
-        return self.norm in (None, "none") and self.kind in ("linear", "affine") and self.optimizer in (None, "sgd")
-
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        """Return the project's recipe, which takes a third of the steps to what they are after, or that of brown2023.
-
-        Linear and affine maps are trained by sgd in whitened coordinates and averaged, others by adam. The recipe of
-        brown2023 is sgd on the cross-entropy, with a LayerNorm before φ.
-        """
-        mini, isometry = recipe.is_mini, self.kind in ("orthogonal", "low_rank")
-        if self.kind in CLOSED:
-            return {"steps": 64 if mini else 256, "tokens_per_step": 4096 if mini else 16384}
-        small, rise = (170, 17) if isometry else (300, 30)
-        steps, rise = (small, rise) if mini else (2000, 200)
-        per_step = 4096 if isometry or self.kind == "identity" else 2048
-        values: dict[str, Any] = {
-            "steps": steps,
-            "warmup": min(rise, (steps if self.steps is None else self.steps) // 10),
-            "tokens_per_step": per_step if mini else 16384,
-        }
-        if self.kind == "identity":
-            return values
-        if recipe.is_papers:
-            return values | {"norm": "pre"}
-        own = {"optimizer": "adam", "schedule": "cosine"} if isometry else {"weight_decay": 0.0, "schedule": "average"}
-        return values | {"init": "auto", "loss": "kl", "whiten": self._may_whiten} | own
-
-    @property
-    def unused(self) -> Collection[str]:
-        if not self.trained:
-            of_steps = {"steps", "tokens_per_step"} if self.kind == "identity" else set()
-            unused = of_steps | OF_TRAINING
-        else:
-            unused = set() if self.optimizer == "sgd" else {"momentum", "scale_lr_by_momentum"}
-        closed = {self.kind, self.init}
-        if not closed & {"low_rank", "reduced_rank"}:
-            unused = unused | {"rank"}
-        return unused if self.controls or closed & {"least_squares", "reduced_rank"} else {*unused, "ridge"}
-
-    @property
-    def peak(self) -> float:
-        """Return `lr`, or the default of the optimiser where it is null."""
-        if self.lr is not None:
-            return self.lr
-        if is_plugin(self.optimizer):
-            return float(load(self.optimizer).lr)
-        return WHITENED_RATE if self.whiten else RATES[self.optimizer]
-
-    @property
-    def trained(self) -> bool:
-        """Whether there is anything to train; closed forms read `steps` batches, once."""
-        return self.kind in TRAINED or is_plugin(self.kind) or (self.kind == "identity" and self.norm != "none")
-
-
-@dataclass
 class TrainerConfig(Checked, part="trainer"):
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
@@ -307,8 +175,7 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
     checkpoint_every: int = ranged(50, least=1, most=STEPS, in_key=False)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, in_key=False)  # steps; then losses are read, checked and logged
-    # task=stitch: the most of a process, such as 8GB; null: what is free now, and 2 GiB for states on a CPU outside of
-    # training
+    # task=stitch: the most of a process, as 8GB; null: what is free, and 2 GiB for states on a CPU outside training
     memory: Annotated[ByteSize, AfterValidator(float)] | None = not_in_key(None)
     callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = not_in_key(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
@@ -348,8 +215,7 @@ class JobConfig(Checked):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
-    # of layer pairs: same: l to l for every l; all; some, [0,3]; or some pairs, [[0,0],[1,2]]
-    layers: Layers = left_open("same")
+    layers: Layers = left_open("same")  # of layer pairs: same: l to l for every l; all; [0,3]; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini for small models or without a GPU
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
@@ -359,28 +225,23 @@ class JobConfig(Checked):
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
     store: FilePath = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
-    screen: Literal["short", "full"] = not_in_key("short")  # full: also print all tables with all their columns
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
 
-    stands_for_jobs: ClassVar[bool] = False  # whether its jobs are still to be made
-
     @property
-    def recipe_of_job(self) -> Recipe:
-        """The scale, the recipe and the model, by which settings that are left open are decided."""
+    def is_mini(self) -> bool:
+        """Whether the job is of the size that suits a laptop, and not that of the papers."""
         named = [model for model in (self.model, self.target) if model.name is not None]
-        is_mini = chosen_scale(self.scale, named)[0] == "mini"
-        return Recipe(self.scale, is_mini, self.recipe == "paper", self.model)
+        return chosen_scale(self.scale, named)[0] == "mini"
 
 
 @dataclass
 class TrainConfig(JobConfig):
-    """All that `train.py` needs to know of a stitch; the schemas of other tasks add their own parts."""
+    """What all that `train.py` fits has in common; the schema of each task adds its own parts."""
 
     task: str = "stitch"  # what is fitted: stitch | pretrain | nli | sae
     # what penalties stand beside: bits: the target rounded to 2 to 8 bits; null: nothing
     ruler: Literal["bits"] | None = "bits"
-    stitch: StitchConfig = field(default_factory=StitchConfig)
 
 
 @dataclass
@@ -396,24 +257,17 @@ class AnalyzeConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self._given
+        self.activations = [self.activations] if isinstance(self.activations, str) else self.activations
+        given = self.activations or []
         if len(given) == 1 and "model" in self.beside_recordings:
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
     @property
-    def stands_for_jobs(self) -> bool:  # type: ignore[override]
-        return bool(self.models is not None or self.experiment)
-
-    @property
     def recordings(self) -> list[str]:
         """The different files of `activations`."""
-        return list(dict.fromkeys(map(str, map(Path, self._given))))
-
-    @property
-    def _given(self) -> list[str]:
-        return [self.activations] if isinstance(self.activations, str) else self.activations or []
+        return list(dict.fromkeys(map(str, map(Path, self.activations or []))))
 
     @property
     def subjects(self) -> list[str]:
@@ -426,13 +280,6 @@ class AnalyzeConfig(JobConfig):
         """The different models beside recordings, by part: those that are named."""
         named = {name: model for name in ("model", "target") if (model := getattr(self, name)).name is not None}
         return named if named.get("target") != self.model else {"model": self.model}
-
-    @property
-    def sides(self) -> list[str | ModelConfig]:
-        """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
-        if self.activations:
-            return [*self.recordings, *self.beside_recordings.values()]
-        return [self.model] if self.target == self.model else [self.model, self.target]
 
 
 def chosen_scale(scale: str, models: Sequence[Any]) -> tuple[str, str]:

@@ -32,7 +32,6 @@ TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 RENAMED = {  # settings of earlier versions, and what to say of them
     "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
-    "sae.rates": "it is sae.lr_multiples now, as its numbers are multiples of sae.lr",
     "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",
 }
 NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
@@ -101,15 +100,6 @@ def default_of(item: dataclasses.Field) -> Any:
     return item.default if item.default_factory is MISSING else item.default_factory()
 
 
-class Recipe(NamedTuple):
-    """What decides the settings that a command line leaves open."""
-
-    scale: str  # auto, mini or paper, as it was asked for
-    is_mini: bool  # whether the job is of the size that suits a laptop, and not that of the papers
-    is_papers: bool  # whether models are fitted, split and reported as the papers state it
-    model: Any  # of the job, the source if there are two
-
-
 class Checked:
     """A schema whose values are checked when it is made.
 
@@ -117,8 +107,7 @@ class Checked:
         part: the word with which the keys of its fields begin on a command line.
 
     Raises:
-        ConfigError: a value is not of its type or out of its range, or a word is empty, as an unset variable of a shell
-            is.
+        ConfigError: a value is not of its type or out of its range, or a word is empty, as an unset shell variable is.
     """
 
     part: ClassVar[str] = ""
@@ -140,14 +129,14 @@ class Checked:
         """The settings that change nothing beside the values of the others; a command line may not give them."""
         return ()
 
-    def by_recipe(self, recipe: Recipe) -> Mapping[str, Any]:
-        """Return the values that settings have where they are left open, and not their defaults."""
+    def by_recipe(self, job: Any) -> Mapping[str, Any]:
+        """Return the values that settings have where a job leaves them open, and not their defaults."""
         return {}
 
-    def completed(self: Schema, recipe: Recipe) -> Schema:
+    def completed(self: Schema, job: Any) -> Schema:
         """Return the settings, in which those that are left open have the values of the recipe, or their defaults."""
         fields: Any = dataclasses.fields(self)  # type: ignore[arg-type]
-        values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(recipe)}
+        values = {item.name: default_of(item) for item in fields if is_open(item)} | {**self.by_recipe(job)}
         values = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **values) if values else self  # type: ignore[type-var]
 

@@ -17,6 +17,7 @@ later one, so it is settled only at the end. With `same_split`, which fits on th
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import os
@@ -153,8 +154,9 @@ def text_fingerprint(config: DataConfig) -> str:
         digest.update(bytes([PIECES_VERSION]))
     if config.source == "pydoc":
         digest.update("\0".join(_topics()).encode())
-    for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
-        with reading(path):
+    is_own = config.source == "stdlib"  # of files that are sure to be there
+    for path in _stdlib_files() if is_own else files_of(config):
+        with contextlib.nullcontext() if is_own else reading(path):
             digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
     if config.group:
         paths = [str(path) for path in files_of(config)]

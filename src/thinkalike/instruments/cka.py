@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import pandas as pd
 import torch
 
-from thinkalike.config import AnalyzeConfig, Recipe
+from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, listed
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
 from thinkalike.measures.metric import CKA
@@ -35,8 +35,8 @@ class CKAConfig(WithNull):
     kernel: Literal["linear", "rbf"] = "linear"  # rbf has the median distance as bandwidth
     flatten: Literal["token", "sample", "mean"] = "token"  # what a row is; mean: over the tokens of a row of text
 
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        return {"batches": BATCHES if recipe.is_mini else 1000}
+    def by_recipe(self, job: Any) -> dict[str, Any]:
+        return {"batches": BATCHES if job.is_mini else 1000}
 
     def __post_init__(self) -> None:
         super().__post_init__()

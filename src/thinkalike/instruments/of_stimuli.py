@@ -23,7 +23,7 @@ from thinkalike.instruments.layer_pairs.comparison import Comparison, Side
 from thinkalike.job import Instrument, Work, fingerprints
 from thinkalike.models.families import layers_of_sides, names_of
 from thinkalike.states.batches import StateBatches, array_batches
-from thinkalike.states.stimuli import Compared, StimulusStates, stimulus_states_of, without_massive
+from thinkalike.states.stimuli import Compared, StimulusStates, sides_of, stimulus_states_of, without_massive
 from thinkalike.tables import layer_rows
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
     ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
-    names = names_of(config.sides)
+    names = names_of(sides_of(config))
     if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
         read["names"] = ", ".join(names)
     return {**read, **fingerprints(without_model(config), ("model", "target"))}

@@ -41,7 +41,6 @@ from thinkalike.errors import ConfigError, ResultError, ThinkalikeError
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup, doing
-from thinkalike.screen import Table, show_table, text_column
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
 if TYPE_CHECKING:
@@ -52,7 +51,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WIDE = 8  # columns; a table of more columns, and of fewer rows, is printed on its side
 OF_PRETRAINING = frozenset(
     f"{side}.{name}"
     for side in ("model", "target")
@@ -60,7 +58,7 @@ OF_PRETRAINING = frozenset(
 )
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
-    "screen", "wait", "dry_run",
+    "wait", "dry_run",
 }  # fmt: skip
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
@@ -295,14 +293,6 @@ class Instrument(ABC):
 
     def show(self, result: Result) -> None:  # noqa: B027
         """Print the result for a reader: a table of at most eight columns, and what it says in sentences."""
-
-    def show_full(self, result: Result) -> None:
-        """Print all tables of the result with all their columns."""
-        for name, table in {"table": result.table, **result.tables}.items():
-            cells = table.map(lambda cell: f"{cell:.4g}" if isinstance(cell, float) else str(cell))
-            if len(cells) <= WIDE < len(cells.columns):
-                cells = cells.T.reset_index(names="")
-            show_table(Table(f"{name}.csv", [text_column(str(column), cells[column]) for column in cells]))
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:

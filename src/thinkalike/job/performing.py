@@ -193,8 +193,6 @@ class Planned:
         if not rank(self.config):
             with aside():
                 self.instrument.show(result)
-                if self.config.screen == "full":
-                    self.instrument.show_full(result)
 
 
 def plan(instrument: Instrument, config: Any) -> Planned:

@@ -47,16 +47,23 @@ class StimulusStates(NamedTuple):
     runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
 
 
+def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
+    """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
+    if config.activations:
+        return [*config.recordings, *config.beside_recordings.values()]
+    return [config.model] if config.target == config.model else [config.model, config.target]
+
+
 def stimulus_states_of(
     config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[FrozenModel] = ()
 ) -> list[StimulusStates]:
-    """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
+    """Return the states on each side that is compared, a model or a recording; see `sides_of`.
 
     Those of models are kept in the cache, so that a model reads the same stimuli once for all jobs. Models that are
     `loaded` already are not loaded again.
     """
-    cache, found = cache_folder(config.data) / "states", []
-    for side, name in zip(config.sides, names_of(config.sides), strict=True):
+    cache, sides, found = cache_folder(config.data) / "states", sides_of(config), []
+    for side, name in zip(sides, names_of(sides), strict=True):
         if isinstance(side, str):
             runs, origin = read_recording(side, stimuli).layers, recording_fingerprint(side)
             about = {"name": Path(side).name, "fingerprint": origin}
@@ -146,7 +153,7 @@ def without_massive(
     outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None
     if outliers is None:
         return every, None
-    bare = any(not isinstance(side, str) and not side.bos for side in config.sides)
+    bare = any(not isinstance(side, str) and not side.bos for side in sides_of(config))
     at_start = 2 * int((before[late][outliers] == 0).sum()) > int(outliers.sum())
     remedy = ", and model.bos=true puts a token before each text" if bare and at_start else ""
     say_massive(outliers, [repr(every.stimuli.words[row]) for row in outliers.nonzero()[:, 0]], "stimuli", remedy)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike import plugins
-from thinkalike.config import StitchConfig
+from thinkalike.training.recipe import StitchConfig
 
 EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), far below others (1e-3)
 SMALLEST = 1e-4  # of the largest second moment: directions of less get steps as if they had that much

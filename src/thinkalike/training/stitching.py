@@ -21,7 +21,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import Layout
 from thinkalike.errors import ResourceError
 from thinkalike.evaluation.language import last_states, next_token_losses, states_onwards
@@ -31,6 +31,7 @@ from thinkalike.memory import GAPS, Budget, LiveBytes, OverLimit, hand_back, rea
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import inverse_moments, momenta, optimizer_of, peak_rate, rate, scheduled
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import SteppedModule
 
 log = logging.getLogger(__name__)

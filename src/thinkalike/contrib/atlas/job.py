@@ -44,7 +44,7 @@ FEWEST = 3  # layer pairs that a rank correlation is of
 # how a source is stitched into its target at all layer pairs, by a short recipe
 STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
 FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "target", "data", "seed", "store", "force", "screen", "wait", "scale", "recipe", "threads")
+SHARED = ("model", "target", "data", "seed", "store", "force", "wait", "scale", "recipe", "threads")
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from thinkalike.config import AnalyzeConfig, Recipe, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config import AnalyzeConfig, TrainConfig, left_open, not_in_key, ranged
 from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError
 
@@ -111,9 +111,9 @@ class NLIConfig(Checked, part="nli"):
     redraw: int | None = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
     ship: str | None = not_in_key(None)  # also put the body, without its classes, among the minis, by this name
 
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+    def by_recipe(self, job: Any) -> dict[str, Any]:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""
-        is_small = recipe.model.mini if recipe.scale == "auto" else recipe.is_mini
+        is_small = job.model.mini if job.scale == "auto" else job.is_mini
         return {"lr": 5e-4, "epochs": 4, "context": 64} if is_small else {}
 
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,7 +16,7 @@ from thinkalike.contrib.populations.class_losses import IdentityStitches, identi
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.errors import DataError, one_of
 from thinkalike.instruments import run_job
 from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
@@ -30,12 +26,7 @@ from thinkalike.processes import asked, at_boundaries, counted, doing, stop
 from thinkalike.states.tokens import sites
 from thinkalike.store import Result
 
-log = logging.getLogger(__name__)
-
 GROUPS = ("generalizing", "heuristic")
-PUBLISHED = {"report": "heldout", "challenge": "challenge"}  # lists of population.published by side of the pairs
-OF_CHALLENGE = "lexical_overlap", "non-entailment"  # the part that was published
-NEAR = 0.005  # of an accuracy: by how much another machine or dtype may change it
 
 
 class Member(NamedTuple):
@@ -144,34 +135,6 @@ def _member(name: str, group: str, made: Result) -> Member:
     return Member(name, group, ModelConfig(name=name, path=str(made.folder / CHECKPOINT), context=context))
 
 
-def published_accuracies(
-    config: PopulationJob, members: Sequence[Member], accuracies: Sequence[float], count: int
-) -> dict[str, pd.DataFrame]:
-    """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
-
-    Accuracies are on `count` pairs of `measure.side`. A sample of the pairs may differ by three standard errors more
-    than all of them, which `pairs.report_pairs=null` or `pairs.challenge_pairs=null` ask for.
-    """
-    side = config.measure.side  # type: ignore[attr-defined]
-    known = (config.population.published or {}).get(PUBLISHED[side])
-    same = side == "report" or (config.pairs.heuristic, config.pairs.label) == OF_CHALLENGE
-    if not known or not same or config.pairs.source == "templates" or config.population.members == "local":
-        return {}
-    stated = pd.Series(known, dtype=float).reindex([member.config.index for member in members]).to_numpy()
-    sampled = getattr(config.pairs, f"{side}_pairs") is not None
-    tolerance = NEAR + sampled * 3 * np.sqrt(stated * (1 - stated) / count)
-    table = pd.DataFrame({
-        "model": [member.name for member in members], "accuracy": accuracies, "published": stated,
-        "tolerance": tolerance, "as_published": np.abs(np.array(accuracies) - stated) <= tolerance,
-    })  # fmt: skip
-    for row in table[~table["as_published"] & table["published"].notna()].itertuples():
-        log.warning(
-            "%s is right on %.4f of %d pairs, and %.4f was published: check model.revision, model.classes and pairs",
-            row.model, row.accuracy, count, row.published,
-        )  # fmt: skip
-    return {"published": table}
-
-
 def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
     """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
     part = challenge.select(config.pairs.label, config.pairs.heuristic)
@@ -247,19 +210,12 @@ def likeness_of_members(
     The settings are those of `population.PopulationMeasureConfig`.
 
     Raises:
-        ConfigError: `padding` is shorter than a pair, or longer than a model can take.
         DataError: there are too few pairs, or states have no CKA.
     """
     from thinkalike.measures.metric import CKA
 
     if (kept := work.resume(CKA_STATE)) is not None:
         return PopulationCKA(**kept)
-    longest, most = max(map(len, encoded.tokens)), min(model.context for model in models)
-    if measure.padding is not None and not longest <= measure.padding <= most:
-        raise ConfigError(
-            f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
-            "that every member takes"
-        )
     count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
     rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
     m = len(models)
@@ -291,30 +247,15 @@ def _states(
     order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
     waiting: list[list[list[Tensor]]] = []
     for start in range(0, len(order), measure.batch):
-        batch, found = encoded.batch(order[start : start + measure.batch], measure.padding or 0), {}
-        chosen = torch.ones_like(batch.mask) if measure.include_padding else batch.mask.clone()
+        batch, found = encoded.batch(order[start : start + measure.batch]), {}
+        chosen = batch.mask.clone()
         if measure.tokens == "cls":
             chosen[:, 1:] = False
         for model in dict.fromkeys(models):  # the whole states of one at a time
-            added: list[Tensor] = []
-            with last_additions(model, added) if measure.site == "update" else contextlib.nullcontext():
-                layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
-            layers = added or layers
+            layers = model.residuals(batch.tokens.long(), sites(model), batch.mask.long(), batch.types)
             found[model] = [layer[chosen.to(layer.device)].cpu() for layer in layers]
         waiting.append([found[model] for model in models])
         while sum(len(part[0][0]) for part in waiting) >= rows:
             whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
             yield [[layer[:rows] for layer in own] for own in whole]
             waiting = [[[layer[rows:] for layer in own] for own in whole]]
-
-
-@contextlib.contextmanager
-def last_additions(model: FrozenModel, found: list[Tensor]) -> Iterator[None]:
-    """Collect what each block of a BERT adds last to its residual stream (Brown et al. 2023, appendix C.2)."""
-    parts = [block.get_submodule("output.dense") for block in model.blocks]
-    hooks = [part.register_forward_hook(lambda _module, _given, output: found.append(output)) for part in parts]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()

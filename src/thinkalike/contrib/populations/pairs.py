@@ -134,10 +134,10 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def batch(self, rows: Sequence[int], at_least: int = 0) -> PairBatch:
-        """Return these pairs, in this order, padded to the longest of them, or further to `at_least` tokens."""
+    def batch(self, rows: Sequence[int]) -> PairBatch:
+        """Return these pairs, in this order, padded to the longest of them."""
         lengths = [len(self.tokens[row]) for row in rows]
-        width = max(at_least, *lengths)
+        width = max(lengths)
         tokens = [self.tokens[row] + [self.padding] * (width - len(self.tokens[row])) for row in rows]
         types = [self.types[row] + [0] * (width - len(self.types[row])) for row in rows]
         mask = torch.arange(width) < torch.tensor(lengths)[:, None]

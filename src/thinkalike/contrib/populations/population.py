@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Optional
 
@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
-from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
@@ -41,23 +41,13 @@ class PopulationMeasureConfig(MeasureConfig):
 
     kind: str = "population"
     side: Literal["report", "challenge"] = "report"  # of the pairs
-    site: Literal["resid_post", "update"] = "resid_post"  # of CKA; update: what a block adds last, as brown2023 had it
     tokens: Literal["all", "cls"] = left_open("all")  # that CKA compares; cls: the first, which the classifier reads
-    include_padding: bool = False  # in CKA, as brown2023 did
-    padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
-    # brown2023 512; null: those of the longest pair of `batch`
     cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
     # 1000; null: all
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
     # what it reads, so that there are four batches
     batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
     at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
-
-    @property
-    def unused(self) -> Collection[str]:
-        if self.tokens == "cls":
-            return {"include_padding", "padding"}
-        return () if self.include_padding else {"padding"}
 
 
 class Population(
@@ -130,8 +120,6 @@ class Population(
         correct = stitched.predicted == pairs.labels
         table = _table(members, stitched, correct)
         itself = table[table["source"] == table["target"]]
-        alone = itself[itself["cut"] == -1]["accuracy"].tolist()  # in the order of the members
-        published = joint.published_accuracies(config, members, alone, len(pairs))
         own = itself.groupby("group_of_source")["accuracy"].mean()
         read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
         facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
@@ -141,7 +129,7 @@ class Population(
             table,
             {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})} | published,
+            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})},
             models=[model.describe() for model in models],
             facts={"pairs": facts, "cka": likeness.facts},
         )
@@ -158,8 +146,6 @@ class Population(
         groups = list(result.table.drop_duplicates("source")["group_of_source"])
         accuracy = torch.from_numpy(result.arrays["correct"]).double().mean(-1)
         flipped = flips(torch.from_numpy(result.arrays["predicted"])).mean(-1)
-        if (published := result.tables.get("published")) is not None:
-            show_text(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
         means = {
             "accuracy penalty": grouped(population_penalties(accuracy), groups),
             "flips": grouped(flipped, groups),

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from thinkalike.config import Recipe, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config import TrainConfig, left_open, not_in_key, ranged
 from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
 from thinkalike.errors import ConfigError
 
@@ -33,9 +33,9 @@ class PretrainConfig(Checked, part="pretrain"):
         if self.tokens and self.tokens_per_step and any(step > self.steps for step in self.kept):
             raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
 
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
+    def by_recipe(self, job: Any) -> dict[str, Any]:
         names = ("tokens", "tokens_per_step", "lr", "vocabulary")
-        return {name: getattr(recipe.model, f"pretrain_{name}") for name in names}
+        return {name: getattr(job.model, f"pretrain_{name}") for name in names}
 
     @property
     def steps(self) -> int:

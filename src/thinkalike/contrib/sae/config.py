@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from thinkalike.config import Recipe, TrainConfig, left_open, ranged
+from thinkalike.config import TrainConfig, left_open, ranged
 from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
 from thinkalike.errors import ConfigError
 
@@ -46,8 +46,8 @@ class SAEConfig(Checked, part="sae"):
         if "transferred" in self.starts and self.source is None:
             raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
 
-    def by_recipe(self, recipe: Recipe) -> dict[str, Any]:
-        if recipe.is_mini:
+    def by_recipe(self, job: Any) -> dict[str, Any]:
+        if job.is_mini:
             return {}
         sizes = {"width": 8192, "k": 32, "tokens": 20 * 2**20, "tokens_per_step": 2048, "lr": 4e-4}
         return sizes | {"map_tokens": 2**16, "dead_after": 2**18, "curve_tokens": 2**16}

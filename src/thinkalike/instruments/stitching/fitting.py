@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig
+from thinkalike.config import DataConfig
 from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
@@ -50,6 +50,7 @@ from thinkalike.models.survey import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate
+from thinkalike.training.recipe import StitchConfig, StitchJob
 from thinkalike.training.run import Run, StepData, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 
@@ -100,7 +101,7 @@ class Setting:
         return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
 
 
-def load_setting(config: TrainConfig) -> Setting:
+def load_setting(config: StitchJob) -> Setting:
     """Load models and text, and check that kind and size of the stitches suit them."""
     stitch, memory, both = config.stitch, config.trainer.memory, (config.model, config.target)
     source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinkalike import figures
-from thinkalike.config import TrainConfig
 from thinkalike.errors import listed
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Column, Table, few, number_column, number_of_documents, show_table, show_text, span
 from thinkalike.store import Headline, Result
+from thinkalike.training.recipe import StitchJob
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -140,7 +140,7 @@ def warn_of_little_shared(table: pd.DataFrame) -> None:
         )
 
 
-def _passes(config: TrainConfig, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
+def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
     report, steps = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step * stitch.trained
@@ -168,23 +168,23 @@ class Stitching(
     Instrument,
     kind="stitching",
     version=13,
-    config=TrainConfig,
+    config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
-    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+    def inputs(self, config: StitchJob) -> Mapping[str, Any]:
         check_processes(config.trainer, config.target.device)
         check_stitchable(config.model, config.target, config.layers, "task=stitch")
         return super().inputs(config)
 
-    def passes(self, config: TrainConfig, shapes: Shapes) -> list[Passes]:
+    def passes(self, config: StitchJob, shapes: Shapes) -> list[Passes]:
         source, target = shapes["model"], shapes["target"]
         pairs = pairs_of_layers(config.layers, source.layers, target.layers)
         found = _passes(config, source, target, pairs)
         return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
 
-    def holds(self, config: TrainConfig, shapes: Shapes) -> float:
+    def holds(self, config: StitchJob, shapes: Shapes) -> float:
         """Return the bytes of the stitches of one direction in training, or of the moments of states."""
         from thinkalike.instruments.stitching.fitting import bytes_of_moments, bytes_trained
         from thinkalike.measures.losses import bytes_of_logits
@@ -194,7 +194,7 @@ class Stitching(
         alike = 3 * bytes_of_moments(*sizes) + bytes_of_logits(target.vocabulary)
         return max(bytes_trained(config.stitch, *sizes), alike, target.bytes * (config.ruler is not None))
 
-    def run(self, config: TrainConfig, work: Work) -> Outcome:
+    def run(self, config: StitchJob, work: Work) -> Outcome:
         import pandas as pd
 
         from thinkalike.evaluation.language import document_numbers

@@ -20,7 +20,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.config import StitchConfig
 from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
@@ -34,6 +33,7 @@ from thinkalike.measures.estimates import (
     without_parts,
 )  # fmt: skip
 from thinkalike.models.load import randomised
+from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,149 @@
+"""The settings of a stitch and of its training, and the recipes that decide what a command line leaves open."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from thinkalike.config import TrainConfig, left_open, ranged
+from thinkalike.config.schema import STEPS, TOKENS_AT_ONCE, Checked
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.plugins import is_plugin, load
+
+TRAINED = ("linear", "affine", "low_rank", "orthogonal")
+CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
+Init = Literal["auto", "identity", "least_squares", "procrustes", "reduced_rank"]
+STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
+OF_TRAINING = {"init", "loss", "floor", "optimizer", "whiten", "lr", "lr_multiples", "seeds", "momentum",
+               "scale_lr_by_momentum", "weight_decay", "clip", "schedule", "warmup"}  # fmt: skip
+RATES, WHITENED_RATE = {"sgd": 1.0, "adam": 0.18}, 10.0  # stitch.lr where none is given
+
+
+@dataclass
+class StitchConfig(Checked, part="stitch"):
+    """The map φ and its training."""
+
+    kind: str = "linear"  # of φ: trained, a closed form, or the identity
+    norm: Literal["none", "pre", "post"] = left_open("none")  # where φ has a LayerNorm
+    rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
+    init: Init = left_open("identity")  # where training starts; auto: at the closed form of the kind
+    ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
+    # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
+    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
+    loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = left_open("cross_entropy")
+    controls: bool = False  # report closed forms, shuffled and random sources beside φ
+    # also fit the target to itself by the same recipe; null: where the identity is not the optimum of that
+    floor: bool = left_open(None, usual=True)
+    both: bool = False  # also fit the target to the source
+    optimizer: str = left_open("sgd")  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
+    # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
+    whiten: bool = left_open(False)
+    # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
+    lr: float | None = ranged(None, above=0, most=1e37)
+    lr_multiples: list[float] = ranged(list, above=0, most=1e6)  # of further rates, tried in the same pass
+    seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
+    momentum: float = ranged(0.9, least=0, below=1)  # of sgd
+    scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
+    weight_decay: float = left_open(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
+    clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
+    # of the rate; average: it stays, and φ is the mean over the last half of the steps
+    schedule: Literal["linear", "cosine", "average", "tuned_lens"] = left_open("linear")
+    steps: int = left_open(2000, least=0, most=STEPS)  # of training; of closed forms: batches that they read
+    warmup: int = left_open(200, least=0, most=STEPS)  # steps in which the rate rises
+    tokens_per_step: int = left_open(16384, least=2, most=TOKENS_AT_ONCE)  # target tokens that a step reads
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_plugin(self.kind):
+            one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
+        if self.optimizer is not None and not is_plugin(self.optimizer):
+            one_of("stitch.optimizer", self.optimizer, RATES)
+        if None not in (self.norm, self.init, self.loss, self.optimizer, self.whiten, self.steps, self.warmup):
+            self._decide()
+
+    def _decide(self) -> None:
+        """Decide, when nothing is left open, what depends on the other settings; refuse what contradicts them."""
+        if self.kind in CLOSED and self.norm != "none":
+            raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+        has_closed_form = self.norm == "none" and self.kind in (*TRAINED, *CLOSED)
+        if self.init == "auto":
+            start = STARTS.get(self.kind, "least_squares")
+            self.init = start if has_closed_form else "identity"  # type: ignore[assignment]
+        elif self.init != "identity" and not has_closed_form:
+            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
+        if self.whiten and not self._may_whiten:
+            raise ConfigError("stitch.whiten=true is for sgd and for stitch=linear and affine without a LayerNorm")
+        is_zero = self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
+        if self.floor and is_zero:
+            raise ConfigError(
+                f"stitch.floor=true is for stitch.loss=cross_entropy: by {self.loss} the identity is best"
+            )
+        self.floor = not is_zero if self.floor is None else self.floor
+        if not self.trained:
+            self.warmup = 0
+        if self.kind == "identity" and not self.trained:
+            self.steps = 0
+        elif self.warmup >= self.steps:
+            raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
+
+    @property
+    def _may_whiten(self) -> bool:
+        return self.norm in (None, "none") and self.kind in ("linear", "affine") and self.optimizer in (None, "sgd")
+
+    def by_recipe(self, job: Any) -> dict[str, Any]:
+        """Return the project's recipe, which takes a third of the steps to what they are after, or that of brown2023.
+
+        Linear and affine maps are trained by sgd in whitened coordinates and averaged, others by adam. The recipe of
+        brown2023 is sgd on the cross-entropy, with a LayerNorm before φ.
+        """
+        mini, isometry = job.is_mini, self.kind in ("orthogonal", "low_rank")
+        if self.kind in CLOSED:
+            return {"steps": 64 if mini else 256, "tokens_per_step": 4096 if mini else 16384}
+        small, rise = (170, 17) if isometry else (300, 30)
+        steps, rise = (small, rise) if mini else (2000, 200)
+        per_step = 4096 if isometry or self.kind == "identity" else 2048
+        values: dict[str, Any] = {
+            "steps": steps,
+            "warmup": min(rise, (steps if self.steps is None else self.steps) // 10),
+            "tokens_per_step": per_step if mini else 16384,
+        }
+        if self.kind == "identity":
+            return values
+        if job.recipe == "paper":
+            return values | {"norm": "pre"}
+        own = {"optimizer": "adam", "schedule": "cosine"} if isometry else {"weight_decay": 0.0, "schedule": "average"}
+        return values | {"init": "auto", "loss": "kl", "whiten": self._may_whiten} | own
+
+    @property
+    def unused(self) -> Collection[str]:
+        if not self.trained:
+            of_steps = {"steps", "tokens_per_step"} if self.kind == "identity" else set()
+            unused = of_steps | OF_TRAINING
+        else:
+            unused = set() if self.optimizer == "sgd" else {"momentum", "scale_lr_by_momentum"}
+        closed = {self.kind, self.init}
+        if not closed & {"low_rank", "reduced_rank"}:
+            unused = unused | {"rank"}
+        return unused if self.controls or closed & {"least_squares", "reduced_rank"} else {*unused, "ridge"}
+
+    @property
+    def peak(self) -> float:
+        """Return `lr`, or the default of the optimiser where it is null."""
+        if self.lr is not None:
+            return self.lr
+        if is_plugin(self.optimizer):
+            return float(load(self.optimizer).lr)
+        return WHITENED_RATE if self.whiten else RATES[self.optimizer]
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is anything to train; closed forms read `steps` batches, once."""
+        return self.kind in TRAINED or is_plugin(self.kind) or (self.kind == "identity" and self.norm != "none")
+
+
+@dataclass
+class StitchJob(TrainConfig):
+    """All that `task=stitch` needs to know."""
+
+    stitch: StitchConfig = field(default_factory=StitchConfig)
