@@ -101,12 +101,7 @@ def _state_of(path: Path) -> str:
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of all that decides which ids a text becomes."""
-    return _digest(tokenizer_parts(tokenizer))
-
-
-def tokenizer_parts(tokenizer: Any) -> dict[str, str]:
-    """Return the SHA-256 of each part of a tokenizer by its name; see `tokenizer_facts`."""
-    return {name: _digest(part) for name, part in tokenizer_facts(tokenizer).items()}
+    return _digest({name: _digest(part) for name, part in tokenizer_facts(tokenizer).items()})
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.digests import BYTE_OF, tokenizer_parts
+from thinkalike.digests import BYTE_OF, tokenizer_facts
 from thinkalike.errors import ModelError, flat, listed, one_line
 from thinkalike.models.families import EMBED, Layer, after
 
@@ -292,17 +292,17 @@ def check_plausible(model: Any) -> None:
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
     found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
-    whole = {path: bool(each.any()) for path, each in found if all(_is_whole(part) for part in (each[0], each))}
+    whole = {
+        path: bool(each.any())
+        for path, each in found
+        if all(torch.equal(part, part.round()) for part in (each[0], each))
+    }
     if odd := [path for path in whole if whole[path]]:
         said = "whole numbers alone, as rounded weights without their scale do"
         raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
     if whole:
         log.warning("%s: zero everywhere: %s", model.name, listed(whole))
     _check_loss(model)
-
-
-def _is_whole(part: Tensor) -> bool:
-    return bool((part == part.round()).all())
 
 
 def _check_loss(model: Any) -> None:
@@ -329,7 +329,7 @@ def _check_loss(model: Any) -> None:
 
 def same_vocabulary(source: Any, target: Any) -> None:
     """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
-    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
@@ -341,7 +341,7 @@ def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
     """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
     if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
         raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
-    if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
+    if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
         return
     for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
