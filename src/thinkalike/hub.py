@@ -69,7 +69,6 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
 
 
 def cached(kind: str, repository: str) -> Path:
-    """Return the folder of the cache for a repository."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}")

@@ -33,7 +33,6 @@ class TensorBoard:
     settings: Mapping[str, Any]
 
     def publish(self, result: Result) -> None:
-        """Log a result."""
         import numpy as np
         from PIL import Image
         from torch.utils.tensorboard import SummaryWriter

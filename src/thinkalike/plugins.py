@@ -123,7 +123,6 @@ def instrument(value: str) -> Any:
 
 
 def instrument_of(config: Any) -> Any:
-    """Return the instrument of a job."""
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:

@@ -267,7 +267,6 @@ def sentence(activities: Sequence[Activity], began: float) -> str:
 
 
 def _counted(activity: Activity) -> str:
-    """Return what is being done, and how far it is."""
     if activity.total is not None:
         return f"{activity.name} {activity.done:,} of {activity.total:,}"
     return f"{activity.name} {activity.done:,}" if activity.done else activity.name

@@ -277,7 +277,6 @@ class Job:
 
     @property
     def done(self) -> bool:
-        """Whether the result is there."""
         return is_sealed(self.folder)
 
     def result(self) -> Result | None:

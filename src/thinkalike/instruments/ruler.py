@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -38,6 +39,7 @@ from thinkalike.measures.estimates import (
 )  # fmt: skip
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
 from thinkalike.measures.rows import massive
+from thinkalike.memory import hand_back
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models, rounded, twin
@@ -136,21 +138,30 @@ class Words:
 
 
 class Side:
-    """One of two models: what its states beyond the words predict, at the layers that are compared."""
+    """One of two models at the layers that are compared, with its states of the words."""
 
-    def __init__(self, model: FrozenModel, layers: Sequence[int], words: Words, states: Sequence[Tensor]):
+    def __init__(self, model: FrozenModel, layers: Sequence[int], words: Words):
         self.model, self.layers, self.words = model, list(layers), words
-        self.predictors = [*words.predictors(states)]
+        self.states = words.states(model, layers)
 
-    def alike(self, others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
-        """Return for each layer the R² of other states from these, and of these from the others."""
-        both = zip(self.predictors, others, strict=True)
-        return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
+    @cached_property
+    def predictors(self) -> list[Predictor]:
+        """What the states beyond the words predict; of large models they are as large as the weights."""
+        return [*self.words.predictors(self.states)]
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
-        """Return how alike this model and a changed copy of it are at each layer."""
+        """Return how alike this model and a changed copy of it, which is gone then, are at each layer."""
         changed = twin(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
-        return self.alike(self.words.predictors(self.words.states(changed, self.layers)))
+        states = self.words.states(changed, self.layers)
+        del changed
+        hand_back(self.model.device)
+        return alike(self.predictors, self.words.predictors(states))
+
+
+def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
+    """Return for each layer the R² of other states from ours, and of ours from the others."""
+    both = zip(ours, others, strict=True)
+    return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
 class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
@@ -169,24 +180,25 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
             models = load_models(config.model, config.target)
             words = Words(config.data, list(dict.fromkeys(models)), measure.words)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
-        names = [model.name for model in models]
+        names, described = ([model.name for model in models], [model.describe() for model in models])
         with work.phase("models"):
             layers = [[pair[side] for pair in pairs] for side in (0, 1)]
-            found = [words.states(model, own) for model, own in zip(models, layers, strict=True)]
+            sides = [Side(model, own, words) for model, own in zip(models, layers, strict=True)]
             if measure.massive == "drop":
-                words.leave_out([layer for states in found for layer in states])
-            sides = [Side(*each[:2], words, each[2]) for each in zip(models, layers, found, strict=True)]
-            value = sides[0].alike(sides[1].predictors)
+                words.leave_out([layer for side in sides for layer in side.states])
+            value = alike(*(words.predictors(side.states) for side in sides))
         kept = work.resume("rungs") or {}
         rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
-        for number, side in enumerate(sides[: 1 if models[0] is models[1] else 2]):
+        todo = dict(enumerate(sides[: 1 if models[0] is models[1] else 2]))
+        del models, sides  # the model of a side is gone when its rungs are done, and the larger one is last
+        for number in sorted(todo, key=lambda number: todo[number].model.parameters()[0]):
+            side, own = todo.pop(number), rungs[number]
             with work.phase(f"rungs of {side.model.name}"):
-                while name := _next(value.mean(1), rungs[number]):
+                while name := _next(value.mean(1), own):
                     log.info("%s at %s%s", side.model.name, name, "" if name == UNTRAINED else " bits")
-                    rungs[number][name] = side.rung(name)
-                    work.keep("rungs", {str(each): own for each, own in enumerate(rungs)})
-        if models[0] is models[1]:
-            rungs[1] = rungs[0]
+                    own[name] = side.rung(name)
+                    work.keep("rungs", {str(each): found for each, found in enumerate(rungs)})
+        rungs = [own or rungs[0] for own in rungs]  # a model beside itself has one ruler
         numbers = document_numbers(torch.bincount(words.documents))
         if (count := numbers["documents"]) < FEWEST_GROUPS:
             log.warning("warning: %.0f documents are too few for intervals", count)
@@ -194,7 +206,6 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": _rungs(names, layers, rungs)}
-        described = [model.describe() for model in models]
         return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=("bits",))
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -78,6 +78,9 @@ class FrozenModel:
         quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
         classes: what a classifier's logits are of, in their order.
 
+    Args:
+        is_proved: whether the module is a copy of one that passed, with other weights.
+
     Raises:
         ModelError: for a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
     """
@@ -95,6 +98,7 @@ class FrozenModel:
         revision: str = "",
         classes: Sequence[str] = (),
         quantization: str = "",
+        is_proved: bool = False,
     ):
         self.module = module.eval().requires_grad_(False)
         self.family, self.tokenizer, self.name = family, tokenizer, name
@@ -106,7 +110,8 @@ class FrozenModel:
         self.blocks = list(module.get_submodule(family.blocks).children())
         self.n_layers = len(self.blocks)
         self.d_model, self._forms = survey(self)
-        prove(self)
+        if not is_proved:
+            prove(self)
 
     def __repr__(self) -> str:
         shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"

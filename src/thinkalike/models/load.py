@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
 END = "<|endoftext|>"  # the only special token of a mini
+ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
@@ -242,10 +243,10 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
     return torch.device(next((place for place in mapped.values() if place not in ("cpu", "disk")), "cpu"))
 
 
-def variant(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
+def variant(model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False) -> FrozenModel:
     """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
     facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
-    return FrozenModel(module, model.family, model.tokenizer, name=name, **facts)
+    return FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
@@ -296,6 +297,7 @@ def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
-                size = weight.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
-                weight.copy_((weight / size).round() * size)
-    return variant(model, module, f"{model.name} ({bits} bits)")
+                for rows in weight.split(ROWS):
+                    size = rows.abs().amax(-1, keepdim=True).float().clamp(min=torch.finfo(torch.float32).tiny) / steps
+                    rows.copy_((rows / size).round() * size)
+    return variant(model, module, f"{model.name} ({bits} bits)", is_proved=True)

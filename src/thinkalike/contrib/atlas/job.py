@@ -260,7 +260,6 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
 
 
 def _pairs(config: AnalyzeConfig, models: Any) -> Any:
-    """Return a job of one measure for each pair of models."""
     return asked_for(replace(config, models=models or [], measure=measure_schema("cka")()))
 
 

@@ -53,7 +53,6 @@ def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evid
 
 
 def _profile(evidence: Evidence) -> float:
-    """Return how alike the MLEM profiles are of a sample of tokens."""
     bench = evidence.bench
     chosen = bench.samples[0][:PROFILED]
     source, target = (side[chosen.to(side.device)] for side in evidence.states)

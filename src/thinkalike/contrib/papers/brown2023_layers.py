@@ -349,7 +349,6 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def _table1(case: Case) -> Conclusion:
-    """Head and rotary dimensions of the Pythia models, from their configurations."""
     table = pd.DataFrame([{"model": model.name, **_head_dimensions(model.config)} for model in case.models])
     name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     large = table[table.index[table["model"] == name][0] - 2 :]

@@ -88,7 +88,6 @@ def counted(claim: str, so: bool, numbers: str, units: str) -> Claim:
 
 
 def untestable(claim: str, reason: str) -> Claim:
-    """Return a claim that cannot be tested here, with the reason."""
     return Claim(claim, UNTESTABLE, reason, "none", "none")
 
 

@@ -60,7 +60,6 @@ def class_losses(
 
 
 def _owners(classes: Sequence[str], wanted: Sequence[str]) -> Int[Tensor, " c"]:
-    """Return the place of each class of a model among those of the data."""
     coarse = "non-entailment" in wanted
     named = ["non-entailment" if coarse and name in ("neutral", "contradiction") else name for name in classes]
     if {*named} != {*wanted}:

@@ -393,7 +393,6 @@ def _forms() -> dict[str, list[tuple[str, ...]]]:
 
 
 def _slots(rng: random.Random) -> dict[str, str]:
-    """Draw a word for each letter of a template."""
     forms, slots = _forms(), dict[str, str]()
     *entries, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
     for slot, entry in zip("ABCX", entries, strict=True):

@@ -63,7 +63,6 @@ class Fitted:
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
-    """Train all autoencoders of a job."""
     config, rows = setting.config, setting.corpus.fit.tokens
     fits = [
         SAEFit(setting.begins(start, seed), factor, seed)
@@ -156,7 +155,6 @@ class Course:
         return self.fixed + self.each * tokens
 
     def spent(self, tokens: int) -> float:
-        """Return the operations of a number of tokens, as tables have them."""
         return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
