@@ -14,7 +14,7 @@ from thinkalike.instruments.ruler import Side
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.estimates import PARTS, next_rung, numbered_by_part, reading_of
-from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, with_interval
+from thinkalike.measures.ridge import FOLDS, PENALTIES, SURE, Predictor, fold_of, with_ends, with_interval
 from thinkalike.models.load import load_model, rounded
 from thinkalike.processes import Interrupted
 
@@ -107,6 +107,18 @@ def test_an_interval_leaves_out_documents():
     assert low < value < high
 
 
+def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
+    """Rungs of 0, .1 and .4 that documents move by .03 leave a value of 0 anywhere up to a half above the lowest."""
+    moved = torch.linspace(-0.03, 0.03, PARTS + 1, dtype=torch.float64).roll(PARTS // 2 + 1)
+    rungs = torch.stack([0 * moved, 0.1 + moved, 0.4 + 2 * moved])
+    assert with_interval(reading_of(0 * moved, (2, 3, 4), rungs)).high == 2, "control: not by the replicates"
+    middle, low, high = with_ends(0 * moved, (2, 3, 4), rungs)
+    assert (middle, low) == (2, 2)
+    assert 2.02 <= high < 8
+    exact = with_ends(0.25 + 0 * moved, (2, 3, 4), torch.tensor([0, 0.1, 0.4])[:, None].double().expand(-1, 11))
+    assert [float(end) for end in exact] == pytest.approx([3.5, 3.5, 3.5])
+
+
 # ---- jobs
 
 
@@ -147,6 +159,7 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
     assert table["source_bits"].between(low, high).all()
     assert (table["low"] <= table["value"]).all()
     assert (table["value"] <= table["high"]).all()
+    assert (table["source_bits"] <= table["source_bits_high"].fillna(8)).all()
     assert says in " ".join(capsys.readouterr().out.split())
 
 

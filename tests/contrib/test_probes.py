@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from scipy.stats import t as student
 from sklearn.metrics import balanced_accuracy_score
 
 import tiny
@@ -187,6 +188,15 @@ def test_an_accuracy_is_judged_by_leaving_out_sentences(states):
     assert few.interval().low.isnan()
     assert few.share_of(few).value == 1
     assert few.share_of(few).low.isnan()
+
+
+def test_unequal_sentences_have_the_t_of_what_they_are_worth():
+    lengths = torch.tensor([1, 2, 2, 3, 4, 6, 9, 14, 20, 59])
+    found = accuracies(torch.rand(1, 120) < 0.7, torch.arange(120) % 2, torch.arange(10).repeat_interleave(lengths))[0]
+    plain, worth = jackknife(found.value, found.replicates), 120**2 / int((lengths**2).sum())
+    wider = float((found.interval().high - found.value) / (plain.high - found.value))
+    assert wider == pytest.approx(student.ppf(0.975, worth - 1) / student.ppf(0.975, 9))
+    assert wider > 1.2
 
 
 def test_a_share_is_paired_and_nan_of_what_is_chance(states):

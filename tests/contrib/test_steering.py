@@ -307,7 +307,7 @@ def probed(tmp_path, accuracies):
     for (feature, split, condition), accuracy in accuracies.items():
         rows.append({"feature": feature, "split": split, "condition": condition, "accuracy": accuracy, "levels": 4})
         replicates.append(accuracy + np.random.default_rng(len(rows)).normal(0, 0.01 / 3, 10))
-    table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90)
+    table = pd.DataFrame(rows).assign(source_layer=2, target_layer=2, sentences=90, effective_parts=10.0)
     result = finish(tmp_path, "probes", "k", {"table": table}, arrays={"replicates": np.stack(replicates)})
     return chen2025.Probed("a into b", result, result.table)
 

@@ -34,10 +34,9 @@ from thinkalike.measures.estimates import (
     RowGroups,
     next_rung,
     numbered_by_part,
-    reading_of,
     seeded,
 )  # fmt: skip
-from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_interval
+from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.memory import hand_back
 from thinkalike.models.families import pairs_of_layers
@@ -58,6 +57,7 @@ LONGEST = 4096  # bytes of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
 UNTRAINED = "untrained"
+BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -164,7 +164,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=3, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -206,7 +206,7 @@ class Ruler(Instrument, kind="ruler", version=2, reads=("model", "target", "laye
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}
         tables = {"rungs": _rungs(names, layers, rungs)}
-        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=("bits",))
+        return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
 
     def draw(self, result: Result, folder: Path) -> None:
         figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder)
@@ -300,24 +300,21 @@ def _table(
     beyond = with_interval(both - most)
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
-        marks = sorted(int(name) for name in own if name != UNTRAINED)
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
-        found = []
-        for layer, is_beyond in enumerate((beyond.low > 0).tolist()):
-            if is_beyond:
-                each = torch.stack([own[str(mark)].mean(1)[layer] for mark in marks])
-                found.append(_reading(both[layer], marks, each))
-            else:
-                found.append(Estimate(*torch.full((3,), float(RUNGS[0]), dtype=torch.float64)))
+        found = [_reading(both[layer], own, layer, bool(beyond.low[layer] > 0)) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
 
 
-def _reading(value: Tensor, marks: Sequence[int], rungs: Tensor) -> Estimate:
-    """Return the reading of a layer pair with its interval, which ends at the first and the last mark."""
-    middle, low, high = with_interval(reading_of(value, marks, rungs))
-    return Estimate(middle, low.clamp(RUNGS[0], RUNGS[-1]), high.clamp(RUNGS[0], RUNGS[-1]))
+def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:
+    """Return the reading of a layer pair with its interval; the lowest if it is not beyond an untrained twin."""
+    marks, lowest = sorted(int(name) for name in rungs if name != UNTRAINED), torch.tensor(float(RUNGS[0])).double()
+    if not marks:
+        return Estimate(lowest, lowest, lowest * math.nan)
+    each = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
+    found = with_ends(value, marks, each)
+    return found if is_beyond else Estimate(lowest, lowest, found.high)
 
 
 def _rungs(

@@ -66,7 +66,7 @@ def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | fl
     return Estimate(value, value - half, value + half)
 
 
-def student_t(level: float, freedom: int) -> float:
+def student_t(level: float, freedom: float | int) -> float:
     """Return the t with P(|T| < t) = level for T of Student's distribution with these degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 

@@ -7,6 +7,7 @@ penalty and to judge.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,10 +16,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.estimates import PARTS, Estimate, jackknife, without_parts
+from thinkalike.measures.estimates import PARTS, RUNGS, Estimate, jackknife, reading_of, without_parts
 
 FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
 PENALTIES = torch.logspace(-6, 6, 37, dtype=torch.float64)  # in units of the mean variance of the states that predict
+FINE = 0.02  # of the unit of a reading, between places that are tried
 SURE = 1.0  # standard errors by which a map predicts other folds better than none, or it is not used
 
 
@@ -147,3 +149,20 @@ def with_interval(shares: Float[Tensor, "*s r"]) -> Estimate:
     """
     found, wider = jackknife(shares[..., 0], shares[..., 1:].movedim(-1, 0)), (1 + FOLDS / (FOLDS - 1)) ** 0.5
     return Estimate(found.value, *(found.value + (end - found.value) * wider for end in (found.low, found.high)))
+
+
+def with_ends(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Tensor, "k r"]) -> Estimate:
+    """Return the reading of a value, see `reading_of`, and between which readings it does not differ from the rungs.
+
+    The interval holds the places at which that of the difference of value and rungs holds 0 (Fieller 1954), so that it
+    is right where rungs lie close to each other or a value below all. Rungs are interpolated, and go on beyond the
+    outer marks as between the last two.
+    """
+    places = torch.arange(RUNGS[0], RUNGS[-1] + FINE / 2, FINE, dtype=value.dtype, device=value.device)
+    known, rising = torch.tensor(marks).to(places), rungs[rungs[:, 0].cummax(0).indices]
+    below = torch.bucketize(places, known[1:-1])
+    share = ((places - known[below]) / (known[below + 1] - known[below]))[:, None]
+    apart = with_interval(value - torch.lerp(rising[below], rising[below + 1], share))
+    middle = reading_of(value[:1], marks, rungs[:, :1])
+    held = torch.cat([places[(apart.low <= 0) & (apart.high >= 0)], middle])
+    return Estimate(middle[0], held.min(), held.max())

@@ -88,7 +88,8 @@ class Probed:
             return None
         row, replicates = found.iloc[0], torch.from_numpy(self.result.arrays["replicates"][found.index[0]])
         known = replicates[~replicates.isnan()]
-        return Accuracy(torch.tensor(float(row["accuracy"])).double(), known, int(row["levels"]))
+        worth = float(row["effective_parts"])
+        return Accuracy(torch.tensor(float(row["accuracy"])).double(), known, worth, int(row["levels"]))
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
         """Return what share of the native accuracy above chance a condition has; None where native is not above it."""
@@ -212,7 +213,7 @@ class Steered:
         first, second = names.index(steering.MATCHED), names.index(steering.RANDOM)
         pair = effects[0].value, effects[0].replicates
         value, replicates = (torch.cat([each, each[[first]] - each[[second]]]) for each in pair)
-        shares = Jackknifed(value, replicates).share_of(effects[1], level=level)
+        shares = Jackknifed(value, replicates, effects[0].worth).share_of(effects[1], level=level)
         return {name: shares[place] for place, name in enumerate(names)}
 
     @property

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinkalike.measures import estimates
 from thinkalike.measures.closed_forms import AffineMap
-from thinkalike.measures.estimates import Estimate, interval_around, jackknife, splits
+from thinkalike.measures.estimates import Estimate, effective_number, interval_around, jackknife, splits, student_t
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -199,18 +199,28 @@ def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) 
     return torch.cat([total, total - sums], -1)
 
 
+def worth_of(sizes: Float[Tensor, " r"]) -> float:
+    """Return how many parts of equal size are worth those of all rows and of the rows without each part in turn."""
+    return effective_number(sizes[0] - sizes[1:])
+
+
 @dataclass(frozen=True, eq=False)
 class Jackknifed:
     """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
 
     value: Float[Tensor, "*b"]
     replicates: Float[Tensor, "*b r"]
+    worth: float  # how many parts of equal size these are worth; see `worth_of`
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups."""
+        """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups.
+
+        Unequal parts say less about the spread, so Student's t is that of as many parts as they are worth.
+        """
         if self.replicates.shape[-1] < estimates.FEWEST_GROUPS:
             return interval_around(self.value, torch.nan)
-        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level)
+        t = torch.tensor(student_t(level, max(self.worth - 1, 1)), dtype=torch.float64)
+        return jackknife(self.value, self.replicates.movedim(-1, 0), level=level, t=t)
 
     def share_of(self, other: Jackknifed, above: float = 0.0, level: float = 0.95) -> Estimate:
         """Return (a - above) / (b - above) of these values a and another one, b, of the same groups.
@@ -220,7 +230,7 @@ class Jackknifed:
         if other.interval(level).low <= above:
             return interval_around(torch.full_like(self.value, torch.nan), torch.nan)
         value = (self.value - above) / (other.value - above)
-        return Jackknifed(value, (self.replicates - above) / (other.replicates - above)).interval(level)
+        return Jackknifed(value, (self.replicates - above) / (other.replicates - above), self.worth).interval(level)
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +259,7 @@ def balanced_accuracies(
     there = total > 0
     recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(~there, 1)
     means = recalls.sum(1) / there.sum(0)  # over the levels that are left
-    return [Accuracy(each[0], each[1:], levels) for each in means]
+    return [Accuracy(each[0], each[1:], worth_of(total.sum(0)), levels) for each in means]
 
 
 # ---- steering vectors: the difference that a feature makes to mean states, carried to another model
@@ -295,8 +305,8 @@ def effects_of(
     """
     rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
     sums = without_each_part(rows, groups)
-    means = sums[:-1] / sums[-1]
-    return Jackknifed(means[:-1, 0], means[:-1, 1:]), Jackknifed(means[-1, 0], means[-1, 1:])
+    means, worth = sums[:-1] / sums[-1], worth_of(sums[-1])
+    return Jackknifed(means[:-1, 0], means[:-1, 1:], worth), Jackknifed(means[-1, 0], means[-1, 1:], worth)
 
 
 def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:

@@ -196,7 +196,7 @@ def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Ite
         whole = judged.get(SHARE_OF.get(condition, ""))
         for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
             row |= _ends(name, accuracy.share_of(whole, above) if whole else None, (f"{name}_low", f"{name}_high"))
-        yield {**row, "levels": len(task.levels), **sizes}
+        yield {**row, "levels": len(task.levels), "effective_parts": accuracy.worth, **sizes}
 
 
 def means_of(table: pd.DataFrame) -> dict[str, float]:
@@ -236,7 +236,7 @@ class ProbesConfig(TransferConfig):
 
 
 class CarriedProbes(
-    OfMaps, kind="probes", version=3, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
+    OfMaps, kind="probes", version=4, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
 ):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 

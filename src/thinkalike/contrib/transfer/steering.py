@@ -110,7 +110,7 @@ class SteeringConfig(TransferConfig):
             raise ConfigError(f"{given}: pairs of your own need measure.contrast=table measure.path=FILE")
 
 
-class Steering(OfMaps, kind="steering", version=3, reads=("model", "target", "layers", "data", "measure", "seed")):
+class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "layers", "data", "measure", "seed")):
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
 
     Leaves a row per layer pair, position, strength and condition in table.csv, and the maps' unexplained variance in

@@ -1,0 +1,112 @@
+"""How often a ruler's intervals hold its readings, and how often it calls models alike that an untrained twin matches.
+
+    python benchmarks/ruler.py                                 a small part, some minutes, one thread
+    python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
+
+Rows of one document depend on each other, as in `dependence`. A pair, rungs and twins share fixed parts of the variance
+of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are pairs that
+are called alike beyond twins, where both share the same: nothing, or a tenth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import zlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from dependence import LATENT, LENGTHS, NOISE, Records
+from torch import Tensor
+
+from thinkalike.measures.estimates import numbered_by_part, reading_of
+from thinkalike.measures.ridge import FINE, Predictor, with_ends, with_interval
+
+CHUNK = 20  # simulations that are kept together
+MARKS = {2: 0.02, 3: 0.2, 4: 0.55, 5: 0.8, 6: 0.95, 8: 0.99}  # what a copy of so many bits has in common with a model
+PAIRS = (0.1, 0.35, 0.7)  # what models have in common whose readings are tried
+TWINS = (0.0, 0.1)  # what a model has in common with an untrained twin, and with the model that is like it no more
+
+
+def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
+    """Return the R² of pairs and rungs, their readings' ends, and the lower ends beyond twins, of one simulation."""
+    chance = torch.Generator().manual_seed(zlib.crc32(f"{sorted(key.items())} {seed}".encode()))
+
+    def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
+        return torch.randn(*shape, generator=of, dtype=torch.float64)
+
+    weights = torch.ones(key["documents"])
+    if key["lengths"] == "geometric":
+        weights = -torch.rand(key["documents"], generator=chance).clamp(1e-9).log()
+    owners = weights.multinomial(key["rows"], replacement=True, generator=chance)
+    documents, maps = numbered_by_part(owners), normal(2, LATENT, key["width"], of=torch.Generator().manual_seed(0))
+
+    def latent() -> Tensor:
+        own = normal(len(weights), LATENT)[owners]
+        return math.sqrt(1 - key["share"]) * normal(key["rows"], LATENT) + math.sqrt(key["share"]) * own
+
+    def states(common: float, side: int) -> Tensor:
+        drawn = math.sqrt(common) * first + math.sqrt(1 - common) * latent()
+        return drawn @ maps[side] + NOISE * normal(key["rows"], key["width"])
+
+    def alike(other: Tensor) -> Tensor:
+        return (model.of(other).shares + Predictor(other, documents).of(model.states).shares) / 2
+
+    first = latent()
+    model = Predictor(states(1, 0), documents)
+    rungs = torch.stack([alike(states(common, 0)) for common in MARKS.values()])
+    pairs = [alike(states(common, 1)) for common in PAIRS]
+    readings = [with_ends(pair, list(MARKS), rungs) for pair in pairs]
+    beyond = []
+    for common in TWINS:
+        pair, *twins = (alike(states(common, side)) for side in (1, 0, 1))
+        beyond.append(float(with_interval(pair - max(twins, key=lambda twin: twin[0])).low))
+    ends = [[float(each.low), float(each.high)] for each in readings]
+    return [[float(each[0]) for each in pairs], rungs[:, 0].tolist(), *ends, beyond]
+
+
+def interval(hits: int, n: int) -> str:
+    return f"{100 * hits / n:.1f} ± {196 * math.sqrt(max(hits * (n - hits), 1) / n**3):.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--documents", nargs="+", type=int, default=[16, 64])
+    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
+    parser.add_argument("--shares", nargs="+", type=float, default=[0, 0.5])
+    parser.add_argument("--rows", type=int, default=1024)
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--simulations", type=int, default=40, help=f"rounded up to a multiple of {CHUNK}")
+    parser.add_argument("--out", type=Path, default=Path("ruler.jsonl"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    records = Records(options.out)
+    print("| documents | lengths | share | R² | reading | coverage, % | alarms, %: twins share", *TWINS, "|")
+    print("|---" * 7, "|", sep="")
+    for documents, lengths, share in itertools.product(options.documents, options.lengths, options.shares):
+        key = {"documents": documents, "lengths": lengths, "share": share, "rows": options.rows, "width": options.width}
+        runs: list[Any] = []
+        for start in range(0, options.simulations, CHUNK):
+            seeds = range(start, start + CHUNK)
+            runs += records.of({**key, "start": start}, lambda s=seeds, k=key: [simulated(k, each) for each in s])[
+                "runs"
+            ]
+        pairs, rungs = (torch.tensor([run[place] for run in runs]).double().mean(0) for place in (0, 1))
+        truth = reading_of(pairs, list(MARKS), rungs[:, None].expand(-1, len(pairs)))
+        held = [
+            sum(
+                run[2 + place][0] <= float(true) + FINE / 2 and float(true) - FINE / 2 <= run[2 + place][1]
+                for run in runs
+            )
+            for place, true in enumerate(truth)
+        ]
+        alarms = [sum(run[-1][place] > 0 for run in runs) for place in range(len(TWINS))]
+        shown = [", ".join(f"{each:.2f}" for each in values) for values in (pairs, truth)]
+        rates = [", ".join(interval(each, len(runs)) for each in hits) for hits in (held, alarms)]
+        print("|", documents, "|", lengths, "|", share, "|", " | ".join([*shown, *rates]), "|", flush=True)
+
+
+if __name__ == "__main__":
+    main()
