@@ -46,7 +46,8 @@ class Entry:
 
     @classmethod
     def of(cls, result: Result) -> Entry:
-        made = result.provenance
+        made, headlines = result.provenance, result.headlines or first_scalar(result.scalars)
+        _ = [*map(str, headlines)]  # a list writes them, and they may be no numbers
         written = datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
         date = datetime.fromisoformat(made["date"]) if "date" in made else written
         return cls(
@@ -54,7 +55,7 @@ class Entry:
             date if date.tzinfo else date.replace(tzinfo=UTC),
             list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
             flat(result.settings),
-            result.headlines or first_scalar(result.scalars),
+            headlines,
             float(sum(made.get("phases", {}).values())),
         )
 

@@ -97,7 +97,7 @@ class Result:
             names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
             first = "".join(f": {each}" for each in self.headlines[:1])
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
         return f"Result({told}; {self.folder})"
 
