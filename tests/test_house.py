@@ -47,6 +47,7 @@ LEVELS = {
     "job": 4,
     "training": 4,
     "instruments": 5,
+    "functions": 6,
     "listing": 6,
     "forecast": 6,
     "report": 7,

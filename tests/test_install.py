@@ -128,6 +128,7 @@ import pandas as pd
 import torch
 
 from thinkalike import CKA, MLEM, FrozenModel, Result, cka, load_model, mutual_knn, open_result, plot, results, rsa
+from thinkalike import compare, diff, mlem, stitch, trajectory
 from thinkalike.measures import Estimate, rsa_estimate
 
 X, Y = torch.randn(20, 4), np.ones((20, 5))
@@ -144,12 +145,22 @@ MLEM(alpha=1.0).fit(Y, X)
 result: Result = open_result(Path("results"))
 scalars: dict[str, float] = result.scalars
 frame: pd.DataFrame = results("results")
+model = load_model("gpt2")
+result = stitch(model, "gpt2", texts=["a text"], kind="affine", layers=[[0, 1]], steps=60, store="results")
+result = compare(X, model, measure=lambda x, y: 0.0, stimuli=frame, null=True)
+result = mlem(model, stimuli=frame, features=["tense"], kinds={"tense": "nominal"})
+result = rsa([model, {"low": Y}], stimuli="crossed", permutations=99)
+result = diff("gpt2", Path("tuned"), margin={"kl": 0.01})
+result = trajectory("run", steps=[1, 2])
+html: str | None = result.save("mine")._repr_html_()
+result.plot(ax=axes)
 
 
 def width(model: FrozenModel) -> int:
     return model.d_model
 """
 BAD = {
+    "stitch(model, step=60)": "call-arg",
     "result.scalar": "attr-defined",
     "open_result(3)": "arg-type",
     "thinkalike.stich": "attr-defined",

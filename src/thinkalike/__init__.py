@@ -1,12 +1,26 @@
 """thinkalike: do two language models compute with the same representations, and if not, what differs?
 
-Importing this does nothing and is quick; each name is loaded when it is first used.
+    stitch(a, b)                   can b use what a computes?
+    compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ruler, ... or your function
+    mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
+    rsa([a, b], stimuli=frame)     how alike are their distances of words?
+    diff(base, tuned)              what did a change do?
+    trajectory("./run")            how do representations form over checkpoints?
+
+Models are names, folders, or in memory, as `load_model` and TransformerLens have them. Each gives a `Result`: `.table`,
+`.arrays`, `.plot()`, `.save(folder)`. Importing this does nothing and is quick; a name is loaded when it is first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compares it with what is loaded
+    from thinkalike.functions import compare as compare
+    from thinkalike.functions import diff as diff
+    from thinkalike.functions import mlem as mlem
+    from thinkalike.functions import rsa as rsa
+    from thinkalike.functions import stitch as stitch
+    from thinkalike.functions import trajectory as trajectory
     from thinkalike.instruments import plot as plot
     from thinkalike.listing import results as results
     from thinkalike.measures import CKA as CKA
@@ -22,7 +36,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.measures import mantel as mantel
     from thinkalike.measures import mds as mds
     from thinkalike.measures import mutual_knn as mutual_knn
-    from thinkalike.measures import rsa as rsa
     from thinkalike.measures import token_loss as token_loss
     from thinkalike.measures import weighted_tau as weighted_tau
     from thinkalike.models.frozen import FrozenModel as FrozenModel
@@ -36,6 +49,7 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     __version__: str
 
 _NAMES = {  # in the order of their documentation
+    "functions": ["stitch", "compare", "mlem", "rsa", "diff", "trajectory"],
     "store": ["Result", "open_result"],
     "listing": ["results"],
     "instruments": ["plot"],
@@ -46,7 +60,7 @@ _NAMES = {  # in the order of their documentation
     "stitches.stitch": ["Stitch"],
     "measures": [
         *("token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
-        *("DifferentiableMLEM", "mutual_knn", "feature_importance", "rsa", "mantel", "weighted_tau", "mds"),
+        *("DifferentiableMLEM", "mutual_knn", "feature_importance", "mantel", "weighted_tau", "mds"),
         "calibrate",
     ],
 }

@@ -190,6 +190,10 @@ def results(
     Raises:
         ConfigError: no result is of such a kind or model.
         StoreError: there is no such folder, or no such result.
+
+    >>> result = diff("gelu-3l-mini", "gelu-3l-mini", store="found")
+    >>> list(results("found")["kind"])
+    ['diff']
     """
     found = search(Path(store).expanduser())
     kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))

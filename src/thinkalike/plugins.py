@@ -53,6 +53,9 @@ TASKS, MEASURES, SUBJECTS = (
 )
 
 
+HELD: dict[str, Any] = {}  # functions in memory, each by the FILE.py:NAME that stands for it, of no file
+
+
 @dataclass(frozen=True)
 class MeasurePlugin:
     """A measure of layer pairs with a title or settings of its own; a bare function or `LayerMeasure` needs none.
@@ -99,6 +102,8 @@ def load(name: str) -> Any:
     Raises:
         PluginError: the file or the object does not exist, or the file raises an error.
     """
+    if name in HELD:
+        return HELD[name]
     path, _, attribute = name.rpartition(":")
     if not is_plugin(name):
         return getattr(import_module(path), attribute)
@@ -122,6 +127,22 @@ def instrument(value: str) -> Any:
     return kind()
 
 
+def instrument_of_kind(kind: str, of_subjects: bool) -> Any:
+    """Return the instrument whose results are of a kind, or None; of those in memory the last one of that name."""
+    measures, held = SUBJECTS if of_subjects else MEASURES, [name for name in HELD if name.endswith(f":{kind}")]
+    names = [measures[kind]] if kind in measures else held[-1:] or TASKS.values()
+    return next((own for own in map(instrument, names) if own.kind == kind), None)
+
+
+def hold(function: Any) -> str:
+    """Return the FILE.py:NAME that stands for a function in memory from now on."""
+    word = str(getattr(function, "__name__", type(function).__name__))
+    known = [name for name, each in HELD.items() if each is function]
+    name = known[0] if known else f"memory-{len(HELD)}.py:{word if word.isidentifier() else 'own'}"
+    HELD[name] = function
+    return name
+
+
 def instrument_of(config: Any) -> Any:
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
@@ -137,8 +158,8 @@ def instrument_of(config: Any) -> Any:
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of the file that FILE.py:NAME names."""
-    return hashlib.sha256(_content(name.rpartition(":")[0])).hexdigest()
+    """Return the SHA-256 of the file that FILE.py:NAME names; a function in memory has none."""
+    return name if name in HELD else hashlib.sha256(_content(name.rpartition(":")[0])).hexdigest()
 
 
 def named_in(settings: Any) -> list[str]:

@@ -19,14 +19,18 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from thinkalike.errors import ConfigError, ShareDone
+from thinkalike.errors import ConfigError, ShareDone, StoreError
+
+log = logging.getLogger(__name__)
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM may warn by any of these
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
 CHATTY = ("lightning_fabric.utilities.distributed", "lightning_fabric.utilities.rank_zero")
+OFTEN = 9  # as many times in a row no other process removes a folder
 T = TypeVar("T")
 
 _waiting: int | None = None  # a signal that came while `at_boundaries` was open
@@ -248,3 +252,38 @@ def own_device(device: str, trainer: Any) -> str:
     if trainer.strategy != "ddp" or not device.startswith("cuda"):
         return device
     return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
+    """Hold a lock between processes, in a folder that is made if it is not there, and may vanish meanwhile.
+
+    Args:
+        what: the work of the process that has the lock, for the messages.
+        wait: wait for another process; otherwise that is a StoreError.
+
+    Raises:
+        OSError: the folder cannot be written, or its file system has no locks.
+        RuntimeError: this thread holds the lock, and would wait for itself.
+    """
+    from filelock import FileLock, Timeout
+
+    lock, timeout, vanished = FileLock(path), 0, 0
+    while not (lock.is_locked and path.exists()):
+        lock.release()  # one that is held in a folder that was removed
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=timeout)
+        except Timeout:
+            if not wait:
+                raise StoreError(f"another process is {what}; wait for it (wait=true), or stop it") from None
+            log.info("waiting for another process, which is %s", what)
+            timeout = -1
+        except FileNotFoundError:  # that process was done and removed the folder, unless it never can be there
+            vanished += 1
+            if vanished == OFTEN:
+                raise
+    try:
+        yield
+    finally:
+        lock.release()

@@ -104,7 +104,7 @@ class Table:
 def show_table(table: Table) -> None:
     """Print a table to stdout, as wide as the screen at most."""
     width = screen_width()
-    console = Console(width=width, highlight=False)
+    console = Console(width=width, highlight=False, force_jupyter=False)  # which would show it by itself
     console.print(Text("\n".join(wrapped(table.title, width)), style="italic"), soft_wrap=True)
     for block in stacked(table.columns, table.keys, width):
         drawn = Drawn(box=box.HEAVY_HEAD, show_lines=table.ruled)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import html
 import json
 import logging
 import math
@@ -25,6 +26,8 @@ import yaml
 
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError, one_line
+from thinkalike.plugins import instrument_of_kind
+from thinkalike.processes import locked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +38,6 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold what was computed
 STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
-OFTEN = 9  # as many times in a row no other process removes a folder
 
 Record = dict[str, Any]
 
@@ -88,7 +90,12 @@ def first_scalar(scalars: Mapping[str, float]) -> list[Headline]:
 
 @dataclass(frozen=True)
 class Result:
-    """A finished job, read from its folder; each file is read when it is first asked for."""
+    """A finished job, read from its folder; each file is read when it is first asked for.
+
+    >>> result = diff("gelu-3l-mini", "gelu-3l-mini")
+    >>> result.kind, result.scalars["flips"], sorted(result.tables)
+    ('diff', 0.0, ['table'])
+    """
 
     folder: Path
 
@@ -188,12 +195,41 @@ class Result:
         """The files of the figures, PNG and SVG."""
         return sorted((self.folder / "figures").glob("*"))
 
+    @property
+    def instrument(self) -> Any:
+        """What did the job, or None where several did."""
+        return instrument_of_kind(self.kind, "subjects" in self.provenance)
+
+    def plot(self, ax: Any = None, name: str | None = None) -> Any:
+        """Draw the figure of the command once more, or another of its figures by name, and return its axes.
+
+        It goes into a new figure, or into the place of some axes of matplotlib. See `thinkalike.plot`.
+        """
+        if self.instrument is None:
+            raise StoreError(f"{self.kind} is drawn from several results; its figures are in {self.folder / 'figures'}")
+        return self.instrument.plot(self, name, ax)[1]
+
+    def save(self, folder: str | os.PathLike[str]) -> Result:
+        """Copy the result into a folder, which must not be there yet, and open it there."""
+        return open_result(shutil.copytree(self.folder, Path(folder).expanduser()))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows: what the screen says."""
+        if self.instrument is None:
+            return None
+        said = html.escape(self.instrument.said(self))
+        return f"<pre style='white-space:pre;overflow-x:auto;line-height:normal'>{said}</pre>"
+
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
     """Open the folder of a finished job, which stays open where the working folder changes.
 
     Raises:
         StoreError: the folder holds no finished result, or a file of it is missing or damaged.
+
+    >>> open_result("nowhere")
+    Traceback (most recent call last):
+    thinkalike.errors.StoreError: ...
     """
     result = Result(Path(folder).expanduser().absolute())
     if not is_sealed(result.folder):
@@ -402,38 +438,3 @@ def _states(folder: Path, name: str) -> dict[int, Path]:
     """Return the files of all states of this name, by number."""
     found = ((path, STATE.fullmatch(path.name)) for path in folder.glob(f"{name}-*.pt"))
     return {int(named["number"]): path for path, named in found if named and named["name"] == name}
-
-
-@contextlib.contextmanager
-def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
-    """Hold a lock between processes, in a folder that is made if it is not there, and may vanish meanwhile.
-
-    Args:
-        what: the work of the process that has the lock, for the messages.
-        wait: wait for another process; otherwise that is a StoreError.
-
-    Raises:
-        OSError: the folder cannot be written, or its file system has no locks.
-        RuntimeError: this thread holds the lock, and would wait for itself.
-    """
-    from filelock import FileLock, Timeout
-
-    lock, timeout, vanished = FileLock(path), 0, 0
-    while not (lock.is_locked and path.exists()):
-        lock.release()  # one that is held in a folder that was removed
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=timeout)
-        except Timeout:
-            if not wait:
-                raise StoreError(f"another process is {what}; wait for it (wait=true), or stop it") from None
-            log.info("waiting for another process, which is %s", what)
-            timeout = -1
-        except FileNotFoundError:  # that process was done and removed the folder, unless it never can be there
-            vanished += 1
-            if vanished == OFTEN:
-                raise
-    try:
-        yield
-    finally:
-        lock.release()

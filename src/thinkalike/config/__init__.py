@@ -9,6 +9,7 @@ from thinkalike.config.compose import (
     measure_schema,
     model_named,
     options,
+    part_named,
     settings_of,
 )
 from thinkalike.config.parts import (
@@ -32,4 +33,4 @@ __all__ = ["CONF", "HOW_IT_RUNS", "MEASURES", "PROCESSES", "RUNS", "SUBJECTS", "
            "DataConfig", "LoggerConfig", "MeasureConfig", "ModelConfig", "StimuliConfig",
            "TrainConfig", "TrainerConfig", "chosen_scale", "command_line", "completed", "compose_job", "instrument",
            "instrument_of", "keys_of", "left_open", "measure_module", "measure_schema", "model_named",
-           "not_in_key", "options", "ranged", "relevant", "settings_of"]  # fmt: skip
+           "not_in_key", "options", "part_named", "ranged", "relevant", "settings_of"]  # fmt: skip

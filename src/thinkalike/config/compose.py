@@ -287,7 +287,7 @@ def completed(config: Any, reads: Collection[str] | None = None) -> Any:
     if "data" in reads and config.data.name is None:
         corpus = config.model.corpus or config.target.corpus or "pydoc"
         one_of("model.corpus", corpus, (each for each in options("data") if each != "auto"))
-        config = dataclasses.replace(config, data=_named("data", corpus, settings_of(config.data)))
+        config = dataclasses.replace(config, data=part_named("data", corpus, settings_of(config.data)))
     parts: dict[str, Any] = {name: part for name in reads if isinstance(part := getattr(config, name, None), Checked)}
     for name, part in parts.items():
         if part.usual_option and part.name is None:
@@ -301,17 +301,20 @@ def settings_of(part: Any) -> dict[str, Any]:
     return {name: value for name, value in _given(vars(part)).items() if value != _unset(part.__class__)[name]}
 
 
-def _named(group: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the part of a configuration that an option of a group stands for, with what is given."""
+def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
+    """Return the part of a configuration that an option of a group stands for, with what is given.
+
+    The option "schema" has all defaults, and leaves open what a command line does.
+    """
     settings: Any = OmegaConf.to_container(OmegaConf.create({**option(group, name), **given}), resolve=True)
-    return made(GROUPS[group], settings, f"{group}.")
+    return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
 
 
 def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelConfig:
     """Return the configuration of a model, as `model=NAME model.SETTING=VALUE` does, or a given one with settings."""
     if isinstance(model, ModelConfig):
         return dataclasses.replace(model, **settings)
-    return _named("model", model, settings)  # type: ignore[no-any-return]
+    return part_named("model", model, settings)  # type: ignore[no-any-return]
 
 
 def explained(error: BaseException) -> str:

@@ -27,6 +27,7 @@ MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f",
 
 
 _shown: dict[str, tuple[Any, Any]] | None = None  # by name: figures that are drawn for a screen, with their axes
+_place: Any = None  # axes of the user's, in whose place these are drawn
 
 
 @contextlib.contextmanager
@@ -39,6 +40,9 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     with matplotlib.rc_context(STYLE):
         if _shown is None:
             figure = Figure(**size)
+        elif _place is not None:
+            yield _place.figure, _within(rows, columns, **options)
+            return
         else:
             import matplotlib.pyplot as plt
 
@@ -46,15 +50,28 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
         yield figure, figure.subplots(rows, columns, **options)
 
 
+def _within(rows: int, columns: int, **options: Any) -> Any:
+    """Return the panels of a figure in the place of the user's axes: these, where there is one."""
+    if (rows, columns) == (1, 1):
+        return np.array([[_place]]) if options.get("squeeze") is False else _place
+    ratios = {name: options.pop(name) for name in ("height_ratios", "width_ratios") if name in options}
+    inside = _place.get_subplotspec().subgridspec(rows, columns, **ratios)
+    _place.remove()
+    return inside.subplots(**options)
+
+
 @contextlib.contextmanager
-def shown() -> Iterator[dict[str, tuple[Any, Any]]]:
-    """Show figures while the context is open, and save none; yields each by its name, with its axes."""
-    global _shown
-    before, _shown = _shown, {}
+def shown(ax: Any = None) -> Iterator[dict[str, tuple[Any, Any]]]:
+    """Show figures while the context is open, the first in the place of some axes, and save none.
+
+    It yields each by its name, with its axes.
+    """
+    global _shown, _place
+    before, _shown, _place = (_shown, _place), {}, ax
     try:
         yield _shown
     finally:
-        _shown = before
+        _shown, _place = before
 
 
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
@@ -85,8 +102,10 @@ def line(
 
 def save(figure: Any, folder: Path, name: str) -> None:
     """Save a figure as PNG and SVG, unless it is `shown`."""
+    global _place
     if _shown is not None:
         panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+        _place = None
         _shown[name] = figure, panels[0] if len(panels) == 1 else panels
         return
     folder.mkdir(parents=True, exist_ok=True)

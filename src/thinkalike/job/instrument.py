@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import logging
 import math
@@ -37,7 +38,7 @@ from thinkalike.config import (
     settings_of,
 )
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.errors import ConfigError, ResultError, ThinkalikeError
+from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, nearest
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.processes import ProcessGroup, doing
@@ -283,6 +284,26 @@ class Instrument(ABC):
 
     def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
         """Draw the figures of a result into a folder; a kind may have none."""
+
+    def plot(self, result: Result, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
+        """Draw a figure of a result once more, see `thinkalike.plot`; returns the figure and its axes."""
+        from thinkalike import figures  # imports matplotlib
+
+        with figures.shown(ax) as drawn:
+            self.draw(result, result.folder)
+        if not drawn:
+            raise ResultError(f"measure={result.kind} draws no figure; its numbers are in result.table")
+        chosen = name or next(iter(drawn))
+        if chosen not in drawn:
+            raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
+        return drawn[chosen]  # type: ignore[no-any-return]
+
+    def said(self, result: Result) -> str:
+        """Return what the screen says of a result."""
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            self.show(result)
+        return text.getvalue()
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the numbers that summarise a result, the most important one first; by default the first scalar.

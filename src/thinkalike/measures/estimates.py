@@ -253,6 +253,9 @@ def bootstrap_interval(
         counts: The number n of tokens of each document; documents without any are left out.
         together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
             smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+
+    >>> bootstrap_interval([10.0, 30.0, 20.0], [10, 10, 10]).value.item()
+    2.0
     """
     kept = counts > 0
     sums, counts, n = sums[..., kept].double(), counts[kept].double(), int(kept.sum())

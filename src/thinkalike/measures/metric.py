@@ -80,6 +80,11 @@ class CKA(LayerMeans):
         given: "token" compares rows within groups of one token, each of at least 4 rows: sums over groups, weighted by
             their rows, come before the ratio. "none" compares all rows.
         permutations: For a null, see `LayerMeans`.
+
+    >>> metric, states = CKA(1, 1), torch.randn(20, 4)
+    >>> metric.update([states], [2 * states])
+    >>> round(metric.compute().value.item(), 4)
+    1.0
     """
 
     higher_is_better = True

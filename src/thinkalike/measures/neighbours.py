@@ -38,6 +38,10 @@ def mutual_knn(
     Raises:
         ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or
             all rows are the same, or all rows of each group.
+
+    >>> X = torch.randn(20, 4)
+    >>> float(mutual_knn(X, 5 * X, k=3))
+    1.0
     """
     return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
 

@@ -77,6 +77,9 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     """Return the share of the row that is farthest from the mean: maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1].
 
     Near 1, one massive token decides what CKA says. A ValueError says that a value is not finite, or all rows the same.
+
+    >>> leverage([[1.0, 0.0], [-1.0, 0.0]]).item()
+    0.5
     """
     return centred(features).leverage
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError, nearest, one_of
-from thinkalike.models.places import base_of, known_shape, named_folder
+from thinkalike.models.places import base_of, held, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -133,6 +133,8 @@ class Outline(NamedTuple):
 
 def outline(config: ModelConfig) -> Outline:
     """Return what the configuration says of a model, and its config.json if that is in a folder."""
+    if model := held(config):
+        return Outline(model.predicts, model.n_layers)
     config = base_of(config) or config
     folder = named_folder(config)
     shape = known_shape(folder) if folder else {}

@@ -77,13 +77,20 @@ class FrozenModel:
         revision: what was loaded, for the provenance.
         quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
         classes: what a classifier's logits are of, in their order.
+        corpus: the text that suits it, by its name in `data=`; None: nothing is known of it.
 
     Args:
         is_proved: whether the module is a copy of one that passed, with other weights.
 
     Raises:
         ModelError: for a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
+
+    >>> model = load_model("gelu-3l-mini")
+    >>> model.head(torch.zeros(1, 8, dtype=torch.long), 2).shape
+    torch.Size([1, 8, 128])
     """
+
+    corpus: str | None = None
 
     def __init__(
         self,

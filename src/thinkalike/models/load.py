@@ -19,7 +19,7 @@ from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.places import base_of, explained, named_folder, reached, read_shape
+from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
 from thinkalike.models.survey import (
     Checkpoint,
     cast,
@@ -72,8 +72,10 @@ def load_model(
 
     Args:
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
-            a checkpoint; a GGUF file; a configuration; or a model of transformers in memory, which is copied.
-        tokenizer: The tokenizer of a model in memory. Of any other model this place is that of the name.
+            a checkpoint; a GGUF file; a configuration; or a model in memory, which is copied: of transformers, or a
+            `TransformerBridge` of TransformerLens.
+        tokenizer: The tokenizer of a model in memory. That of a bridge is read anew, as its checkpoint has it, where
+            none is given: a bridge's own puts BOS before texts. Of any other model this place is that of the name.
         name: The name of the loaded model, by default its label.
         settings: Settings of `model=` by their names, such as dtype, device, revision and context. A model in memory
             keeps its own dtype and device by default, and takes no setting that says where weights are.
@@ -82,13 +84,20 @@ def load_model(
         ConfigError: the model, its family or a setting is not known.
         TypeError: the model is given as something else.
         ModelError: weights cannot be read, are of another architecture, or fail the proof.
+
+    >>> load_model("gelu-3l-mini", context=64)
+    FrozenModel(gelu-3l-mini: 3 layers of width 128, vocabulary 1024, context 64; native, float32 on cpu)
     """
     if isinstance(model, torch.nn.Module):
         return _in_memory(model, tokenizer, name, settings)
     if not isinstance(tokenizer, str | None):
         raise TypeError(f"load_model takes a tokenizer with a model in memory alone, and not with {model}")
-    config = _configured(model, settings)
+    config = configured(model, settings)
     name = name or tokenizer or label(config)
+    if (model := held(config)) is not None:
+        found = copy(model)
+        found.name = name
+        return found
     one_of("model.family", config.family, ("auto", *FAMILIES))
     with _LOADING, explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
@@ -106,32 +115,47 @@ def load_model(
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
-    """Return a copy of a model of transformers as a FrozenModel; see `load_model`."""
+    """Return a copy of a model of transformers, or of a bridge, as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
     from thinkalike.models.readers import one_side
 
-    if not isinstance(module, PreTrainedModel) or not callable(tokenizer):
-        raise TypeError(f"load_model takes a PreTrainedModel of transformers and its tokenizer, not "
-                        f"{type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
+    copied = None
+    if type(module).__name__ == "TransformerBridge":  # its module is of transformers, or native of TransformerLens
+        from thinkalike.models.bridges import tokenizer_of, unbridged
+
+        tokenizer = tokenizer_of(module.tokenizer) if tokenizer is None else tokenizer
+        copied, name = unbridged(module), name or Path(module.cfg.model_name).name
+        module = copied
+    if not (copied is not None or isinstance(module, PreTrainedModel)) or not callable(tokenizer):
+        raise TypeError("load_model takes a PreTrainedModel of transformers or a TransformerBridge and its tokenizer, "
+                        f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
-    own = {"dtype": module.dtype, "device": module.device, "bos": None, **settings}
-    config = _configured(ModelConfig(name=name or Path(module.name_or_path or type(module).__name__).name), own)
-    kind = type(module).__name__
+    first, kind = embedding_of(module), type(module).__name__
+    own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
+    config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
     with _LOADING, explained(config), doing(f"model {config.name}"):
-        family = family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
-        if kind not in (heads := heads_of(str(module.config.model_type)).values()):
-            raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
+        family = _family_of(module)
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
-        whole = cast(deepcopy(module), device, getattr(torch, config.dtype))
+        whole = cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = Checkpoint(part, tokenizer, longest_row(whole))
         return _frozen(config, family, read, name=config.name, device=device, revision="in memory")
 
 
-def _configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+def _family_of(module: Any) -> Family:
+    """Return the family of a model in memory, which has a head, so that it predicts something."""
+    kind = type(module).__name__
+    if not hasattr(module, "config"):
+        return FAMILIES["native"]
+    if kind not in (heads := heads_of(str(module.config.model_type)).values()):
+        raise ModelError(f"{kind} has no head that is known; give one of {', '.join(filter(None, heads))}")
+    return family_in({**module.config.to_dict(), "architectures": [kind]}, kind)
+
+
+def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
@@ -183,6 +207,7 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         quantization=quantization,
         **facts,
     )
+    frozen.corpus = config.corpus
     largest = max(len(tokenizer) - 1, *tokenizer.get_vocab().values())
     if largest >= frozen.vocabulary:
         rows = f"its embedding only {frozen.vocabulary} rows"

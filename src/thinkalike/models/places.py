@@ -43,7 +43,13 @@ CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
+HELD: dict[str, Any] = {}  # models in memory, each by the path that its configuration has while a job runs
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+
+
+def held(config: ModelConfig) -> Any:
+    """Return the model in memory that a configuration stands for, or None."""
+    return HELD.get(config.path or "")
 
 
 def named_folder(config: ModelConfig) -> Path | None:
@@ -178,7 +184,12 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits."""
+    """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits.
+
+    That of a model in memory is in its path.
+    """
+    if held(config):
+        return str(config.path)
     with explained(config):
         folder = folder_of(config)
         if folder is None:

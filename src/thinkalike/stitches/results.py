@@ -103,6 +103,10 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
         StitchError: See `Stitches`.
+
+    >>> result = stitch("gelu-3l-mini", kind="least_squares", layers=[1], steps=1, report_tokens=2048)
+    >>> load_stitch(result)[1, 1](torch.zeros(5, 128)).shape
+    torch.Size([5, 128])
     """
     return Stitches(open_result(result.folder if isinstance(result, Result) else result), seed)
 

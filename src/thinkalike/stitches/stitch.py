@@ -61,6 +61,10 @@ class Stitch(nn.Module):
 
     Raises:
         ValueError: The kind or norm is unknown, or an identity or orthogonal map is to go between different widths.
+
+    >>> phi, states = Stitch("linear", 4, 4), torch.randn(2, 4)
+    >>> torch.equal(phi(states), states)  # it starts at the identity
+    True
     """
 
     def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):

@@ -33,6 +33,11 @@ class StitchMap(nn.Module):
     The weights are float32 and frozen; `requires_grad_()` trains them further. W is `weight`, of shape (width of the
     target, width of the source), and b is `bias`, of shape (width of the target); others, and entries that are not
     finite, are a StitchError.
+
+    >>> from thinkalike.stitches.stitch_map import Site
+    >>> site = Site("mine", "main", 1, "0123456789abcdef", "float32")
+    >>> StitchMap(torch.eye(2), torch.ones(2), site, site)(torch.ones(2))
+    tensor([2., 2.])
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):

@@ -155,6 +155,9 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
     r = 0 for the most important feature (Vigna 2015, additive hyperbolic). The value is the mean of that with features
     ranked by x, ties by y, and the other way round. By default the other profiles are the same. A profile that is
     constant or holds NaN is a ValueError.
+
+    >>> weighted_tau([[0.3, 0.2, 0.1], [3.0, 2.0, 1.0]])[0, 1].item()
+    1.0
     """
     from scipy.stats import weightedtau
 

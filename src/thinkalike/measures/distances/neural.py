@@ -280,6 +280,10 @@ def mantel(
     as the words of a sentence, are moved together, see `permuted_rows`. As groups of different lengths then lie across
     two places, p is of the pairs between groups alone: those within are closer in any model. All layers see the same
     permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
+
+    >>> X = torch.randn(30, 4)
+    >>> float(mantel([X], [2 * X], permutations=19).p)
+    0.05
     """
     vectors, further = _both(layers, others, distance)
     n, value = stimuli_of(vectors.shape[1]), compare(vectors, further, comparator)
@@ -328,6 +332,10 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
     It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
     deterministic. It returns the points, about 0 on principal axes, with the largest coordinate of each axis positive,
     and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+
+    >>> points, stress = mds([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]])
+    >>> points.shape, round(stress.item(), 3)
+    (torch.Size([3, 2]), 0.0)
     """
     given = dissimilarity.double()
     if not torch.equal(given, given.T) or (given < 0).any() or given.diagonal().any() or not given.any():

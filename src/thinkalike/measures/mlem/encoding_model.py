@@ -67,6 +67,11 @@ class MLEM(BaseEstimator):
         range_: The squared distances that become 0 and 1 in the scale of the fit.
         correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside a constant.
         condition_number_: The condition number of that matrix without the constant features.
+
+    >>> features, states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]] * 5), torch.randn(20, 3)
+    >>> states[:, 0] += 9 * torch.tensor([0.0, 0.0, 1.0, 1.0] * 5)  # of the first feature
+    >>> int(MLEM(alpha=0.0).fit(features, states).weights_.argmax())
+    0
     """
 
     def __init__(
@@ -280,6 +285,9 @@ class DifferentiableMLEM(nn.Module):
         weights: "diagonal" or "full".
         alpha: The ridge of the squared error, as in `MLEM`.
         strength: The strength of the soft ranks, above 0; by default 1 / pairs.
+
+    >>> DifferentiableMLEM(features=2)
+    DifferentiableMLEM()
     """
 
     def __init__(

@@ -113,6 +113,11 @@ def feature_importance(
         null: Number of draws in which each feature is made irrelevant: its values move between all stimuli (within
             `given`), with `groups` between whole groups, see `regrouped`, and everything else is repeated, with f
             times the work for each draw.
+
+    >>> features, states = np.array([[0, 0], [0, 1], [1, 0], [1, 1]] * 9), torch.randn(36, 3)
+    >>> states[:, 0] += 9 * torch.tensor([0.0, 0.0, 1.0, 1.0] * 9)
+    >>> int(feature_importance(MLEM(alpha=1.0), features, states).profile().value.argmax())
+    0
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape

@@ -1,0 +1,390 @@
+"""A function for each instrument: what its command does, of models, text and stimuli as a notebook has them.
+
+    result = thinkalike.stitch("gelu-3l-mini", "solu-3l-mini", steps=60)
+    result.table, result.arrays, result.plot(), result.save("mine")
+
+- A model is a name, ORG/NAME, a folder, a model that `load_model` gave, a `TransformerBridge`, or a pair (model of
+  transformers, tokenizer). `mlem`, `rsa` and `compare` also take arrays of states, (stimuli, width),
+  one or by the name of the layer.
+- `texts` is the name of a data set, a file, or a list or column of strings or of records with a `field`.
+- `stimuli` is a name, a file, or a DataFrame.
+- The other keywords are the settings of the same names of a command line, with their defaults; None leaves one to it.
+- `store` is the folder in which results are kept and found again, as those of commands; None keeps the result no longer
+  than its object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from thinkalike import measures, plugins
+from thinkalike.config import ModelConfig, compose_job, measure_schema, options, part_named
+from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
+from thinkalike.config.schema import default_of, is_open
+from thinkalike.data.recordings import IDS, IN_ORDER
+from thinkalike.data.tables import FRAMES, MARKS
+from thinkalike.digests import tokenizer_fingerprint
+from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.job import check_read, run_job
+from thinkalike.models.families import label
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import configured, load_model
+from thinkalike.models.places import HELD
+from thinkalike.models.survey import settings_of
+from thinkalike.screen import watched
+from thinkalike.store import Result
+from thinkalike.training.recipe import StitchConfig
+
+Model = str | os.PathLike[str] | ModelConfig | FrozenModel | nn.Module | tuple[nn.Module, Any]
+Arrays = np.ndarray | Tensor | Mapping[str, Any]
+Text = str | os.PathLike[str] | Iterable[str] | Iterable[Mapping[str, Any]]
+Table = str | os.PathLike[str] | pd.DataFrame
+Layers = str | Sequence[int] | Sequence[Sequence[int]]
+INPUTS = ("target", "others", "texts", "stimuli", "store", "measure")  # keywords that are no settings
+RECORDED = (".npz", ".safetensors")
+
+
+def stitch(
+    source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
+    kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None, ridge: float = 0.0,
+    loss: str | None = None, controls: bool = False, floor: bool | None = None, both: bool = False,
+    optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
+    lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9, scale_lr_by_momentum: bool = True,
+    weight_decay: float | None = None, clip: float = 1.0, schedule: str | None = None, steps: int | None = None,
+    warmup: int | None = None, tokens_per_step: int | None = None, field: str | None = None, group: str | None = None,
+    context: int | None = None, fit_tokens: int | None = None, report_tokens: int | None = None,
+    report_share: float | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
+    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result:  # fmt: skip
+    """Can the target use what the source computes? Fit a map between their residual streams at each layer.
+
+    The table has the extra loss of each stitch in nats per token, `penalty`, with its interval and controls. Without a
+    target the source is stitched to itself.
+
+    >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
+    >>> list(result.table["source_layer"])
+    [1]
+    """
+    return _result("stitch", stitch, locals(), [source, source if target is None else target])
+
+
+def compare(
+    source: Model | Arrays, target: Model | Arrays | None = None, *, measure: str | Callable[..., Any] = "cka",
+    texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
+    batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
+    massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
+    null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
+    kernel: str = "linear", flatten: str = "token", neighbours: int = 10, kept: float = 0.99,
+    fit_batches: int | None = None, ridge: float | None = None, words: int = 8192,
+    field: str | None = None, group: str | None = None, context: int | None = None, report_tokens: int | None = None,
+    features: Sequence[str] | None = None, scale: str = "auto", recipe: str = "honest", seed: int = 0,
+    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result:  # fmt: skip
+    """How alike is every layer of one model to every layer of another? By CKA, or by another measure of layer pairs.
+
+    Args:
+        measure: its name on the command line, such as mutual_knn, procrustes, r2 or ruler, or a function of two
+            matrices (n, d) and (n, e) to a number. A function has no key, so that it goes with no `store`.
+
+    >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
+    >>> result.arrays["value"].shape
+    (3, 3)
+    """
+    if callable(measure) and store is not None:
+        raise ConfigError("measure is a function in memory, which has no key: with store= give FILE.py:NAME")
+    kind = plugins.hold(measure) if callable(measure) else measure
+    return _result(kind, compare, locals(), [source, source if target is None else target])
+
+
+def mlem(
+    model: Model | Arrays, target: Model | Arrays | None = None, *, stimuli: Table | None = None,
+    features: Sequence[str] | None = None, kinds: Mapping[str, Any] | None = None,
+    columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
+    layers: Layers | None = None, weights: str = "diagonal", alphas: Sequence[float] | None = None,
+    difference: str = "indicator", missing: str = "own_level", scale: str = "auto", folds: int = 5,
+    together: str = "sentence", permutations: int = 5, given: str | None = None,
+    interactions: Sequence[Sequence[str]] = (), null: int = 0, references: int = 3, distance: str = "euclidean",
+    embed: bool = False, massive: str = "drop", skip_first: int = 0, recipe: str = "honest", seed: int = 0,
+    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result:  # fmt: skip
+    """Which features of words explain their distances in each layer? The table has the importance of each feature.
+
+    >>> result = mlem("gpt2-mini", sample=60, features=["Number"], folds=2, references=0)
+    >>> sorted(set(result.table["feature"]))
+    ['Number']
+    """
+    return _result("mlem", mlem, locals(), [model, model if target is None else target])
+
+
+@overload
+def rsa(
+    models: Any, others: Any = None, distance: str = "euclidean", comparator: str = "spearman", *, stimuli: None = None
+) -> Tensor: ...
+@overload
+def rsa(
+    models: Sequence[Any], others: None = None, distance: str = "euclidean", comparator: str = "spearman", *,
+    stimuli: Table, features: Sequence[str] | None = None, columns: Mapping[str, str | None] | None = None,
+    token: str = "last", sample: int | None = None, layers: Layers | None = None, permutations: int = 0,
+    noise: str = "shrinkage", resamples: int = 1000, embed: bool = False, massive: str = "drop", skip_first: int = 0,
+    seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result: ...  # fmt: skip
+def rsa(
+    models: Any, others: Any = None, distance: str = "euclidean", comparator: str = "spearman", *,
+    stimuli: Table | None = None, features: Sequence[str] | None = None,
+    columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
+    layers: Layers | None = None, permutations: int = 0, noise: str = "shrinkage", resamples: int = 1000,
+    embed: bool = False, massive: str = "drop", skip_first: int = 0, seed: int = 0, threads: int | None = None,
+    store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Any:  # fmt: skip
+    """How alike are the distances of stimuli in every two layers? Of models on stimuli, or of arrays of states.
+
+    With `stimuli`, a list of one or two models, or of arrays with a row for each stimulus, gives a `Result`. Without
+    them, arrays of states (n, d) give the matrix of `thinkalike.measures.rsa`, with `others` by default themselves.
+
+    >>> rsa([torch.randn(9, 4), torch.randn(9, 3)]).shape
+    torch.Size([2, 2])
+    >>> len(rsa(["gpt2-mini", "bert-mini"], stimuli="crossed", sample=40, layers=[0, 1]).table)
+    16
+    """
+    if stimuli is None:
+        if any(map(_is_model, models if isinstance(models, list | tuple) else [models])):
+            raise ConfigError("rsa of models needs stimuli: a DataFrame, a file, or a name such as 'controlled'")
+        return measures.rsa(models, others, distance, comparator)
+    if others is not None or not isinstance(models, list | tuple):
+        raise ConfigError("rsa on stimuli takes one list of models, and no others")
+    return _result("rsa", rsa, locals(), models)
+
+
+def diff(
+    base: Model, changed: Model, *, texts: Text | None = None, tokens: int = 2048, tokens_per_part: int = 512,
+    null: str = "perturbation", steps: int = 40, contrast: str | None = None, path: str | None = None,
+    pairs: int = 2048, other: str | None = None, margin: Mapping[str, float] | None = None, field: str | None = None,
+    group: str | None = None, context: int | None = None, report_share: float | None = None,
+    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result:  # fmt: skip
+    """What did a change do to a model? Whether, where, on what, and within which margin.
+
+    >>> diff("gelu-3l-mini", "gelu-3l-mini").scalars["kl"]
+    0.0
+    """
+    return _result("diff", diff, locals(), [base, changed])
+
+
+def trajectory(
+    model: str | os.PathLike[str] | ModelConfig, *, texts: Text | None = None, stimuli: Table | None = None,
+    steps: str | Sequence[int] = "all", checkpoints: str = "*", tokens: int = 4096, importance: bool = True,
+    folds: int = 5, least: int = 20, permutations: int = 99, features: Sequence[str] | None = None,
+    sample: int | None = None, field: str | None = None, group: str | None = None, context: int | None = None,
+    seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+) -> Result:  # fmt: skip
+    """How do representations form over the checkpoints of a run, a folder or a model of the hub?
+
+    >>> trajectory("gelu-3l-mini")
+    Traceback (most recent call last):
+    thinkalike.errors.ConfigError: ...
+    """
+    return _result("trajectory", trajectory, locals(), [model])
+
+
+def place_of(keyword: str, kind: str) -> str:
+    """Return the setting that a keyword of a function is, such as stitch.steps, given the kind of its job."""
+    own = {"stitch": StitchConfig} if kind == "stitch" else {"measure": measure_schema(kind)}
+    for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
+        if keyword in {each.name for each in fields(schema)}:
+            return f"{part}.{keyword}"
+    if keyword not in {each.name for each in fields(AnalyzeConfig)}:
+        raise ConfigError(f"{keyword} is no setting of {kind}; leave it out")
+    return keyword
+
+
+def settings_in(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keywords of a function that are settings, with their defaults."""
+    found = {name: each.default for name, each in signature(function).parameters.items()}
+    return {name: value for name, value in found.items() if value is not Parameter.empty and name not in INPUTS}
+
+
+def _result(kind: str, function: Callable[..., Any], arguments: Mapping[str, Any], sides: Sequence[Any]) -> Result:
+    """Return the result of the job that a function does, given its arguments, and what it compares."""
+    given = {name: _plain(value) for name, default in settings_in(function).items()
+             if (value := arguments[name]) is not None and _plain(value) != _plain(default)}  # fmt: skip
+    store = os.fspath(arguments["store"] or tempfile.mkdtemp(prefix="thinkalike-"))
+    try:
+        with tempfile.TemporaryDirectory(prefix="thinkalike-") as folder, naming([*settings_in(function)]), watched():
+            result = _done(kind, {place_of(name, kind): each for name, each in given.items()}, sides,
+                           arguments.get("texts"), arguments.get("stimuli"), Path(folder), store)  # fmt: skip
+    except BaseException:
+        if arguments["store"] is None:
+            shutil.rmtree(store, ignore_errors=True)
+        raise
+    if arguments["store"] is None:
+        weakref.finalize(result, shutil.rmtree, store, ignore_errors=True)
+    return result
+
+
+def _done(
+    kind: str, settings: Mapping[str, Any], sides: Sequence[Any], texts: Any, stimuli: Any, folder: Path, store: str
+) -> Result:
+    """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
+    models = [each for each in sides if _is_model(each)]
+    arrays = {id(each): each for each in sides if not _is_model(each)}
+    if arrays and kind in ("stitch", "diff", "trajectory"):
+        raise ConfigError(f"{kind} runs models, and states that are given cannot run")
+    if len(models) > 2:
+        raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
+    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "": {"store": store}}
+    for setting, value in settings.items():
+        part, _, name = setting.rpartition(".")
+        parts[part][name] = value
+    with in_place(models) as configs, in_table(stimuli) as (chosen, own):
+        words = [] if kind == "stitch" else [f"measure={kind}"]
+        files = [_recorded(each, folder, number) for number, each in enumerate(arrays.values(), 1)]
+        words += [f"activations={json.dumps(files)}"] if files else []
+        opened: dict[str, Any] = {
+            each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)
+        }
+        made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
+            "measure": part_named("measure", kind, parts["measure"]),
+            "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
+        }  # fmt: skip
+        made["data"] = part_named("data", *_text(texts, parts["data"], folder))
+        made |= dict(zip(["target"] if files else ["model", "target"], [*configs, *configs[-1:]], strict=False))
+        entry = "train" if kind == "stitch" else "analyze"
+        config = compose_job(entry, words, **made, **({"scale": _scale(models)} | parts[""]))
+        inputs = {"data": texts, "stimuli": stimuli}
+        keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
+        check_read([f"{key}=0" for key in keys], config)
+        return run_job(config, shown=False)
+
+
+@contextlib.contextmanager
+def naming(keywords: Iterable[str]) -> Iterator[None]:
+    """Let errors call the settings of a job by the keywords of a function."""
+    try:
+        yield
+    except ThinkalikeError as error:
+        said = re.sub(rf"\b(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})\b", r"\1", str(error))
+        error.args = (re.sub(r"\bdata=", "texts=", said),)
+        raise
+
+
+@contextlib.contextmanager
+def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
+    """Yield the configurations of models, named or in memory; meanwhile `load_model` gives the latter for theirs.
+
+    A model in memory enters keys by its weights, settings and tokenizer. One that has the label of another model gets a
+    number.
+    """
+    configs: list[ModelConfig] = []
+    try:
+        for model in models:
+            if isinstance(model, ModelConfig | str | os.PathLike):
+                configs.append(configured(model, {}))
+                continue
+            own = model if isinstance(model, tuple) else (model,)
+            frozen = model if isinstance(model, FrozenModel) else load_model(*own)
+            config = _of_memory(frozen)
+            if any(label(each) == config.name and each.path != config.path for each in configs):
+                config = replace(config, name=f"{config.name} ({len(configs) + 1})")
+            configs.append(config)
+            HELD[str(config.path)] = frozen
+        yield configs
+    finally:
+        for config in configs:
+            HELD.pop(str(config.path), None)
+
+
+def _of_memory(model: FrozenModel) -> ModelConfig:
+    """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
+    facts = [model.fingerprint(), sorted(map(repr, settings_of(model.module).items())), type(model.module).__name__]
+    facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
+    runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
+    digest = hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]
+    place = f"memory:{digest}"
+    return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs)
+
+
+def _scale(models: Sequence[Any]) -> str:
+    """Return the scale of a job where none is asked for: a model in memory has no files whose size tells it."""
+    large = any(isinstance(each, FrozenModel) and 4 * each.parameters()[0] >= SMALL for each in models)
+    return "auto" if not large else "paper" if torch.cuda.is_available() else "mini"
+
+
+def _is_model(side: Any) -> bool:
+    if isinstance(side, str | os.PathLike):
+        return Path(side).suffix not in RECORDED
+    is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module)
+    return is_pair or isinstance(side, ModelConfig | FrozenModel | nn.Module)
+
+
+def _recorded(arrays: Any, folder: Path, number: int) -> str:
+    """Return the file of recorded states: that which is given, or one of arrays whose rows are those of the stimuli."""
+    if isinstance(arrays, str | os.PathLike):
+        return os.fspath(arrays)
+    layers = arrays if isinstance(arrays, Mapping) else {"states": arrays}
+    tensors = {
+        str(name): torch.as_tensor(each.detach() if isinstance(each, Tensor) else np.asarray(each)).cpu()
+        for name, each in layers.items()
+    }
+    plain = {name: (each.float() if each.dtype.itemsize < 4 else each).numpy() for name, each in tensors.items()}
+    path = folder / f"arrays{number if number > 1 else ''}.npz"
+    np.savez(path, **{IDS: np.array(IN_ORDER)}, **plain)  # type: ignore[arg-type]
+    return str(path)
+
+
+def _text(texts: Any, settings: dict[str, Any], folder: Path) -> tuple[str, dict[str, Any]]:
+    """Return the option of `data` that a text is, and its settings; texts in memory become a file."""
+    if texts is None:
+        return "schema", settings
+    if isinstance(texts, str | os.PathLike):
+        is_file = isinstance(texts, os.PathLike) or (texts not in options("data") and Path(texts).is_file())
+        return ("text", {"files": [os.fspath(texts)], **settings}) if is_file else (str(texts), settings)
+    if isinstance(texts, Mapping):
+        raise ConfigError(f"texts has the parts {', '.join(map(str, texts))}: give one of them")
+    path, name = folder / "texts.jsonl", settings.get("field") or "text"
+    with path.open("w", encoding="utf-8") as file:
+        for each in texts:
+            file.write(json.dumps(dict(each) if isinstance(each, Mapping) else {name: str(each)}, default=str) + "\n")
+    return "text", {"files": [str(path)], **settings}
+
+
+@contextlib.contextmanager
+def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the option of `stimuli` that is meant, and its settings; meanwhile a DataFrame stands for a file."""
+    if not isinstance(stimuli, pd.DataFrame):
+        path = Path(stimuli or "")
+        kind = {".parquet": "table", ".conllu": "conllu", **dict.fromkeys(MARKS, "table")}.get(path.suffix)
+        yield (kind, {"path": str(path)}) if kind else ("schema" if stimuli is None else str(stimuli), {})
+        return
+    content = stimuli.to_json(orient="split", double_precision=15)
+    place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    FRAMES[place] = stimuli.reset_index(drop=True)
+    try:
+        yield "table", {"path": place}
+    finally:
+        FRAMES.pop(place, None)
+
+
+def _plain(value: Any) -> Any:
+    """Return a setting as configurations have it: lists for tuples, dictionaries for mappings, text for paths."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value

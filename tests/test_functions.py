@@ -1,0 +1,270 @@
+"""The functions for notebooks: the same tables as commands, of models, text and stimuli in memory; and the examples."""
+
+import copy
+import doctest
+import gc
+import inspect
+import json
+from dataclasses import fields
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+
+import thinkalike
+import tiny
+from thinkalike import functions, load_model, open_result
+from thinkalike.config import AnalyzeConfig, DataConfig, StimuliConfig, measure_schema
+from thinkalike.config.schema import default_of, is_open
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.places import ASSETS, HELD
+from thinkalike.training.recipe import StitchConfig, StitchJob
+
+PAIR = ("gelu-3l-mini", "solu-3l-mini")
+FRAME = pd.DataFrame(
+    [(f"The {word}{'s' * many} ran.", f"{word}{'s' * many}", many, kind)
+     for kind, words in (("animal", "dog cat cow"), ("thing", "car bus jet")) for word in words.split()
+     for many in (0, 1)],
+    columns=["text", "word", "many", "kind"],
+)  # fmt: skip
+TEXTS = [tiny.document(seed, 60) for seed in range(240)]
+FEW = {"batches": 2, "tokens_per_batch": 128}
+STITCH = {"steps": 3, "tokens_per_step": 256, "report_tokens": 2048, "report_share": 0.5}
+PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The same text and stimuli as files, for commands."""
+    (tmp_path / "texts.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in TEXTS))
+    FRAME.to_parquet(tmp_path / "words.parquet")
+    return {"text": ["data=text", "data.files=[texts.jsonl]"], "words": ["stimuli=table", "stimuli.path=words.parquet"]}
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run with two checkpoints."""
+    for step in (1, 2):
+        tiny.write_checkpoint("gpt2", tmp_path / "run" / f"step{step}", seed=step)
+    return tmp_path / "run"
+
+
+def called(kind, store, models):
+    """The result of a function, of small sizes."""
+    first, second = models
+    return {
+        "stitch": lambda: thinkalike.stitch(first, second, texts=TEXTS, layers=[1], store=store, **STITCH),
+        "cka": lambda: thinkalike.compare(first, second, texts=TEXTS, store=store, **FEW),
+        "mutual_knn": lambda: thinkalike.compare(
+            first, second, measure="mutual_knn", texts=TEXTS, neighbours=5, store=store, **FEW
+        ),
+        "mlem": lambda: thinkalike.mlem(first, stimuli=FRAME, store=store, **PROFILES),
+        "rsa": lambda: thinkalike.rsa([first, second], stimuli=FRAME, store=store),
+        "diff": lambda: thinkalike.diff(first, second, texts=TEXTS, tokens=256, tokens_per_part=64, store=store),
+    }[kind]()
+
+
+def words_of(kind, files):
+    """The same on a command line."""
+    text, words = files["text"], files["words"]
+    few = ["measure.batches=2", "measure.tokens_per_batch=128"]
+    own = {
+        "stitch": [*text, "layers=[1]", "stitch.steps=3", "stitch.tokens_per_step=256", "data.report_tokens=2048",
+                   "data.report_share=0.5"],
+        "cka": [*text, *few],
+        "mutual_knn": [*text, *few, "measure.neighbours=5"],
+        "mlem": [*words, *(f"measure.{name}={value}" for name, value in PROFILES.items())],
+        "rsa": words,
+        "diff": [*text, "measure.tokens=256", "measure.tokens_per_part=64"],
+    }  # fmt: skip
+    target = [] if kind == "mlem" else [f"model@target={PAIR[kind != 'diff']}"]
+    return [*([] if kind == "stitch" else [f"measure={kind}"]), f"model={PAIR[0]}", *target, *own[kind]]
+
+
+KINDS = ("stitch", "cka", "mutual_knn", "mlem", "rsa", "diff")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_function_gives_the_table_of_its_command(kind, files, cli):
+    """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
+    names = PAIR if kind != "diff" else (PAIR[0], PAIR[0])
+    done = cli("train.py" if kind == "stitch" else "analyze.py", *words_of(kind, files), "store=kept")
+    theirs = done.result
+    ours = called(kind, "kept", names)
+    assert (ours.folder.resolve(), ours.key) == (theirs.folder.resolve(), theirs.key)
+    held = called(kind, None, [load_model(name) for name in names])
+    pd.testing.assert_frame_equal(held.table, theirs.table, check_exact=True)
+    assert held.arrays.keys() == theirs.arrays.keys()
+    assert all(np.array_equal(each, theirs.arrays[name]) for name, each in held.arrays.items())
+
+
+def test_a_trajectory_is_that_of_its_command(run, files, cli):
+    """Its stimuli are those of the grammar, of which a tiny tokenizer knows letters."""
+    small = {"tokens": 256, "folds": 2, "permutations": 19, "least": 2, "importance": False}
+    words = [*files["text"], *(f"measure.{name}={value}" for name, value in small.items()), "stimuli.sample=60"]
+    theirs = cli("analyze.py", "measure=trajectory", f"model={run}", *words, "store=kept").result
+    ours = thinkalike.trajectory(run, texts=TEXTS, sample=60, store="kept", **small)
+    assert ours.folder.resolve() == theirs.folder.resolve()
+    again = thinkalike.trajectory(run, texts=TEXTS, sample=60, **small)
+    pd.testing.assert_frame_equal(again.table, theirs.table, check_exact=True)
+
+
+JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "svcca", "distance", "jsd"],
+        "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
+
+
+COMMON = {each.name for schema in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(schema)}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_keywords_are_settings_with_their_defaults(name):
+    """None stands for what is left open, and for defaults that are lists of numbers."""
+    wrong = []
+    for keyword, default in functions.settings_in(getattr(thinkalike, name)).items():
+        found = []
+        for kind in JOBS[name]:
+            if name == "compare" and keyword not in {each.name for each in fields(measure_schema(kind))} | COMMON:
+                continue  # of another measure
+            part, _, setting = functions.place_of(keyword, kind).rpartition(".")
+            root = StitchJob if kind == "stitch" else AnalyzeConfig
+            own = {"stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
+            schema = measure_schema(kind) if part == "measure" else own[part]
+            found += [item for item in fields(schema) if item.name == setting]
+        usual = [None if is_open(item) else default_of(item) for item in found]
+        fits = [
+            functions._plain(default) == each or (default is None and isinstance(each, list | dict)) for each in usual
+        ]
+        wrong += [] if fits and all(fits) else [(keyword, default, usual)]
+    assert wrong == []
+    assert functions.place_of("steps", "stitch") == "stitch.steps", "control"
+
+
+def bridged(name="gpt2-mini"):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    folder = str(ASSETS / name)
+    module = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    return TransformerBridge.boot_transformers(
+        folder, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=torch.float32
+    )
+
+
+def test_a_bridge_is_the_model_that_it_wraps():
+    bridge, tokens = bridged(), torch.randint(1000, (2, 16))
+    before, (_, cache) = bridge(tokens), bridge.run_with_cache(tokens)
+    ours, named = load_model(bridge), load_model("gpt2-mini")
+    assert (ours.fingerprint(), ours.settings()) == (named.fingerprint(), named.settings())
+    for layer in range(ours.n_layers):
+        state = cache[f"blocks.{layer}.hook_resid_post"]
+        torch.testing.assert_close(ours.head(tokens, layer), state, atol=1e-4, rtol=1e-4)
+    assert torch.equal(bridge(tokens), before), "the bridge is as it was"
+    assert thinkalike.diff(bridge, "gpt2-mini", texts=TEXTS).scalars["kl"] == 0
+    bridge.add_hook("blocks.0.hook_mlp_out", lambda state, hook: 0 * state)
+    with pytest.raises(ModelError, match="without its hooks the logits of this TransformerBridge differ"):
+        load_model(bridge)
+    bridge.reset_hooks()
+    bridge.enable_compatibility_mode()
+    with pytest.raises(ModelError, match="compatibility mode, which changes weights"):
+        load_model(bridge)
+
+
+def test_a_model_in_memory_is_keyed_by_what_it_is():
+    module = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32)
+    given = (module, load_model("gpt2-mini").tokenizer)
+    first = thinkalike.compare(given, store="kept", texts=TEXTS, **FEW)
+    assert thinkalike.compare(given, store="kept", texts=TEXTS, **FEW).key == first.key
+    changed = copy.deepcopy(module)
+    with torch.no_grad():
+        changed.transformer.h[0].mlp.c_fc.weight[0, 0] += 1
+    other = thinkalike.compare((changed, given[1]), store="kept", texts=TEXTS, **FEW)
+    assert other.key != first.key
+    both = thinkalike.compare(given, (changed, given[1]), texts=TEXTS, **FEW)
+    assert list(dict.fromkeys(both.table["target"])) == ["gpt2-mini (2)", "gpt2-mini"]
+    assert HELD == {}
+
+
+def test_a_result_in_memory_goes_with_its_object(tmp_path):
+    result = thinkalike.compare(PAIR[0], texts=[{"text": text} for text in TEXTS], **FEW)
+    folder, kept = result.folder, result.save(tmp_path / "mine")
+    assert "CKA of the layers of gelu-3l-mini" in result._repr_html_()
+    del result
+    gc.collect()
+    assert not folder.exists()
+    assert kept.table.equals(open_result(tmp_path / "mine").table)
+
+
+def test_a_figure_goes_into_axes_of_the_user():
+    import matplotlib.pyplot as plt
+
+    result = thinkalike.compare(*PAIR, texts=TEXTS, **FEW)
+    figure, (left, right) = plt.subplots(1, 2)
+    panels = result.plot(ax=right)
+    assert len(panels) == 4, "that on the left, and the matrices across and within both models"
+    assert all(axes.figure is figure for axes in panels)
+    assert left.get_images() == []
+    plt.close("all")
+
+
+def likeness(x, y):
+    return float(torch.cosine_similarity(x.mean(0), y.mean(0), dim=0)) if x.shape[1] == y.shape[1] else 0.0
+
+
+def test_a_function_of_your_own_is_a_measure():
+    result = thinkalike.compare(*PAIR, measure=likeness, texts=TEXTS, **FEW)
+    assert result.kind == "likeness"
+    assert result.instrument.name == "likeness"
+    within = result.table[result.table["source"] == result.table["target"]]
+    same = within[within["source_layer"] == within["target_layer"]]["value"]
+    assert same.to_numpy() == pytest.approx(1.0)
+
+
+def test_arrays_take_the_place_of_models():
+    states = {"low": np.random.default_rng(0).normal(size=(len(FRAME), 5)), "high": torch.randn(len(FRAME), 4)}
+    table = thinkalike.rsa([states, "gpt2-mini"], stimuli=FRAME).table
+    assert {"low", "high"} < set(table["source_layer"])
+    assert set(table["source"]) == {"arrays", "gpt2-mini"}
+    found = thinkalike.mlem(states["low"], stimuli=FRAME, **PROFILES).table
+    assert set(found["feature"]) == {"many", "kind"}
+    assert thinkalike.rsa([states["low"]]).shape == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: thinkalike.stitch(PAIR[0], steps=-1), "^steps=-1 must be"),
+        (lambda: thinkalike.stitch(PAIR[0], rank=3), "^rank= has no effect on stitching"),
+        (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
+        (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
+        (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= is not read by cka"),
+        (lambda: thinkalike.compare(PAIR[0], texts={"train": TEXTS}), "^texts has the parts train: give one"),
+        (lambda: thinkalike.compare(PAIR[0], measure=likeness, store="x"), "^measure is a function in memory"),
+        (lambda: thinkalike.rsa(["gpt2-mini"]), "^rsa of models needs stimuli"),
+        (lambda: thinkalike.rsa([*PAIR, "gpt2-mini"], stimuli=FRAME), "^rsa compares two models at most, and not 3"),
+    ],
+)
+def test_errors_name_the_argument(call, said):
+    with pytest.raises(ConfigError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("name", thinkalike.__all__)
+def test_the_example_of_a_public_name_runs(name):
+    parsed = doctest.DocTestParser().get_doctest(
+        inspect.getdoc(getattr(thinkalike, name)) or "",
+        {each: getattr(thinkalike, each) for each in thinkalike.__all__} | {"torch": torch, "np": np},
+        name, None, 0,
+    )  # fmt: skip
+    lines = [line for example in parsed.examples for line in (example.source + example.want).splitlines()]
+    assert 0 < len(lines) <= 6
+    said = []
+    doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed, out=said.append)
+    assert "".join(said) == ""
