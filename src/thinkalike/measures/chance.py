@@ -254,7 +254,7 @@ class BatchNull:
         if chosen.numel() < self.measure.fewest:
             return permuted, 0
         rows = self.rows.of(chosen.flatten())  # as many of each document
-        layers, owners = rows.prepared(self.measure), rows.documents.cpu()
+        layers, owners = self.measure.prepared(rows.layers, rows.names, rows.order), rows.documents.cpu()
         orders = torch.stack([permuted_rows(owners, seed) for seed in range(self.permutations)])
         whole = self.measure.compare(layers, self.blocks._replace(pairs=list(values)))
         return self._permuted(layers, orders, whole), len(chosen)

@@ -210,10 +210,6 @@ class BatchRows(NamedTuple):
         tokens = None if self.tokens is None else self.tokens[chosen]
         return self._replace(order=self.order[chosen], documents=self.documents[chosen], tokens=tokens)
 
-    def prepared(self, measure: LayerMeasure) -> list[Any]:
-        """Return what a measure prepares of each layer."""
-        return measure.prepared(self.layers, self.names, self.order)
-
     def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
         """Divide float64 layers by powers of two, and return these; 1 of float32, which needs none."""
         if self.layers[0].dtype != torch.float64:

@@ -214,7 +214,7 @@ def without_each(
             if not kept.all():
                 left = rows.of(kept)
                 compared, _ = _within(measure, left)
-                found[-1] = compared.compare(left.prepared(compared), blocks)
+                found[-1] = compared.compare(compared.prepared(left.layers, left.names, left.order), blocks)
     return found
 
 
@@ -282,7 +282,7 @@ class LayerMeans(Accumulator):
         if self.measure.has_units:
             rows, units = rows.in_units()
         measure, within = _within(self.measure, rows)
-        layers, permutations = rows.prepared(measure), self.permutations
+        layers, permutations = measure.prepared(rows.layers, rows.names, rows.order), self.permutations
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
