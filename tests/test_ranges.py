@@ -97,6 +97,7 @@ REFUSED = {  # by the key that the message names
     "pretrain.tokens": ["train task=pretrain pretrain.tokens=0"],
     "pretrain.keep": [f"train task=pretrain pretrain.keep={keep}" for keep in ("log3", "'every=0'", "[9999]", "[-1]")],
     "dry_run": ["train dry_run=-1"],
+    "budget": ["train budget=fast", "analyze measure=cka budget=5"],
 }
 
 

@@ -394,7 +394,7 @@ def slow(*case):
     ("script", "words", "seen"),
     [
         ("train.py", (), "training"),
-        slow("analyze.py", ("measure=rsa", "model=gpt2-mini"), "hours on this machine, at "),
+        slow("analyze.py", ("measure=rsa", "model=gpt2-mini"), " on this machine, at up to "),
         slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
         slow("analyze.py", ("measure=probes", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "untrained target"),
         slow("analyze.py", ("experiment=brown2023/figure3",), "4 of 4 jobs to do"),

@@ -27,7 +27,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from thinkalike.config import CONF
-from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, register
+from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, keys_of, register
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
@@ -130,7 +130,7 @@ def _one_line(error: BaseException) -> str:
 
 def _done(composed: DictConfig) -> list[Any]:
     """Do the jobs of a composed configuration, or foretell them, print the folders of the results, and return these."""
-    from thinkalike.screen import aside, watched
+    from thinkalike.screen import watched
 
     chosen, made = HydraConfig.get(), []
     overrides = list(chosen.overrides.task)
@@ -138,20 +138,34 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job import asked_for, check_read, run_jobs  # torch takes seconds to import
+        from thinkalike.job import asked_for, check_read, is_large, run_jobs  # torch takes seconds to import
 
         check_read(overrides, config)
-        if config.dry_run:
-            from thinkalike.forecast import forecast, show, speed
-
-            plan, here = forecast(config), speed()
-            with aside():
-                show(plan, here)
-        else:
+        if config.dry_run or config.budget:
+            config = _foretold(config, keys_of(overrides))
+        elif is_large(config) and config.trainer.strategy != "ddp":
+            with contextlib.suppress(ThinkalikeError):  # which the job itself explains
+                _foretold(config, keys_of(overrides))
+        if not config.dry_run:
             made = run_jobs(asked_for(config))
     for result in made:
         print(f"results: {result.folder}", flush=True)
     return made
+
+
+def _foretold(config: Any, chosen: Sequence[str]) -> Any:
+    """Return the configuration within its budget; print what a dry run would do, and offer a long job a budget."""
+    from thinkalike.forecast import forecast, in_words, offered, show, speed, within
+    from thinkalike.screen import aside
+
+    config = within(config, chosen)
+    plan, here = forecast(config), speed()
+    if config.dry_run:
+        with aside():
+            show(plan, here)
+    if offer := offered(config, chosen, seconds := plan.seconds(here)):
+        logging.getLogger(__name__).info("about %s on this machine%s", in_words(seconds), offer)
+    return config
 
 
 class Sweep(Callback):

@@ -1,4 +1,4 @@
-"""Digests of files and tokenizers, versions of packages, and the folder of all caches.
+"""Digests of files and tokenizers, versions of packages, what a machine is known for, and the folder of all caches.
 
 Digests of large files are remembered, so that gigabytes of weights are not read for each job.
 """
@@ -9,8 +9,9 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,19 @@ def versions_of(packages: Iterable[str]) -> dict[str, str]:
     for package in packages:
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
+    return found
+
+
+def remembered(what: str, find: Callable[[], float]) -> float:
+    """Return a number of this machine that is found once, and kept in the cache by what it is of."""
+    name = hashlib.sha256(f"{platform.node()} {what}".encode()).hexdigest()[:16]
+    entry = cache_home() / "machine" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return float(json.loads(entry.read_text()))
+    found = find()
+    with contextlib.suppress(OSError):
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        entry.write_text(json.dumps(found))
     return found
 
 

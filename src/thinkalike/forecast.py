@@ -6,15 +6,18 @@ FLOPs are those of the passes of models; what a job computes from states comes o
 from __future__ import annotations
 
 import contextlib
+import logging
+import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
-from thinkalike.errors import ModelError
+from thinkalike.digests import remembered
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import asked_for, instrument_of, passes
 from thinkalike.job import Instrument, is_stored
 from thinkalike.memory import GAPS, readable
@@ -22,8 +25,14 @@ from thinkalike.models.families import pick_device, told_apart
 from thinkalike.models.shapes import Passes, Shape
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
+log = logging.getLogger(__name__)
+
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
+REACHED = 0.4  # of the speed of one large product, by passes of models on a CPU or a small GPU
+START, WEIGHT = 12.0, 3e-8  # seconds: of Python, its libraries and reading text; and of loading each weight
 PROCESS, ENTRY = 6e8, 1500.0  # bytes on a CPU: of Python with its libraries, and of each entry of a tokenizer
+LONG, BEYOND = 600.0, 1.2  # seconds beyond which a job is offered a budget, and times a budget that is still in it
+BUDGETS = ("10min", "30min", "2h", "8h")
 PEAKS = {  # FLOPs per second of GPUs with 80 GB, without sparsity (NVIDIA's data sheets)
     "A100": {"bfloat16": 312e12, "TF32": 156e12, "float32": 19.5e12},
     "H100": {"bfloat16": 989e12, "TF32": 494e12, "float32": 67e12},
@@ -39,6 +48,7 @@ class Planned(NamedTuple):
     passes: Sequence[Passes]
     precision: str  # of products: bfloat16, TF32 or float32
     holds: float  # bytes beside the models; on a CPU those of the process and its tokenizers, too
+    seconds: float = 0.0  # on this machine, of what is computed beside passes
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,13 @@ class Forecast:
     def hours(self, gpu: str) -> float:
         return float(sum(hours_on(gpu, *each) for each in self.passes))
 
+    def seconds(self, speed: float) -> float:
+        """The time on this machine, at a speed of one large product in FLOPs per second."""
+        todo = [job for jobs in self.missing for job in jobs]
+        weights = sum(shape.parameters for jobs in self.missing for shape in shapes_of(jobs))
+        beside = sum(job.seconds for job in todo) + START * len(self.missing) + WEIGHT * weights
+        return self.flops / (REACHED * speed) + beside
+
 
 def hours_on(gpu: str, each: Passes, precision: str) -> float:
     """Return the hours of passes on a GPU at `SHARE` of its peak."""
@@ -85,15 +102,23 @@ def hours_on(gpu: str, each: Passes, precision: str) -> float:
 
 
 def speed(seconds: float = 0.3) -> float:
-    """Return how many operations per second a product of large float32 matrices reaches on this machine."""
-    place, n, done = pick_device("auto"), 1024, 0
-    matrix = torch.randn(n, n, device=place)
-    float((matrix @ matrix)[0, 0])  # the first product waits for the device
-    began = time.perf_counter()
-    while (took := time.perf_counter() - began) < seconds:
-        float((matrix @ matrix)[0, 0])
-        done += 1
-    return 2 * n**3 * done / took
+    """Return how many operations per second a product of large float32 matrices reaches on this machine, found once.
+
+    Of a CPU it is that of all its threads, by processor time, so that other work changes little.
+    """
+    place, threads = pick_device("auto"), torch.get_num_threads()
+    clock, n = (time.process_time if place == "cpu" else time.perf_counter), 1024
+
+    def found() -> float:
+        matrix, done = torch.randn(n, n, device=place), 0
+        float((matrix @ matrix)[0, 0])  # the first product waits for the device
+        began = clock()
+        while (took := clock() - began) < seconds:
+            float((matrix @ matrix)[0, 0])
+            done += 1
+        return 2 * n**3 * done / took * (threads if place == "cpu" else 1)
+
+    return remembered(f"{place}, {threads} threads, torch {torch.__version__}", found)
 
 
 def precision_of(dtype: str | None, trainer: TrainerConfig) -> str:
@@ -142,8 +167,9 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     kind = instrument_of(config)
     found, models = kind.shapes_of(config), kind.models_of(config)
     shapes = {part: shape for part, shape in found.items() if shape}
-    own, holds = [], 0.0
+    own, holds, seconds = [], 0.0, 0.0
     if len(shapes) == len(found):
+        seconds = kind.seconds(config, shapes) if shapes else 0.0
         own = [each for each in kind.passes(config, shapes) if each.tokens]
         holds = GAPS * kind.holds(config, shapes)
     if pick_device(config.model.device) == "cpu":
@@ -153,7 +179,75 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
         with contextlib.suppress(ModelError):  # if the hub is out of reach, it counts as not stored
             is_done = is_stored(kind, config)
     named = dict(zip(told_apart(list(models.values())), found.values(), strict=True))
-    return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds)
+    return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds, seconds)
+
+
+def in_words(seconds: float) -> str:
+    """Return a time in its largest fitting unit, such as 40 minutes."""
+    size, unit = next(each for each in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if seconds >= 2 * each[0] - 1)
+    return f"{seconds / size:.2g} {unit}" if seconds < 100 * size else f"{seconds / size:,.0f} {unit}"
+
+
+def within(config: TrainConfig | AnalyzeConfig, chosen: Collection[str]) -> TrainConfig | AnalyzeConfig:
+    """Return the configuration that does as much as its budget has time for; the settings that are `chosen` stay."""
+    if config.budget is None:
+        return config
+    if (found := smaller(config, chosen, config.budget)) is None:
+        raise ConfigError(
+            f"budget={config.budget} is for a comparison or stitch of models of known sizes; leave it out"
+        )
+    job, words, seconds = found
+    log.info("budget=%s: %s; about %s on this machine", config.budget, words, in_words(seconds))
+    if seconds > BEYOND * seconds_of(config.budget):
+        log.warning("warning: this is the least that this job does, and takes longer than budget=%s", config.budget)
+    return job
+
+
+def offered(config: TrainConfig | AnalyzeConfig, chosen: Collection[str], seconds: float) -> str:
+    """Return what budget a job of so many seconds could have, and what it would do then; "" if it is short enough."""
+    for budget in BUDGETS if seconds > LONG else ():
+        if (found := smaller(config, chosen, budget)) and found[2] <= BEYOND * seconds_of(budget) < seconds:
+            return f"; budget={budget} does {found[1]}"
+    return ""
+
+
+def smaller(config: Any, chosen: Collection[str], budget: str) -> tuple[Any, str, float] | None:
+    """Return the largest job that a budget has time for, or the least, what it does in words, and its seconds.
+
+    None: the job has nothing to leave out, or a shape is unknown.
+    """
+    config = replace(config, budget=None)
+    if any(getattr(config, several, None) for several in ("experiment", "models", "activations")):
+        return None
+    (job,) = asked_for(config)
+    kind, allowed, rate = instrument_of(job), seconds_of(budget), speed()
+    shapes = kind.shapes_of(job)
+    if None in shapes.values():
+        return None
+    found = None
+    for less in kind.smaller(job, shapes, chosen):
+        left = {key: value for key, value in less.items() if not {key, key.removesuffix(".kind")} & {*chosen}}
+        made = config
+        for key, value in left.items():
+            part, _, name = key.partition(".")
+            made = replace(made, **{part: replace(getattr(made, part), **{name: value}) if name else value})
+        found = made, said(left), forecast(made, looks_up=False).seconds(rate)
+        if found[2] <= allowed:
+            break
+    return found
+
+
+def said(settings: Mapping[str, Any]) -> str:
+    words = [f"{key.removesuffix('.kind')}={value}" for key, value in settings.items() if key != "layers"]
+    if "layers" in settings:
+        words.insert(0, f"layers {', '.join(f'{layer}→{depth}' for layer, depth in settings['layers'])}")
+    return ", ".join(words) or "all of it"
+
+
+def seconds_of(budget: str) -> float:
+    """Return the seconds of a budget such as 90s, 5min or 2h."""
+    number, unit = re.fullmatch("([0-9]+)(s|min|h)", budget).groups()  # type: ignore[union-attr]
+    return float(number) * {"s": 1, "min": 60, "h": 3600}[unit]
 
 
 def show(plan: Forecast, speed: float | None = None) -> None:
@@ -182,7 +276,7 @@ def summary(plan: Forecast, speed: float | None = None) -> list[str]:
     lines = [f"{count}: {whole:.3g} FLOPs in passes of models; at least {readable(plan.bytes)} of memory"]
     lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in PEAKS if whole]
     if speed is not None:
-        lines.append(f"{whole / speed / 3600:.2g} hours on this machine, at {speed:.2g} FLOPs per second")
+        lines.append(f"about {in_words(plan.seconds(speed))} on this machine, at up to {speed:.2g} FLOPs per second")
     if unknown := dict.fromkeys(name for job in plan.jobs for name, shape in job.shapes.items() if shape is None):
         lines.append(f"without the jobs of {', '.join(unknown)}, whose sizes are unknown")
-    return [*lines, "dry run: nothing was loaded, computed or written"]
+    return [*lines, "dry run: nothing was loaded, and no result computed or written"]

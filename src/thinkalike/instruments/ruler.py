@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +39,7 @@ from thinkalike.measures.estimates import (
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.measures.rows import massive
 from thinkalike.memory import hand_back
-from thinkalike.models.families import pairs_of_layers
+from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models, rounded, twin
 from thinkalike.models.shapes import Passes, Shapes
@@ -174,6 +174,11 @@ class Ruler(Instrument, kind="ruler", version=3, reads=("model", "target", "laye
         tokens = 1.5 * config.measure.words * (2 + len(RUNGS))  # type: ignore[attr-defined]
         return [each.passes("models and rungs", tokens, 128, full=False) for each in dict.fromkeys(shapes.values())]
 
+    def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Yield fewer words."""
+        words = config.measure.words  # type: ignore[attr-defined]
+        yield from ({"measure.words": max(words // 2**times, 256)} for times in range(5))
+
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
@@ -267,11 +272,7 @@ def _in_bits(row: Any, side: str) -> str:
 
 def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
     """Return the pairs of `layers=`; by default some of equal relative depth."""
-    if layers != "same":
-        return pairs_of_layers(layers, source, target)
-    count = min(DEPTHS, source, target)
-    depths = [place / max(count - 1, 1) for place in range(count)]
-    return [(round(depth * (source - 1)), round(depth * (target - 1))) for depth in depths]
+    return layers_at_depths(DEPTHS, source, target) if layers == "same" else pairs_of_layers(layers, source, target)
 
 
 def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | None:

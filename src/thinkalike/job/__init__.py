@@ -1,6 +1,7 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
 from thinkalike.job.instrument import (
+    LADDER,
     OF_STITCHES,
     Instrument,
     Outcome,
@@ -9,11 +10,12 @@ from thinkalike.job.instrument import (
     asked_for,
     check_read,
     fingerprints,
+    is_large,
     phase_of_all,
 )
 from thinkalike.job.performing import is_stored, key_of, passes, perform, perform_all, run_job, run_jobs
 
 __all__ = [
-    "OF_STITCHES", "Instrument", "Outcome", "Phases", "Work", "asked_for", "check_read", "fingerprints", "is_stored",
-    "key_of", "passes", "perform", "perform_all", "phase_of_all", "run_job", "run_jobs",
+    "LADDER", "OF_STITCHES", "Instrument", "Outcome", "Phases", "Work", "asked_for", "check_read", "fingerprints",
+    "is_large", "is_stored", "key_of", "passes", "perform", "perform_all", "phase_of_all", "run_job", "run_jobs",
 ]  # fmt: skip

@@ -199,6 +199,8 @@ def plan(instrument: Instrument, config: Any) -> Planned:
     """Return a job with its key, after the jobs whose results it reads are done."""
     if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+    if getattr(config, "budget", None):
+        raise ConfigError(f"budget={config.budget} is for a command line: choose layers and the amount of text here")
     config = instrument.completed(config)
     inputs = {**instrument.inputs(config), **instrument.prepare(config)}
     read = instrument.with_unread_reset(config)

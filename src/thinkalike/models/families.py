@@ -201,6 +201,13 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
     return list(dict.fromkeys((layer, depth) for layer, depth in layers))
 
 
+def layers_at_depths(count: int, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return as many pairs of layers of equal relative depth, if there are as many, from the first to the last."""
+    count = min(count, source_layers, target_layers)
+    depths = [place / max(count - 1, 1) for place in range(count)]
+    return [(round(depth * (source_layers - 1)), round(depth * (target_layers - 1))) for depth in depths]
+
+
 def layers_of_sides(layers: Any, source_layers: int, target_layers: int, *, itself: bool) -> list[list[int]]:
     """Return the layers of each side in the pairs of `layers=`; of one model with itself those of both sides."""
     source, target = map(set, zip(*pairs_of_layers(layers, source_layers, target_layers), strict=True))

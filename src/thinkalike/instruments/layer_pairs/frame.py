@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,12 +22,13 @@ import torch
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
 from thinkalike.instruments.layer_pairs.screen import headlines_of, rows_of, show_layer_pairs
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job import LADDER, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
-from thinkalike.models.families import Layer, layers_of_sides, pairs_of_layers
+from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
 from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
@@ -157,6 +159,40 @@ class LayerPairs(Instrument):
         row = config.data.context or min(shape.context for shape in shapes.values())
         models = dict.fromkeys(shapes.values())
         return [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
+
+    def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return what comparing takes, from the time of one and of two layers of each model, which is found once."""
+        measure: Any = config.measure
+        layers = layers_compared(config, shapes)
+        count, width = sum(layers.values()), max(shape.width for shape in layers)
+        told = replace(measure, batches=1, **({"fit_batches": 1} if hasattr(measure, "fit_batches") else {}))
+        one = remembered(f"{told} {width}", partial(self._timed, told, 1, width))
+        two = 10 / 3 * one if one > 1 else remembered(f"{told} {width}, two", partial(self._timed, told, 2, width))
+        pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
+        whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
+        return whole if hasattr(measure, "fit_batches") else whole * int(measure.batches)
+
+    def _timed(self, measure: Any, layers: int, width: int) -> float:
+        """Return the seconds that it takes to compare random states of so many layers of each model."""
+        rows, generator = measure.tokens_per_batch, torch.Generator().manual_seed(0)
+        states = [[torch.randn(rows, width, generator=generator) for _ in range(layers)] for _ in range(2)]
+        given = {} if measure.given == "none" else {"groups": torch.arange(rows) % 32}
+        for _ in range(2):  # libraries are loaded the first time
+            began = time.perf_counter()
+            metric = self.metric(replace(measure, given="token" if given else "none"), layers, layers)
+            for number in range(1 + hasattr(measure, "fit_batches")):
+                metric.update(*states, number=number, documents=torch.arange(rows) // 32, **given)
+            metric.compute()
+            took = time.perf_counter() - began
+        return took
+
+    def smaller(self, config: AnalyzeConfig, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Yield fewer layers of equal relative depth, and then fewer batches."""
+        depths = shapes["model"].layers, shapes.get("target", shapes["model"]).layers
+        names = [name for name in ("batches", "fit_batches") if hasattr(config.measure, name)]
+        for layers, share in LADDER:
+            fewer = {f"measure.{name}": max(getattr(config.measure, name) // share, 1) for name in names if share > 1}
+            yield ({"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}) | fewer
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the states of a pool, and of a batch also in float32, in all layers of both models."""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinkalike import figures
 from thinkalike.errors import listed
-from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models.families import check_stitchable, pairs_of_layers
+from thinkalike.job import LADDER, Instrument, Outcome, Work
+from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Column, Table, few, number_column, number_of_documents, show_table, show_text, span
 from thinkalike.store import Headline, Result
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 REPORTED = 2**18  # tokens of the report where the data do not state it
+SHORT = 128  # tokens of a row where text is little
+FEWER, AGAIN = 2**14, 3  # tokens that likeness reads again, and about how often: with gradients, and for controls
 STATISTICS = 2**16  # tokens, at most, of closed forms, and of the likeness of states
 RUNGS = 4  # of six, that are measured: those around the penalties of a job
 TRAINED = 2  # passes of a step through frozen weights: forward, and the gradients of states
@@ -143,8 +145,8 @@ def warn_of_little_shared(table: pd.DataFrame) -> None:
 def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[LayerPair]) -> list[Passes]:
     """Return the passes of one direction; each stitch runs the tail of the target."""
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
-    report, steps = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step * stitch.trained
-    fit = min(config.data.fit_tokens or steps or report, steps or report)
+    report, read = config.data.report_tokens or REPORTED, stitch.steps * stitch.tokens_per_step
+    fit, steps = min(config.data.fit_tokens or read or report, read or report), read * stitch.trained
     read = (min(fit, STATISTICS) if stitch.trained or stitch.kind == "identity" else fit) + min(report, STATISTICS)
     whole = target.operations.full(row)
     tails = {m: (whole - target.operations.forward(0, m + 1, row)) / whole for _, m in pairs}
@@ -155,8 +157,8 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
     found = [
         source.passes("training", steps, row, stitch.seeds + stitch.controls, full=False),
         target.passes("training", steps, row, own + TRAINED * fits),
-        source.passes("likeness", read, row, full=False),
-        target.passes("likeness", read, row),
+        source.passes("likeness", read + 2 * min(fit, FEWER), row, full=False),
+        target.passes("likeness", read + AGAIN * min(fit, FEWER), row),
         source.passes("report", report, row, full=False),
         target.passes("report", report, row, 1 + maps * all_tails),
         target.passes("rungs", report, row, RUNGS * (config.ruler is not None)),
@@ -183,6 +185,25 @@ class Stitching(
         pairs = pairs_of_layers(config.layers, source.layers, target.layers)
         found = _passes(config, source, target, pairs)
         return found + _passes(config, target, source, [pair[::-1] for pair in pairs]) if config.stitch.both else found
+
+    def smaller(self, config: StitchJob, shapes: Shapes, chosen: Collection[str]) -> Iterator[dict[str, Any]]:
+        """Yield fewer layers of equal relative depth, and then closed forms of less and less text.
+
+        Where a command line names the kind of map or its training, that stays, and there are fewer steps.
+        """
+        depths, report = (shapes["model"].layers, shapes["target"].layers), config.data.report_tokens or REPORTED
+        is_named = any(key.partition(".")[0] == "stitch" for key in chosen)
+        for layers, share in LADDER:
+            fewer: dict[str, Any] = {"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}
+            if share > 1 and is_named and config.stitch.trained:
+                fewer |= {"stitch.steps": max(config.stitch.steps // share, 1)}
+            elif share > 1:
+                fewer |= {"stitch.kind": "least_squares", "data.fit_tokens": report // share}
+            if share > 1:
+                fewer["data.report_tokens"] = report // share
+            if report // share < FEWER and min(shape.context for shape in shapes.values()) > SHORT:
+                fewer["data.context"] = SHORT  # so that the little text is of more documents
+            yield fewer
 
     def holds(self, config: StitchJob, shapes: Shapes) -> float:
         """Return the bytes of the stitches of one direction in training, or of the moments of states."""

@@ -1,0 +1,72 @@
+"""budget=5min: what a job leaves out so that it takes no longer, and that long jobs are offered one."""
+
+import pytest
+from hydra import compose
+from omegaconf import open_dict
+
+from thinkalike import forecast
+from thinkalike.config.compose import checked, hydra_ready
+from thinkalike.digests import remembered
+from thinkalike.errors import ConfigError
+
+PAIR = ["model=neox-5l-mini", "model@target=neox-6l-mini", "dry_run=true"]
+
+
+@pytest.fixture
+def slow(monkeypatch, tmp_path):
+    """A cache of its own, and a machine of a hundredth of the usual speed."""
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
+    monkeypatch.setattr(forecast, "speed", lambda: 2e9)
+
+
+def composed(script, *words):
+    """Return the configuration of a command line, in which what it leaves open is open."""
+    with hydra_ready():
+        found = compose(script, list(words), return_hydra_config=True)
+        with open_dict(found):
+            choices = found.pop("hydra").runtime.choices
+        return checked(found, words, choices)
+
+
+def test_times_are_read_and_said():
+    assert [forecast.seconds_of(each) for each in ("90s", "10min", "2h")] == [90, 600, 7200]
+    assert [forecast.in_words(each) for each in (45.2, 240.0, 468e3)] == ["45 seconds", "4 minutes", "130 hours"]
+
+
+def test_a_number_of_the_machine_is_found_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path))
+    assert [remembered("a", lambda: 2.0), remembered("a", lambda: 3.0), remembered("b", lambda: 3.0)] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("script", "words"), [("train", []), ("analyze", ["measure=cka"]), ("analyze", ["measure=ruler"])]
+)
+def test_a_smaller_budget_is_less_work(slow, script, words):
+    config = composed(script, *words, *PAIR)
+    jobs = [forecast.smaller(config, [], budget) for budget in ("60s", "20min", "24h")]
+    assert jobs[0][2] < jobs[1][2] <= jobs[2][2]
+    assert jobs[1][2] <= 1200
+    assert forecast.smaller(config, [], "20min")[0] == jobs[1][0], "the same budget is the same job"
+
+
+def test_what_a_command_line_chose_stays(slow):
+    words = ["measure=cka", "layers=[[0,0]]", "measure.batches=48"]
+    config = composed("analyze", *words, *PAIR)
+    job, *_ = forecast.smaller(config, ["measure", "layers", "measure.batches"], "60s")
+    assert (job.layers, job.measure.batches) == ([[0, 0]], 48)
+    trained = forecast.smaller(composed("train", "stitch=affine", *PAIR), ["stitch"], "60s")[0]
+    assert trained.stitch.kind == "affine"
+
+
+def test_long_jobs_are_offered_a_budget_that_holds(slow):
+    config = composed("train", *PAIR)
+    assert forecast.offered(config, [], 599.0) == ""
+    budget, _, what = forecast.offered(config, [], 1e6).removeprefix("; budget=").partition(" does ")
+    _job, said, seconds = forecast.smaller(config, [], budget)
+    assert said == what
+    assert seconds <= 1.3 * forecast.seconds_of(budget)
+
+
+def test_a_job_that_leaves_nothing_out_takes_no_budget(slow):
+    with pytest.raises(ConfigError, match="budget=5min is for a comparison or stitch"):
+        forecast.within(composed("analyze", "measure=mlem", "budget=5min", *PAIR[:1]), [])
