@@ -180,7 +180,7 @@ def test_the_site_builds_strictly_and_asks_nothing_of_a_network(tmp_path):
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert built.returncode == 0, built.stdout + built.stderr
     found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}
-    assert {"index.html", "tutorials/first-hour.html", "reference/settings.html", "reference/api.html"} <= set(found)
+    assert {"index.html", "tutorials/notebook.html", "reference/settings.html", "reference/api.html"} <= set(found)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+rel=\"?stylesheet\"?[^>]+https?://")
     assert [name for name, text in found.items() if loaded.search(text)] == []
     assert "thinkalike.measures.metric" in found["reference/api.html"]
