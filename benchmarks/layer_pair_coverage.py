@@ -21,10 +21,10 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
-from thinkalike.evaluation.likeness import AHEAD, Foreseen
+from thinkalike.evaluation.likeness import AHEAD, DirectionSums, Foreseen
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
-from thinkalike.measures.closed_forms import DirectionSums, Moments, PairMoments, canonical_directions, whitening
+from thinkalike.measures.closed_forms import HalvedMoments, whitening
 from thinkalike.measures.estimates import PARTS
 from thinkalike.measures.layer_means import Accumulator
 from thinkalike.measures.prediction import LayerPredictions
@@ -56,11 +56,10 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
 
     means: Accumulator = LayerMeans(1, 1, MEASURES[name], given="token" if vocabulary else "none")
     if name in DIRECTIONS:
-        moments, fitted = PairMoments(), drawn(FITTED, FITTED, 0.0, 1)
-        moments.update(fitted.source[0], fitted.target[0])
-        found, known = drawn(rows, documents, share, seed), moments.statistics
-        whitened = (whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
-        sums = DirectionSums(canonical_directions(known, *whitened), torch.eye(len(known.yy))[:, :1].double())
+        moments, found = moments_of(drawn(FITTED, FITTED, 0.0, 1)), drawn(rows, documents, share, seed)
+        known = moments.of((0, 0))
+        x, y = (whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
+        sums = DirectionSums(moments, (0, 0), (x, y), torch.eye(len(known.yy))[:, :1].double())
         sums.judge(found.source[0], found.target[0], found.documents % PARTS)
         return sums.compute(len(found.documents.unique()))[name]
     if name == "future":
@@ -75,15 +74,19 @@ def layer_pair(name: str, batches: int, documents: int, share: float, lengths: s
     return means.compute()
 
 
+def moments_of(fitted: Scattered) -> HalvedMoments:
+    """Return the moments of rows to fit on."""
+    moments = HalvedMoments([(0, 0)])
+    moments.update(fitted.source, fitted.target, fitted.documents)
+    return moments
+
+
 def future(fitted: Scattered, judged: Scattered, share: float, seed: int) -> Estimate:
     """Return what the source foresees of surprises that are its own states and noise."""
-    moments = Moments([(0, 0)])
-    moments.update(fitted.source, fitted.target)
-    known, sums = moments.of((0, 0)), Foreseen(moments)
-    whitened = tuple(whitening(each / (known.n - 1)) for each in (known.xx, known.yy))
+    sums = Foreseen(moments_of(fitted))
     states = [({0: side.source[0]}, {0: side.target[0]}) for side in (fitted, judged)]
-    sums.fit(*states[0], surprises(fitted, 0.0, 1))
-    sums.judge(*states[1], surprises(judged, share, seed), judged.documents % PARTS, [whitened])
+    sums.fit(*states[0], surprises(fitted, 0.0, 1), fitted.documents)
+    sums.judge(*states[1], surprises(judged, share, seed), judged.documents % PARTS)
     return sums.result(len(judged.documents.unique()))[0]
 
 

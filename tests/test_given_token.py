@@ -19,7 +19,7 @@ from thinkalike.measures import (
     token_codes,
 )
 from thinkalike.measures.chance import permuted_within
-from thinkalike.measures.closed_forms import RIDGE
+from thinkalike.measures.round_trips import RIDGE
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30

@@ -21,6 +21,7 @@ from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
 from thinkalike.evaluation.likeness import Likeness, in_parts, likeness_of, output_roots
 from thinkalike.evaluation.tokens_alone import AHEAD, Beyond, TokenAtPlace, TokensBefore
 from thinkalike.measures import surprises, token_codes
+from thinkalike.measures.closed_forms import PENALTIES, halves_of
 from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]
@@ -56,36 +57,56 @@ def left_by_numpy(states, rows, before):
     return residuals(states.double().numpy()[kept], np.concatenate([*dummies, covariates], 1)), kept
 
 
-def by_qr(fit, judged, root):
-    """Held-out measures of canonical directions from QR decompositions."""
+def by_ridge(x, y, halves):
+    """A ridge regression by the penalty with which both halves of the documents predict each other best."""
+
+    def solved(x, y, penalty):
+        gram = (x - x.mean(0)).T @ (x - x.mean(0))
+        weight = np.linalg.solve(gram + penalty * np.eye(len(gram)), (x - x.mean(0)).T @ (y - y.mean(0)))
+        return lambda new: y.mean(0) + (new - x.mean(0)) @ weight
+
+    def gained(own, penalty):
+        missed = y[~own] - solved(x[own], y[own], penalty)(x[~own])
+        return ((y[~own] - y[own].mean(0)) ** 2).sum() - (missed**2).sum()
+
+    penalties = PENALTIES.numpy() * len(x) * x.var(0).mean()
+    gains = np.array([[gained(halves == half, each) for half in (0, 1)] for each in penalties])
+    best = int(gains.sum(1).argmax())
+    return solved(x, y, penalties[best]) if gains[best].min() > 0 else lambda new: np.tile(y.mean(0), (len(new), 1))
+
+
+def by_qr(fit, judged, root, halves):
+    """Held-out measures of canonical directions, from QR decompositions and ridge regressions."""
     means = [side.mean(0) for side in fit]
     (q, r), (p, s) = (np.linalg.qr(side - mean) for side, mean in zip(fit, means, strict=True))
-    left, correlations, right = np.linalg.svd(q.T @ p)
-    u = (judged[0] - means[0]) @ np.linalg.solve(r, left)
-    v = (judged[1] - means[1]) @ np.linalg.solve(s, right.T)
-    onward = 1 - ((v - u * correlations) ** 2).sum(0) / (v**2).sum(0)
-    backward = 1 - ((u - v * correlations) ** 2).sum(0) / (u**2).sum(0)
-    errors = judged[1] - means[1] - (u * correlations) @ right @ s
-    read = 1 - ((errors @ root) ** 2).sum() / (((judged[1] - means[1]) @ root) ** 2).sum()
-    values = {"cca": onward.mean(), "cca_back": backward.mean(), "r2_output": read}
+    left, _, right = np.linalg.svd(q.T @ p)
+    reads = np.linalg.solve(r, left), np.linalg.solve(s, right.T)
+
+    def missed(given, wanted, read):
+        predicted = by_ridge(fit[given], fit[wanted] @ read, halves)(judged[given])
+        whole = (judged[wanted] - means[wanted]) @ read
+        return ((judged[wanted] @ read - predicted) ** 2).sum(0), (whole**2).sum(0)
+
+    (onward, backward), output = (
+        (1 - np.divide(*missed(*way)) for way in ((0, 1, reads[1]), (1, 0, reads[0]))),
+        missed(0, 1, root),
+    )
+    values = {"cca": onward.mean(), "cca_back": backward.mean(), "r2_output": 1 - output[0].sum() / output[1].sum()}
     return values | {"cca_least": onward.min(), "cca_least_back": backward.min()}
 
 
-def foreseen_by_numpy(plain, surprising):
-    """What both states predict of surprises less what the target's own does, against what that leaves of them."""
-
-    def foreseen(sides):
-        fitted, judged = (np.concatenate([*states, np.ones((len(states[0]), 1))], 1) for states in sides)
-        return judged @ np.linalg.lstsq(fitted, surprising[0], rcond=None)[0]
-
-    own = foreseen([(y,) for _, y in plain])
-    predicted, actual = foreseen(plain) - own, surprising[1] - own
-    return (predicted * actual).sum() / np.sqrt((predicted**2).sum() * (actual**2).sum())
+def foreseen_by_numpy(plain, surprising, halves):
+    """What a source's states predict of surprises, both less what the target's own predict of them."""
+    own = by_ridge(plain[0][1], surprising[0], halves)
+    known = by_ridge(plain[0][1], plain[0][0], halves)
+    left = [(x - known(y), each - own(y)) for (x, y), each in zip(plain, surprising, strict=True)]
+    predicted = by_ridge(*left[0], halves)(left[1][0])
+    return predicted, left[1][1]
 
 
 def test_every_measure_is_that_of_other_code(models):
     source, target = models
-    sides, (layer, depth) = [text(96), text(64, seed=1)], PAIRS[0]
+    sides, (layer, depth) = [text(96), text(64, seed=1)], PAIRS[1]
     found = likeness_of(source, target, PAIRS, *sides)
     before = TokensBefore(target, sides[0].tokens)
     at_place = TokenAtPlace(before, [0, 1, 2], sides[0].tokens)
@@ -98,22 +119,25 @@ def test_every_measure_is_that_of_other_code(models):
         plain.append((mine.double().numpy(), theirs.double().numpy()))
         both = [left_by_numpy(states, rows, explains) for states in (mine, theirs)]
         beyond.append([left for left, _ in both])
-        used.append(both[0][1].mean())
+        used.append(both[0][1])
         last = inner(target.head(rows, target.n_layers - 1))
         missed = surprises(last, target.finish, rows[:, 2:].flatten(), codes)
         missed = missed.view(len(rows), -1, 64).double()
         later = [pad(missed[:, ahead:], (0, 0, 0, ahead)).flatten(0, 1).numpy() for ahead in range(AHEAD)]
-        surprising.append((later, [each[both[0][1]] for each in later]))
+        surprising.append(np.concatenate(later, 1))
     root = output_roots(target, [depth], sides[0].tokens)[depth].numpy()
-    for suffix, way, tolerance in (("", plain, 1e-5), ("_beyond", beyond, 1e-3)):
-        for name, value in by_qr(*way, root).items():
-            assert float(found.measures[name + suffix].value[0]) == pytest.approx(value, abs=tolerance), name + suffix
-    for name, states, missed in zip(
-        ("foresight", "future"), (plain, beyond), zip(*surprising, strict=True), strict=True
-    ):
-        foreseen = max(foreseen_by_numpy(states, ahead) for ahead in zip(*missed, strict=True))
-        assert float(found.measures[name].value[0]) == pytest.approx(foreseen, abs=3e-4), name
-    assert found.rows_used == pytest.approx(used[1])
+    parts = inner(halves_of(sides[0].documents.flatten()).view_as(sides[0].documents)).numpy()
+    ways = ("", "foresight", plain, parts, surprising), (
+        "_beyond", "future", beyond, parts[used[0]], [each[kept] for each, kept in zip(surprising, used, strict=True)]
+    )  # fmt: skip
+    for suffix, name, states, half, missed in ways:
+        for measure, value in by_qr(*states, root, half).items():
+            whole = measure + suffix
+            assert float(found.measures[whole].value[1]) == pytest.approx(value, abs=1e-3 if suffix else 1e-5), whole
+        ahead = (np.split(each, AHEAD, 1) for each in foreseen_by_numpy(states, missed, half))
+        of_each = [(a * b).sum() / np.sqrt((a**2).sum() * (b**2).sum()) for a, b in zip(*ahead, strict=True)]
+        assert float(found.measures[name].value[1]) == pytest.approx(max(of_each), abs=3e-4), name
+    assert found.rows_used == pytest.approx(used[1].mean())
     assert found.measures.keys() == MEASURES | {f"{name}_beyond" for name in MEASURES} | {
         "context", "context_back", "foresight", "future", "later", "r2_output_untrained", "r2_output_learnt"
     }  # fmt: skip

@@ -79,10 +79,10 @@ def test_what_is_the_same_loses_nothing(name, heard):
 def test_penalty_kl_and_distances_are_those_of_other_code(bench, heard):
     setting, source = bench.setting, bench.setting.siblings["other seed"]
     x, y = (model.head(setting.fit, LAYER)[:, 1:-1].flatten(0, 1).double() for model in (source, setting.target))
-    design = torch.cat([x, torch.ones(len(x), 1)], 1)
-    weight = torch.linalg.lstsq(design, y, driver="gelsd").solution.float()
+    apart, penalty = x - x.mean(0), heard["other seed"]._sums.plain.penalty((0, LAYER))
+    weight = torch.linalg.solve(apart.T @ apart + penalty * torch.eye(x.shape[1]).double(), apart.T @ (y - y.mean(0)))
     own, states = (model.head(setting.report, LAYER) for model in (setting.target, source))
-    mapped = states @ weight[:-1] + weight[-1]
+    mapped = states @ weight.float() + (y.mean(0) - x.mean(0) @ weight).float()
     mapped[:, 0] = own[:, 0]  # the first token keeps the target's own state
     ends = [setting.target.advance(state, LAYER + 1, 4) for state in (mapped, own)]
     logs = [setting.target.finish(end)[:, :-1].log_softmax(-1) for end in ends]

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.data.corpus import Corpus, Layout, TokenRows
-from thinkalike.measures.closed_forms import LayerPair, Moments
+from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, halves_of
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.losses import CHUNK, compare_outputs, token_loss
 from thinkalike.memory import Budget, LiveBytes
@@ -306,16 +306,24 @@ def state_moments(
     rows: Int[Tensor, "rows width"],
     batch: int,
     layout: Layout | None = None,
-) -> Moments:
-    """Return the sufficient statistics of closed-form maps of all layer pairs, from one pass over the rows."""
-    moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
+    documents: Int[Tensor, "rows context"] | None = None,
+) -> HalvedMoments:
+    """Return the sufficient statistics of closed-form maps of all layer pairs, from one pass over the rows.
+
+    They are of halves of the `documents`, by default of the first and the second half of the rows.
+    """
+    moments, layout = HalvedMoments(layer_pairs), layout or Layout(rows.shape[1])
     layers, depths = (list(dict.fromkeys(side)) for side in zip(*layer_pairs, strict=True))
-    for part in counted(rows.split(batch), "batch of closed forms"):
+    owners = torch.zeros(len(rows), layout.target).long() if documents is None else documents
+    halves = halves_of(owners.flatten()).view_as(owners)
+    parts = zip(rows.split(batch), halves.split(batch), strict=True)
+    for part, half in counted(parts, "batch of closed forms", -(-len(rows) // batch)):
         part = part.long()
         mine, theirs = states_of_both(source, target, part, layers, depths, layout)
         mine = [state.flatten(0, 1).to(target.device) for state in layout.gathered(mine, part)]
         theirs = [state.flatten(0, 1) for state in theirs]
-        moments.update(dict(zip(layers, mine, strict=True)), dict(zip(depths, theirs, strict=True)))
+        both = dict(zip(layers, mine, strict=True)), dict(zip(depths, theirs, strict=True))
+        moments.update(*both, half.flatten())
     return moments
 
 

@@ -1,10 +1,11 @@
 """How similar the states of two models are at each layer pair: in canonical directions, and beyond the tokens.
 
 A stitch is cheap wherever the tail can read off what it needs, whatever else differs. So these measures compare the
-states themselves, held out, in both directions, and in ways that no change of basis moves: as they are, and *beyond
-the tokens*, which is what is left of the states less all that the current token at its place, and any bag of the tokens
-before (a linear function of their embeddings), explain. Untrained networks share little beyond the tokens, and how much
-depends on widths and text, so some are measured on the same rows; see `Untrained`.
+states themselves, held out, in both directions, and in ways that no rotation moves, nor, where there is enough text,
+any change of basis: as they are, and *beyond the tokens*, which is what is left of the states less all that the current
+token at its place, and any bag of the tokens before (a linear function of their embeddings), explain. Untrained
+networks share little beyond the tokens, and how much depends on widths and text, so some are measured on the same rows;
+see `Untrained`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,16 @@ from torch.nn.functional import one_hot
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation import tokens_alone
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.tokens_alone import AHEAD, GROUPED_TOKENS, TargetBatch, TargetReader, inner, source_states
-from thinkalike.measures.closed_forms import LEFT, DirectionSums, LayerPair, Moments, canonical_directions, whitening
+from thinkalike.evaluation.tokens_alone import (
+    AHEAD,
+    GROUPED_TOKENS,
+    Judged,
+    TargetBatch,
+    TargetReader,
+    inner,
+    source_states,
+)  # fmt: skip
+from thinkalike.measures.closed_forms import LEFT, HalvedMoments, LayerPair, PairStatistics, regression, whitening
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 from thinkalike.measures.losses import token_loss
 from thinkalike.models.frozen import FrozenModel
@@ -32,8 +41,7 @@ TOKENS = 2**16  # at most, that directions are fitted on, and that measures are 
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
-
-
+SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
 
 
@@ -113,6 +121,71 @@ def output_roots(
     return roots
 
 
+class DirectionSums:
+    """How well held-out rows of one layer pair predict each other: in canonical directions, and as the output reads.
+
+    Canonical directions of x and y have unit variance, and their pairs are uncorrelated with all other pairs (Hotelling
+    1936). Ridge regressions predict those of one side from the states of the other, which are not their directions, as
+    of few rows these are overfitted. With as many rows as one likes, and no penalty, the mean of R² over directions is
+    R²_CCA of Kornblith et al. (2019, table 1).
+
+    Args:
+        moments: Of the rows to fit on.
+        whitened: Directions of unit variance of both sides, see `whitening`.
+        root: Of the matrix by which errors change outputs.
+    """
+
+    def __init__(
+        self,
+        moments: HalvedMoments,
+        pair: LayerPair,
+        whitened: tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]],
+        root: Float[Tensor, "e k"],
+    ):
+        x, y = whitened
+        left, _, right = torch.linalg.svd(x.T @ moments.of(pair).xy @ y, full_matrices=False)
+        self.ranks = x.shape[1], y.shape[1]
+        self.onward = Judged(moments.ridge(pair, read=y @ right.T))
+        self.backward = Judged(moments.ridge(pair, back=True, read=x @ left))
+        self.output = Judged(moments.ridge(pair, read=root))
+
+    def judge(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], parts: Int[Tensor, " n"]) -> None:
+        """Add held-out rows of both sides; `parts` says to which part, below `PARTS`, each row belongs."""
+        for each, given, wanted in ((self.onward, x, y), (self.backward, y, x), (self.output, x, y)):
+            each.add(given, wanted, parts)
+
+    def compute(self, documents: int) -> dict[str, Estimate]:
+        """Return each measure with an interval that leaves out a part of the documents at a time.
+
+        `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
+        source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
+        counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
+        `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
+        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
+        """
+        (rank_x, rank_y), onward, backward = self.ranks, self.onward.r2(documents), self.backward.r2(documents)
+        shared = onward.clamp(min=0).sort(-1, descending=True).values.cumsum(-1)
+        found = {
+            "cca": onward.sum(-1) / max(rank_y, 1),
+            "cca_back": backward.sum(-1) / max(rank_x, 1),
+            "cca_least": _least(onward, rank_y),
+            "cca_least_back": _least(backward, rank_x),
+        }
+        for share in SHARES:
+            count = (shared < share * shared[..., -1:]).sum(-1).double() + 1 if shared.shape[-1] else onward.sum(-1)
+            found[f"directions_{round(100 * share)}"] = count
+        found["r2_output"] = self.output.r2(documents, whole=True)
+        return {name: jackknife(each[0], each[1:]) for name, each in found.items()}
+
+
+def _least(explained: Float[Tensor, "*b r"], rank: int) -> Float[Tensor, "*b"]:
+    """Return the least R² of `rank` directions, of which those that are not there have 0."""
+    if not rank:
+        return explained.sum(-1)
+    least = explained.amin(-1) if explained.shape[-1] else explained.sum(-1)
+    return least if explained.shape[-1] == rank else least.clamp(max=0)
+
+
 def _correlation(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
     """Return Σ ab / √(Σ a² Σ b²), 0 where a or b is constant."""
     product, first, second = sums.unbind(-1)
@@ -123,57 +196,73 @@ def _correlation(sums: Float[Tensor, "*b 3"]) -> Float[Tensor, "*b"]:
 class Foreseen:
     """How well states of a source foresee what a target did not, beside the target's own state, of each layer pair.
 
-    Least squares of both states on the surprises (Frisch & Waugh 1933): the target's own predicts first, and then what
-    it leaves of the source's predicts what it leaves of the surprises. No change of basis of either side matters.
+    The target's own state predicts first, the surprises and the source's state, and then what it leaves of the source's
+    state predicts what it leaves of the surprises (Frisch & Waugh 1933), all by `regression`.
 
     Args:
         states: The moments of the same rows of both sides, which are complete before rows are judged.
     """
 
-    def __init__(self, states: Moments):
+    def __init__(self, states: HalvedMoments):
         self.states = states
-        self._across: dict[tuple[int, int], Tensor] = {}  # Σ x s' by side and layer, of states x and surprises s
-        self._surprises = torch.zeros(())  # Σ s
-        self._maps: list[tuple[Tensor, Tensor, Tensor]] = []
+        # Σ x s' and Σ s of each half, of surprises s and, by side and layer, states x
+        self._across: list[dict[tuple[int, int], Tensor]] = [{} for _ in states.halves]
+        self._surprises = [torch.zeros(()) for _ in states.halves]
+        self._maps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._sums = [torch.zeros(PARTS, AHEAD, 3, dtype=torch.float64) for _ in states.pairs]
 
-    def fit(self, source: ByLayer, target: ByLayer, surprises: Float[Tensor, "n codes"]) -> None:
+    def fit(
+        self, source: ByLayer, target: ByLayer, surprises: Float[Tensor, "n codes"], halves: Int[Tensor, " n"]
+    ) -> None:
         """Add rows to fit on; for `surprises` see `TargetBatch`."""
-        surprised = surprises.double()
-        self._surprises = self._surprises + surprised.sum(0)
-        for side, states in enumerate((source, target)):
-            for layer, rows in states.items():
-                self._across[side, layer] = self._across.get((side, layer), 0) + rows.double().T @ surprised
+        for half, across in enumerate(self._across):
+            rows = halves % len(self._across) == half
+            surprised = surprises[rows].double()
+            self._surprises[half] = self._surprises[half] + surprised.sum(0)
+            for side, states in enumerate((source, target)):
+                for layer, each in states.items():
+                    across[side, layer] = across.get((side, layer), 0) + each[rows].double().T @ surprised
 
     def judge(
-        self,
-        source: ByLayer,
-        target: ByLayer,
-        surprises: Float[Tensor, "n codes"],
-        parts: Int[Tensor, " n"],
-        whitened: Sequence[tuple[Float[Tensor, "d a"], Float[Tensor, "e b"]]],
+        self, source: ByLayer, target: ByLayer, surprises: Float[Tensor, "n codes"], parts: Int[Tensor, " n"]
     ) -> None:
-        """Add held-out rows, given the part of each, below `PARTS`, and directions of unit variance of both sides."""
-        self._maps = self._maps or [self._fitted(place, *both) for place, both in enumerate(whitened)]
+        """Add held-out rows, given the part of each, below `PARTS`."""
+        self._maps = self._maps or [self._fitted(pair) for pair in self.states.pairs]
         belongs = one_hot(parts, PARTS).double().T
-        for pair, maps, sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
+        for pair, (more, beside, own, usual), sums in zip(self.states.pairs, self._maps, self._sums, strict=True):
             both = self.states.of(pair)
             x, y = source[pair[0]].double() - both.mean_x, target[pair[1]].double() - both.mean_y
-            found = (x @ maps[0] - y @ maps[1]).unflatten(1, (AHEAD, -1))
-            actual = (surprises - self._surprises / both.n - y @ maps[2]).unflatten(1, (AHEAD, -1))
+            found = (x @ more - y @ beside).unflatten(1, (AHEAD, -1))
+            actual = (surprises - usual - y @ own).unflatten(1, (AHEAD, -1))
             each = torch.stack([(found * actual).sum(2), found.square().sum(2), actual.square().sum(2)], 2)
             sums += torch.einsum("pn,nas->pas", belongs, each).cpu()
 
-    def _fitted(self, place: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the maps by which both sides predict beside the target's own state, and the map of that state."""
-        pair = self.states.pairs[place]
-        both = self.states.of(pair)
-        means = enumerate((both.mean_x, both.mean_y))
-        mine, own = (self._across[side, pair[side]] - torch.outer(mean, self._surprises) for side, mean in means)
-        across, by_source, by_target = (each / (both.n - 1) for each in (x.T @ both.xy @ y, x.T @ mine, y.T @ own))
-        left = whitening(torch.eye(len(across)).to(across) - across @ across.T, LEFT)
-        more = left @ (left.T @ (by_source - across @ by_target))
-        return x @ more, y @ (across.T @ more), y @ by_target
+    def _fitted(self, pair: LayerPair) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the maps of both sides' states beside the target's, that of its state, and the mean of surprises."""
+        by_target, left = [], []
+        states = self.states.parts(pair)
+        for half, across, total in zip(states, self._across, self._surprises, strict=True):
+            usual, none = total / half.n, torch.zeros(len(total), len(total)).to(half.xx)
+            mine, theirs = (
+                across[side, pair[side]] - torch.outer(mean, total)
+                for side, mean in enumerate((half.mean_x, half.mean_y))
+            )
+            by_target.append(PairStatistics(half.n, half.mean_y, usual, half.yy, none, theirs))
+            left.append(PairStatistics(half.n, half.mean_x, usual, half.xx, none, mine))
+        own, source = regression(by_target), self.states.ridge(pair, back=True)
+        beside, reads = source.weight, own.weight
+        rest = []
+        for half, to_surprise, from_target in zip(states, left, by_target, strict=True):
+            explained = half.xy @ beside
+            y = half.mean_y - own.mean_x
+            means = half.mean_x - source.mean_y - y @ beside, to_surprise.mean_y - own.mean_y - y @ reads
+            xx = half.xx - explained - explained.T + beside.T @ half.yy @ beside
+            xs = to_surprise.xy - half.xy @ reads - beside.T @ (from_target.xy - half.yy @ reads)
+            rest.append(PairStatistics(half.n, *means, xx, to_surprise.yy, xs))
+        more = regression(rest).weight
+        if sum(each.xx.trace() for each in rest) < LEFT * sum(each.xx.trace() for each in states):
+            more = torch.zeros_like(more)
+        return more, beside @ more, reads, own.mean_y
 
     def result(self, documents: int) -> list[Estimate]:
         """Return the correlation of surprises with what was foreseen of them, the largest over tokens ahead, by pair.
@@ -194,16 +283,16 @@ class LikenessSums:
 
     def __init__(self, pairs: Sequence[LayerPair], roots: Mapping[int, Tensor]):
         self.pairs, self.roots = list(pairs), roots
-        self.plain, self.beyond = Moments(pairs), Moments(pairs)
+        self.plain, self.beyond = HalvedMoments(pairs), HalvedMoments(pairs)
         self.foresight, self.future = Foreseen(self.plain), Foreseen(self.beyond)
         self.used: list[tuple[int, int]] = []
 
     def fit(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
-        self.plain.update(source, batch.own)
-        left = {layer: batch.beyond.of(each) for layer, each in source.items()}
-        self.beyond.update(left, batch.left)
-        self.foresight.fit(source, batch.own, batch.surprises)
-        self.future.fit(left, batch.left, batch.surprises[batch.beyond.order])
+        order, left = batch.beyond.order, {layer: batch.beyond.of(each) for layer, each in source.items()}
+        self.plain.update(source, batch.own, batch.parts)
+        self.beyond.update(left, batch.left, batch.parts[order])
+        self.foresight.fit(source, batch.own, batch.surprises, batch.parts)
+        self.future.fit(left, batch.left, batch.surprises[order], batch.parts[order])
 
     @cached_property
     def _whitened(self) -> list[tuple[Tensor, Tensor]]:
@@ -223,12 +312,14 @@ class LikenessSums:
 
     @cached_property
     def _judges(self) -> dict[str, list[DirectionSums]]:
-        found: dict[str, list[DirectionSums]] = {}
-        for suffix, moments, whitened in (("", self.plain, self._whitened), ("_beyond", self.beyond, self._rest)):
-            pairs = zip(self.pairs, whitened, strict=True)
-            canonical = [(canonical_directions(moments.of(pair), *own), pair[1]) for pair, own in pairs]
-            found[suffix] = [DirectionSums(directions, self.roots[depth]) for directions, depth in canonical]
-        return found
+        sides = {"": (self.plain, self._whitened), "_beyond": (self.beyond, self._rest)}
+        return {
+            suffix: [
+                DirectionSums(moments, pair, own, self.roots[pair[1]])
+                for pair, own in zip(self.pairs, whitened, strict=True)
+            ]
+            for suffix, (moments, whitened) in sides.items()
+        }
 
     def judge(self, batch: TargetBatch, source: dict[int, Tensor]) -> None:
         left = {layer: batch.beyond.of(each) for layer, each in source.items()}
@@ -236,8 +327,8 @@ class LikenessSums:
         for pair, plain, beyond in zip(self.pairs, *self._judges.values(), strict=True):
             plain.judge(source[pair[0]], batch.own[pair[1]], batch.parts)
             beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
-        self.foresight.judge(source, batch.own, batch.surprises, batch.parts, self._whitened)
-        self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts, self._rest)
+        self.foresight.judge(source, batch.own, batch.surprises, batch.parts)
+        self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts)
         self.used.append((len(parts), len(batch.parts)))
 
     def result(self, documents: int, untrained: tokens_alone.Untrained, later: Mapping[int, float]) -> Likeness:
@@ -253,7 +344,7 @@ class LikenessSums:
                 share = (own * (rest / (left.n - 1) @ own)).sum() / max(own.shape[1], 1)  # of their variance, the mean
                 found.setdefault(name, []).append(interval_around(share, 0.0))
         for (layer, depth), judge in zip(self.pairs, self._judges["_beyond"], strict=True):
-            beside = *untrained.beside(judge, depth, documents), interval_around(torch.tensor(later[layer]), 0.0)
+            beside = *untrained.beside(judge.output, depth, documents), interval_around(torch.tensor(later[layer]), 0.0)
             for name, each in zip(("r2_output_untrained", "r2_output_learnt", "later"), beside, strict=True):
                 found.setdefault(name, []).append(each)
         found |= {"foresight": self.foresight.result(documents), "future": self.future.result(documents)}

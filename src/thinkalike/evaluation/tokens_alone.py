@@ -17,8 +17,17 @@ from torch.nn.functional import pad
 from thinkalike.data.corpus import Layout
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.measures.closed_forms import DirectionSums, Moments, PairStatistics, canonical_directions, whitening
-from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, numbered_by_part, seeded
+from thinkalike.measures.closed_forms import HalvedMoments, Regression, halves_of
+from thinkalike.measures.estimates import (
+    FEWEST,
+    FEWEST_GROUPS,
+    PARTS,
+    Estimate,
+    RowGroups,
+    jackknife,
+    numbered_by_part,
+    seeded,
+)  # fmt: skip
 from thinkalike.measures.losses import surprises, token_codes
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
@@ -193,7 +202,7 @@ class TargetBatch(NamedTuple):
     left: dict[int, Float[Tensor, "kept d"]]  # of `own`, beyond the tokens
     beyond: Beyond
     surprises: Float[Tensor, "n codes"]  # about the next token, then those after it
-    parts: Int[Tensor, " n"]
+    parts: Int[Tensor, " n"]  # of the documents, below `PARTS`; of rows to fit on, their halves
 
 
 class TargetReader:
@@ -210,7 +219,7 @@ class TargetReader:
         self, rows: Int[Tensor, "rows width"], documents: Int[Tensor, "rows t"], layout: Layout, is_fit: bool = False
     ) -> Iterator[TargetBatch]:
         """Yield batches of at least `GROUPED_TOKENS` tokens, if there are as many; `is_fit`: of rows to fit on."""
-        parts = numbered_by_part(documents.flatten()).view_as(documents) % PARTS
+        parts = (halves_of if is_fit else numbered_by_part)(documents.flatten()).view_as(documents) % PARTS
         count = max(len(rows) * layout.target // GROUPED_TOKENS, 1)
         half = (torch.arange(len(rows)) >= -(-len(rows) // 2)).long() if is_fit else torch.full((len(rows),), 2)
         pieces = (each.tensor_split(count) for each in (rows, parts, half))
@@ -290,6 +299,33 @@ class Recurrent:
         return [torch.stack(found, 1)] * len(layers)
 
 
+class Judged:
+    """What a regression misses of held-out rows: sums of squares by part of their documents."""
+
+    def __init__(self, fit: Regression):
+        self.fit = fit
+        self._sums = torch.zeros(PARTS, 2, fit.weight.shape[1]).to(fit.weight)
+        self._rows = torch.zeros(PARTS, dtype=torch.long)
+
+    @torch.no_grad()
+    def add(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], parts: Int[Tensor, " n"]) -> None:
+        """Add rows, given the part, below `PARTS`, of each."""
+        belongs = torch.nn.functional.one_hot(parts, PARTS).to(self._sums).T
+        self._sums += torch.stack([belongs @ each.square() for each in self.fit.judged(x, y)], 1)
+        self._rows += parts.cpu().bincount(minlength=PARTS)
+
+    def r2(self, documents: int, whole: bool = False) -> Float[Tensor, " r *k"]:
+        """Return R² of all rows, and without each part of them, of each component or of the `whole`.
+
+        Of fewer than `FEWEST_GROUPS` documents there are no replicates.
+        """
+        sums = self._sums[self._rows > 0]
+        sums = sums.sum(-1) if whole else sums
+        left = (sums.sum(0) - sums)[: len(sums) if documents >= FEWEST_GROUPS else 0]
+        errors, varied = torch.cat([sums.sum(0)[None], left]).unbind(1)
+        return torch.where(varied > 0, 1 - errors / varied.clamp(min=torch.finfo(varied.dtype).tiny), 0.0)
+
+
 class Untrained:
     """What networks that were never trained share with the target beyond the tokens, on the rows of a comparison.
 
@@ -300,7 +336,7 @@ class Untrained:
     def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
         self.networks = [twin(before.target, 0), Recurrent(before, width, 0)]
         self.depths, self.roots = depths, roots
-        self.moments = [Moments([(depth, depth) for depth in depths]) for _ in self.networks]
+        self.moments = [HalvedMoments([(depth, depth) for depth in depths]) for _ in self.networks]
 
     def _left(self, network: Any, batch: TargetBatch) -> dict[int, Tensor]:
         layout = Layout(batch.tokens.shape[1])
@@ -309,30 +345,26 @@ class Untrained:
 
     def fit(self, batch: TargetBatch) -> None:
         for network, moments in zip(self.networks, self.moments, strict=True):
-            moments.update(self._left(network, batch), batch.left)
+            moments.update(self._left(network, batch), batch.left, batch.parts[batch.beyond.order])
 
     @cached_property
-    def _judges(self) -> list[list[DirectionSums]]:
-        def judge(own: PairStatistics, depth: int) -> DirectionSums:
-            sides = (whitening(each / (own.n - 1)) for each in (own.xx, own.yy))
-            return DirectionSums(canonical_directions(own, *sides), self.roots[depth])
-
-        return [[judge(moments.of((each, each)), each) for each in self.depths] for moments in self.moments]
+    def _judges(self) -> list[list[Judged]]:
+        roots = self.roots
+        return [[Judged(own.ridge((each, each), read=roots[each])) for each in self.depths] for own in self.moments]
 
     def judge(self, batch: TargetBatch) -> None:
         parts = batch.parts[batch.beyond.order]
         for network, judges in zip(self.networks, self._judges, strict=True):
             left = self._left(network, batch)
             for depth, each in zip(self.depths, judges, strict=True):
-                each.judge(left[depth], batch.left[depth], parts)
+                each.add(left[depth], batch.left[depth], parts)
 
-    def beside(self, source: DirectionSums, depth: int, documents: int) -> tuple[Estimate, Estimate]:
+    def beside(self, source: Judged, depth: int, documents: int) -> tuple[Estimate, Estimate]:
         """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times it.
 
         The difference is paired over documents.
         """
         place = self.depths.index(depth)
-        every = (judge.replicates(documents) for judge in (source, *(judges[place] for judges in self._judges)))
-        (value, left), *drawn = ([each["r2_output"] for each in both] for both in every)
-        most, without = max(drawn, key=lambda both: float(both[0]))
-        return jackknife(most, without), jackknife(value - MORE * most.clamp(min=0), left - MORE * without.clamp(min=0))
+        own, *drawn = (each.r2(documents, whole=True) for each in (source, *(each[place] for each in self._judges)))
+        most = max(drawn, key=lambda each: float(each[0]))
+        return tuple(jackknife(each[0], each[1:]) for each in (most, own - MORE * most.clamp(min=0)))  # type: ignore[return-value]

@@ -164,7 +164,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=3, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"

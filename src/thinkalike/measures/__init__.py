@@ -15,8 +15,7 @@ from typing import Any
 _NAMES = """
 changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 chance: Calibrated Chance calibrate permuted_rows
-closed_forms: AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only both_directions
-closed_forms: least_squares procrustes reduced_rank unexplained_by
+closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
@@ -32,6 +31,7 @@ mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
+round_trips: BothDirections PairMoments RIDGE Unexplained both_directions unexplained_by
 rows: leverage rows_of
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
 """  # by module

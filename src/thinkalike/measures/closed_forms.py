@@ -1,26 +1,32 @@
 """Closed-form maps between the states of two models, from means and centred products gathered in one pass.
 
-The products take d² numbers for each layer pair, whatever the number of tokens.
+The products take d² numbers for each layer pair, whatever the number of tokens. Least squares on few rows overfits, and
+its R² on other rows falls far below 0. So here is also the ridge regression whose penalty is chosen by cross-validation
+over documents, as rows of one document depend on each other. A penalty may grow without bound, to the map 0 of R² 0.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, jackknife
+from thinkalike.measures.estimates import stimulus_folds
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
-RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
+LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
+PENALTIES = torch.logspace(-12, 6, 55, dtype=torch.float64)  # in units of the mean variance of the states that predict
+SURE = 1.0  # standard errors by which a map predicts held-out documents better than none, or it is not used
 
 
 class PairStatistics(NamedTuple):
@@ -126,11 +132,201 @@ class Moments:
         products = self._scatter[x, x], self._scatter[y, y], self._scatter[x, y]
         return PairStatistics(self.n, self._means[x], self._means[y], *products)
 
-    def take(self, pair: LayerPair) -> PairStatistics:
-        """Return `of` a pair, and forget the products across its layers, which leaves room for a map."""
-        found = self.of(pair)
+    def forget(self, pair: LayerPair) -> None:
+        """Forget the products across the layers of a pair, which leaves room for a map."""
         del self._scatter[("source", pair[0]), ("target", pair[1])]
-        return found
+
+
+# ---- ridge regressions, whose penalty is chosen by cross-validation over documents
+
+
+class Basis(NamedTuple):
+    """The eigenvectors of Σ (x - x̄)(x - x̄)', among which ridge regressions of anything on x are diagonal."""
+
+    values: Float[Tensor, " d"]
+    vectors: Float[Tensor, "d d"]
+
+    @classmethod
+    def of(cls, products: Float[Tensor, "d d"]) -> Basis:
+        values, vectors = torch.linalg.eigh(products)
+        return cls(values.clamp(min=0), vectors)
+
+    @property
+    def unit(self) -> Float[Tensor, ""]:
+        """The mean variance, times the number of rows."""
+        return self.values.mean().clamp(min=torch.finfo(self.values.dtype).tiny)
+
+    @property
+    def penalties(self) -> Float[Tensor, " p"]:
+        """`PENALTIES` in this unit."""
+        return PENALTIES.to(self.values) * self.unit
+
+
+def gained(
+    values: Float[Tensor, " d"],
+    penalties: Float[Tensor, " p"],
+    fitted: Float[Tensor, "d e"],
+    across: Float[Tensor, "d e"],
+    products: Float[Tensor, "d d"],
+) -> Float[Tensor, " p"]:
+    """Return Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted on, for the W of each penalty.
+
+    Args:
+        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of its eigenvectors.
+        fitted: V' Σ x y' over the rows to fit on.
+        across, products: V' Σ x y' and V' Σ x x' V over the other rows.
+    """
+    shrunk = 1 / (values + penalties[:, None])
+    linear, quadratic = (fitted * across).sum(1), (fitted @ fitted.T) * products
+    return 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
+
+
+def chosen(gains: Float[Tensor, "k p"]) -> int | None:
+    """Return the number of the penalty that predicts k parts of the documents best, or None, which is ∞, the map 0.
+
+    That is so where the best predicts better than the mean by less than `SURE` standard errors over the parts.
+    """
+    best = int(gains.sum(0).argmax())
+    own = gains[:, best]
+    return best if own.mean() > SURE * own.std() / len(own) ** 0.5 else None
+
+
+class Regression(NamedTuple):
+    """The map of states x, less their mean, to states y, less theirs, and as `read`, a matrix, has them."""
+
+    mean_x: Float[Tensor, " d"]
+    mean_y: Float[Tensor, " e"]
+    weight: Float[Tensor, "d k"]
+    read: Float[Tensor, "e k"] | None = None
+    is_constant: bool = False  # whether x is the same in all rows to fit on, but for rounding
+
+    def judged(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> tuple[Tensor, Tensor]:
+        """Return what the map misses of other rows, and what it had to predict."""
+        whole = y.double() - self.mean_y
+        whole = whole if self.read is None else whole @ self.read
+        return whole - (x.double() - self.mean_x) @ self.weight, whole
+
+
+def regression(
+    parts: Sequence[PairStatistics],
+    bases: Sequence[Basis] | None = None,
+    read: Float[Tensor, "e k"] | None = None,
+    ridge: float | None = None,
+) -> Regression:
+    """Return the regression of y on x over all parts of the documents, by λ = `ridge` times the mean variance of x.
+
+    Args:
+        bases: Of the products of x in all rows, and of those in each part, if they are known.
+        ridge: None: λ is that with which `penalty_of` finds the parts to predict each other best.
+    """
+    whole = reduce(PairStatistics.joined, parts)
+    xy = whole.xy if read is None else whole.xy @ read
+    means = whole.mean_x, whole.mean_y
+    if whole.is_constant:
+        return Regression(*means, torch.zeros_like(xy), read, is_constant=True)
+    basis, *apart = bases or [Basis.of(each.xx) for each in ((whole,) if ridge else (whole, *parts))]
+    penalty = penalty_of(parts, apart, basis.unit, read) if ridge is None else ridge * basis.unit
+    weight = (basis.vectors / (basis.values + penalty)) @ (basis.vectors.T @ xy)
+    return Regression(*means, weight, read)
+
+
+def penalty_of(
+    parts: Sequence[PairStatistics],
+    bases: Sequence[Basis],
+    unit: Float[Tensor, ""],
+    read: Float[Tensor, "e k"] | None = None,
+) -> Float[Tensor, ""]:
+    """Return the λ of `PENALTIES`, in this unit, with which maps of each half of the documents predict the other best.
+
+    As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
+    """
+    penalties, gains = PENALTIES.to(unit), []
+    pairs = [(own.xy, _about(own, other)) for own, other in zip(parts, reversed(parts), strict=True)]
+    if read is not None:
+        pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
+    size = torch.cat(
+        [own.abs().flatten() for own, _ in pairs] + [torch.finfo(unit.dtype).tiny * unit.new_ones(1)]
+    ).max()
+    for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
+        fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
+        gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))
+    best = chosen(torch.stack(gains))
+    return unit * (math.inf if best is None else penalties[best])
+
+
+def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d e"]]:
+    """Return the products of other rows about the means of a part's own."""
+    x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
+    return torch.addr(other.xx, x, x, alpha=other.n), torch.addr(other.xy, x, y, alpha=other.n)
+
+
+class HalvedMoments:
+    """`Moments` of the halves of the documents, and the regressions of their layer pairs; see `halves_of`."""
+
+    def __init__(self, pairs: Iterable[LayerPair], halves: int = 2):
+        self.halves = [Moments(pairs) for pairs in [list(pairs)] * halves]
+        self.pairs = self.halves[0].pairs
+        self._bases: dict[ModelLayer, list[Basis]] = {}
+
+    def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
+        """Add rows, see `Moments.update`; `halves` says which half each is of, by a number's remainder."""
+        self._bases = {}
+        for number, half in enumerate(self.halves):
+            rows = (halves % len(self.halves) == number).nonzero()[:, 0]
+            half.update(*(_rows(side, rows) for side in (sources, targets)))
+
+    def of(self, pair: LayerPair) -> PairStatistics:
+        """Return the statistics of all rows."""
+        return reduce(PairStatistics.joined, self.parts(pair))
+
+    def parts(self, pair: LayerPair, back: bool = False) -> list[PairStatistics]:
+        """Return the statistics of each half."""
+        if any(half.n < 2 for half in self.halves):
+            raise ValueError("each half of the documents to fit on needs two rows, or give a ridge")
+        return [half.of(pair).reversed if back else half.of(pair) for half in self.halves]
+
+    def ridge(
+        self, pair: LayerPair, *, back: bool = False, read: Tensor | None = None, ridge: float | None = None
+    ) -> Regression:
+        """Return the regression of the target's states on the source's, or back; see `regression`."""
+        parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
+        if layer not in self._bases:
+            every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
+            self._bases[layer] = [Basis.of(each.xx) for each in every]
+        return regression(parts, self._bases[layer], read, ridge)
+
+    def penalty(self, pair: LayerPair, bias: bool = True) -> float:
+        """Return the λ of a map with or without a constant."""
+        parts = [_about_zero(each) if not bias else each for each in self.parts(pair)]
+        unit = reduce(PairStatistics.joined, parts).xx.diagonal().mean()
+        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit))
+
+    def forget(self, pair: LayerPair) -> None:
+        """Forget the products across the layers of a pair, which leaves room for a map."""
+        for half in self.halves:
+            half.forget(pair)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        return [each.state_dict() for each in self.halves]
+
+    def load_state_dict(self, state: Sequence[dict[str, Any]]) -> None:
+        for half, own in zip(self.halves, state, strict=True):
+            half.load_state_dict(own)
+
+
+def halves_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the half, 0 or 1, of each row: of whole documents, or, where one has most rows, of rows in order."""
+    n = len(documents)
+    halves = stimulus_folds(n, 2, groups=documents) if len(documents.unique()) > 1 else torch.zeros(n).long()
+    is_even = n / 4 <= int(halves.sum()) <= 3 * n / 4
+    return (halves if is_even else torch.arange(n) * 2 // max(n, 1)).to(documents.device)
+
+
+def _rows(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
+    """Return these rows of the states of each layer."""
+    if isinstance(side, Mapping):
+        return {layer: states[rows.to(states.device)] for layer, states in side.items()}
+    return [states[rows.to(states.device)] for states in side]
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,21 +358,30 @@ class AffineMap:
         return AffineMap(back, -back @ self.bias.double())
 
 
-def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:
+def least_squares(
+    moments: Moments | HalvedMoments, pair: LayerPair, ridge: float | None = 0.0, bias: bool = True
+) -> AffineMap:
     """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖²: W = Y'X (X'X + ridge I)⁺ on centred rows.
 
     The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
     Without `bias` there is no b, and large means cost digits. A ValueError says that the ridge is not a number >= 0.
+    If it is None, it is chosen by cross-validation over the documents of `HalvedMoments`.
     """
-    return least_squares_of(_statistics(moments, pair, bias), ridge)
+    return least_squares_of(_statistics(moments, pair, bias), _ridge(moments, pair, ridge, bias))
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
     return _through_means(statistics, _solve(statistics, ridge))
 
 
-def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.0, bias: bool = True) -> AffineMap:
+def _ridge(moments: Any, pair: LayerPair, ridge: float | None, bias: bool) -> float:
+    return moments.penalty(pair, bias) if ridge is None else ridge
+
+
+def reduced_rank(
+    moments: Moments | HalvedMoments, pair: LayerPair, rank: int, ridge: float | None = 0.0, bias: bool = True
+) -> AffineMap:
     """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
 
     W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the
@@ -187,13 +392,13 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     most = min(statistics.xy.shape)
     if not 1 <= rank <= most:
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
-    weight = _solve(statistics, ridge)
+    weight = _solve(statistics, _ridge(moments, pair, ridge, bias))
     fitted = weight @ statistics.xy
     top = torch.linalg.eigh((fitted + fitted.T) / 2).eigenvectors[:, -rank:]
     return _through_means(statistics, top @ (top.T @ weight))
 
 
-def procrustes(moments: Moments, pair: LayerPair, bias: bool = True) -> AffineMap:
+def procrustes(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool = True) -> AffineMap:
     """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - Q (xᵢ - μₓ)‖², and its b.
 
     Q = U V' for Y'X = U S V', and b = μᵧ - Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
@@ -208,17 +413,18 @@ def procrustes(moments: Moments, pair: LayerPair, bias: bool = True) -> AffineMa
     return _through_means(statistics, u @ vh)
 
 
-def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
+def bias_only(moments: Moments | HalvedMoments, pair: LayerPair) -> AffineMap:
     """Return the best shift x + μᵧ - μₓ between equal widths, with W = I."""
     statistics = moments.of(pair)
     return _through_means(statistics, torch.eye(len(statistics.mean_x)).to(statistics.xx))
 
 
-def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairStatistics:
+def _statistics(moments: Moments | HalvedMoments, pair: LayerPair, bias: bool) -> PairStatistics:
     """Return the statistics of a layer pair, about the means, or about 0 for a map without b."""
-    found = moments.of(pair)
-    if bias:
-        return found
+    return moments.of(pair) if bias else _about_zero(moments.of(pair))
+
+
+def _about_zero(found: PairStatistics) -> PairStatistics:
     x, y = found.mean_x, found.mean_y
     xx, xy = (torch.addr(product, x, mean, alpha=found.n) for product, mean in ((found.xx, x), (found.xy, y)))
     return found._replace(mean_x=torch.zeros_like(x), mean_y=torch.zeros_like(y), xx=xx, xy=xy)
@@ -229,7 +435,7 @@ def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> 
 
 
 def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
-    if not 0 <= ridge < float("inf"):
+    if not ridge >= 0:
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)
     shifted = values.clamp(min=0) + ridge
@@ -237,179 +443,8 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
 
 
-# ---- maps in both directions, and the variance that they and their round trips leave unexplained
-
-
-class PairMoments(Moments):
-    """The moments of one pair of sites, from rows of x and y."""
-
-    def __init__(self) -> None:
-        super().__init__([(0, 0)])
-
-    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:  # type: ignore[override]
-        super().update([x], [y])
-
-    @property
-    def statistics(self) -> PairStatistics:
-        return self.of((0, 0))
-
-
-class Unexplained(NamedTuple):
-    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
-
-    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
-    """
-
-    phi: float  # of y, by φ(x)
-    psi: float  # of x, by ψ(y)
-    psi_phi: float  # of x, by ψ(φ(x))
-    phi_psi: float  # of y, by φ(ψ(y))
-
-
-class BothDirections(NamedTuple):
-    """The maps φ: x → y and ψ: y → x of one pair of sites, in float64."""
-
-    phi: AffineMap
-    psi: AffineMap
-
-    def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of rows with these moments."""
-        there = moments.statistics if isinstance(moments, PairMoments) else moments
-        back = there.reversed
-        return Unexplained(
-            unexplained_by(self.phi, there),
-            unexplained_by(self.psi, back),
-            unexplained_by(self.psi @ self.phi, there.of_source),
-            unexplained_by(self.phi @ self.psi, back.of_source),
-        )
-
-
-def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
-
-    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
-    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
-    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
-    """
-    there = moments.statistics if isinstance(moments, PairMoments) else moments
-    sides = there, there.reversed
-    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
-
-
-def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map leaves unexplained; a ValueError if there is no variance."""
-    whole = statistics.yy.trace()
-    if statistics.reversed.is_constant:
-        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
-    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
-    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
-    return float((left + statistics.n * offset.square().sum()) / whole)
-
-
-# ---- canonical directions: how much of the directions of one side the other predicts on held-out rows
-
-LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
-SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
-
-
-class Directions(NamedTuple):
-    """Canonical directions of x and y: (x - mean_x) @ source and (y - mean_y) @ target have unit covariance, (.., r).
-
-    These pairs of linear functions are uncorrelated with all other pairs (Hotelling 1936). An invertible affine map of
-    either side leaves the measures below as they are: the mean over directions is R²_CCA of Kornblith et al. (2019,
-    table 1), but of rows that nothing was fitted on. `back` makes states of y of them, wherever y varies.
-    """
-
-    mean_x: Float[Tensor, " d"]
-    mean_y: Float[Tensor, " e"]
-    source: Float[Tensor, "d r"]
-    target: Float[Tensor, "e r"]
-    back: Float[Tensor, "r e"]
-    correlations: Float[Tensor, " r"]
-    ranks: tuple[int, int]  # in how many directions x and y vary
-
-
-def canonical_directions(statistics: PairStatistics, x: Float[Tensor, "d a"], y: Float[Tensor, "e b"]) -> Directions:
-    """Return the canonical directions of one layer pair among `whitening` ones of each side; r is the smaller rank."""
-    of_y, across = (each / (statistics.n - 1) for each in (statistics.yy, statistics.xy))
-    left, correlations, right = torch.linalg.svd(x.T @ across @ y, full_matrices=False)
-    target = y @ right.T
-    means, ranks = (statistics.mean_x, statistics.mean_y), (x.shape[1], y.shape[1])
-    return Directions(*means, x @ left, target, target.T @ of_y, correlations.clamp(max=1), ranks)
-
-
 def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
     """Return uncorrelated directions of variance 1, where it was above `least`, by default `CUTOFF` of the largest."""
     values, vectors = torch.linalg.eigh(covariance)
     kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
     return vectors[:, kept] / values[kept].sqrt()
-
-
-class DirectionSums:
-    """Sums over held-out rows for one layer pair; `output` is a root of the matrix by which errors change outputs."""
-
-    def __init__(self, directions: Directions, output: Float[Tensor, "e k"]):
-        self.directions, self.output = directions, output
-        self._sums: dict[str, Tensor] = {}  # each (PARTS, r), or (PARTS, 1)
-
-    @torch.no_grad()
-    def judge(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], parts: Int[Tensor, " n"]) -> None:
-        """Add held-out rows of both sides; `parts` says to which part, below `PARTS`, each row belongs."""
-        own = self.directions
-        u, whole = (x.double() - own.mean_x) @ own.source, y.double() - own.mean_y
-        v, predicted = whole @ own.target, u * own.correlations
-        read = whole @ self.output
-        error = read - predicted @ (own.back @ self.output)
-        belongs = torch.nn.functional.one_hot(parts, PARTS).to(v).T
-        found = {"onward": v - predicted, "target": v, "backward": u - v * own.correlations, "source": u}
-        found = {name: belongs @ each.square() for name, each in found.items()} | {"rows": belongs.sum(1)}
-        whole_rows = {"error": error, "read": read}.items()
-        found |= {name: belongs @ each.square().sum(1, keepdim=True) for name, each in whole_rows}
-        self._sums = {name: self._sums.get(name, 0) + each for name, each in found.items()}
-
-    def replicates(self, documents: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Return each measure, and the same without each part of the documents; none of fewer than `FEWEST_GROUPS`."""
-        there = self._sums["rows"] > 0
-        sums = {name: each[there] for name, each in self._sums.items() if name != "rows"}
-        parts = int(there.sum()) if documents >= FEWEST_GROUPS else 0
-        left = {name: (each.sum(0) - each)[:parts] for name, each in sums.items()}
-        return self._measures({name: each.sum(0) for name, each in sums.items()}), self._measures(left)
-
-    def compute(self, documents: int) -> dict[str, Estimate]:
-        """Return each measure with an interval that leaves out a part of the documents at a time.
-
-        `cca`, `cca_back`: the mean held-out R² of the target's directions from the source's states, and of the
-        source's from the target's; `cca_least`, `cca_least_back`: the least over directions, 0 if one has no
-        counterpart; `directions_90`, `directions_99`: how many directions carry that share of all that is shared;
-        `r2_output`: R² with errors weighed by how much they change the target's output. All R² are at most 1.
-        With fewer than `FEWEST_GROUPS` documents intervals are (-∞, ∞).
-        """
-        whole, left = self.replicates(documents)
-        return {name: jackknife(value, left[name]) for name, value in whole.items()}
-
-    def _measures(self, sums: dict[str, Float[Tensor, "*b r"]]) -> dict[str, Float[Tensor, "*b"]]:
-        rank_x, rank_y = self.directions.ranks
-        onward, backward = _r2(sums["onward"], sums["target"]), _r2(sums["backward"], sums["source"])
-        shared = onward.clamp(min=0).sort(-1, descending=True).values.cumsum(-1)
-        found = {
-            "cca": onward.sum(-1) / max(rank_y, 1),
-            "cca_back": backward.sum(-1) / max(rank_x, 1),
-            "cca_least": _least(onward, rank_y),
-            "cca_least_back": _least(backward, rank_x),
-        }
-        for share in SHARES:
-            count = (shared < share * shared[..., -1:]).sum(-1).double() + 1 if shared.shape[-1] else onward.sum(-1)
-            found[f"directions_{round(100 * share)}"] = count
-        return found | {"r2_output": _r2(sums["error"], sums["read"])[..., 0]}
-
-
-def _r2(errors: Float[Tensor, "*b r"], whole: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:
-    return torch.where(whole > 0, 1 - errors / whole.clamp(min=torch.finfo(whole.dtype).tiny), 0.0)
-
-
-def _least(explained: Float[Tensor, "*b r"], rank: int) -> Float[Tensor, "*b"]:
-    """Return the least R² of `rank` directions, of which those that are not there have 0."""
-    if not rank:
-        return explained.sum(-1)
-    least = explained.amin(-1) if explained.shape[-1] else explained.sum(-1)
-    return least if explained.shape[-1] == rank else least.clamp(max=0)

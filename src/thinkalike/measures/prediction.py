@@ -5,21 +5,19 @@ Given states less the mean of their token (`RowGroups.without_means`) it is R² 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.closed_forms import LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression
 from thinkalike.measures.contract import APART, Batch
 from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
-from thinkalike.measures.ridge import PENALTIES, gained
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
@@ -31,14 +29,6 @@ def pairs_at_once(source: int, target: int) -> int:
     return max(MAPS // (2 * 8 * source * target), 1)
 
 
-class _Map(NamedTuple):
-    """The map of one direction of a layer pair, for states less `mean`; of constant states nothing is predicted."""
-
-    mean: Float[Tensor, " d"]
-    weight: Float[Tensor, "d e"]
-    is_constant: bool
-
-
 class LinearPrediction:
     """Held-out R² of ridge regressions of layer pairs (l, m), from the source to the target and back.
 
@@ -47,19 +37,17 @@ class LinearPrediction:
     Σ ‖y - ŷ‖² + λ ‖W‖². Everything is in float64, and sums over batches come before the ratio. R² back predicts x from
     y. First come all batches to `fit` on, then those that `judge`.
 
-    Unless a ridge is given, λ is chosen by cross-validation over documents: maps of each half of them, with each of
-    `PENALTIES`, predict the other half, and the λ that does so best is taken for the map of all rows, as that of a sum
-    over rows does not change with their number. Where no map does better than ȳ, W is 0.
+    Unless a ridge is given, λ is chosen by cross-validation over documents, see `penalty_of`; where no map does better
+    than ȳ, W is 0.
 
     Args:
         ridge: λ in units of the mean of the diagonal of Σ (x - x̄)(x - x̄)', more than 0; None: it is chosen.
     """
 
     def __init__(self, pairs: Iterable[LayerPair], *, ridge: float | None = None):
-        pairs = list(pairs)
-        self._moments: list[Moments] = [Moments(pairs) for _ in range(1 if ridge else 2)]  # none: maps are solved for
-        self.pairs, self.ridge = self._moments[0].pairs, ridge
-        self.maps: list[tuple[_Map, _Map]] = []  # of each pair, there and back
+        self._moments: HalvedMoments | None = HalvedMoments(pairs, 1 if ridge else 2)  # None: maps are solved for
+        self.pairs, self.ridge = self._moments.pairs, ridge
+        self.maps: list[tuple[Regression, Regression]] = []  # of each pair, there and back
         # by part of the documents, pair and direction: the squares of residuals and of states
         self._sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
         self.documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
@@ -73,14 +61,8 @@ class LinearPrediction:
         """
         if not self._moments:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
-        if self.ridge:
-            self._moments[0].update(sources, targets)
-            return
         n = len(next(iter(sources.values() if isinstance(sources, Mapping) else sources)))
-        halves = (torch.arange(n) if documents is None else documents) % PARTS % len(self._moments)
-        for half, moments in enumerate(self._moments):
-            rows = (halves == half).nonzero()[:, 0]
-            moments.update(*(_rows(side, rows) for side in (sources, targets)))
+        self._moments.update(sources, targets, torch.arange(n) if documents is None else documents % PARTS)
 
     @takes_arrays
     @torch.no_grad()
@@ -101,14 +83,14 @@ class LinearPrediction:
             ValueError: Fewer than two rows came to fit on, layers differ in rows, or a state is not finite.
         """
         if self._moments:
-            self.maps, self._moments = self._solved(), []
+            self.maps, self._moments = [self._solved(self._moments, pair) for pair in self.pairs], None
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self.documents) if number is None else number
         sums = torch.zeros_like(self._sums)
         for place, (pair, ways) in enumerate(zip(self.pairs, self.maps, strict=True)):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
-                    states_apart = states[key[1]].double() - way.mean
+                    states_apart = states[key[1]].double() - way.mean_x
                     rows[key] = torch.zeros_like(states_apart) if way.is_constant else states_apart
             x, y = rows[0, pair[0]], rows[1, pair[1]]
             if len(x) != len(y):
@@ -148,68 +130,26 @@ class LinearPrediction:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
-            "moments": [each.state_dict() for each in self._moments],
+            "moments": self._moments.state_dict() if self._moments else None,
             "maps": [[tuple(way) for way in both] for both in self.maps],
             "judged": (self._sums, self.documents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
-        self._moments = [Moments(self.pairs) for _ in state["moments"]]
-        for moments, own in zip(self._moments, state["moments"], strict=True):
-            moments.load_state_dict(own)
-        self.maps = [(_Map(*there), _Map(*back)) for there, back in state["maps"]]
+        if state["moments"] is None:
+            self._moments = None
+        else:
+            self._moments = HalvedMoments(self.pairs, len(state["moments"]))
+            self._moments.load_state_dict(state["moments"])
+        self.maps = [(Regression(*there), Regression(*back)) for there, back in state["maps"]]
         self._sums, self.documents = state["judged"]
 
-    def _solved(self) -> list[tuple[_Map, _Map]]:
-        """Return the maps of all pairs; products across layers make room for them one by one."""
-        if not self.ridge and any(each.n < 2 for each in self._moments):
-            raise ValueError(
-                "each half of the documents to fit on needs two rows, to choose a penalty; or give a ridge"
-            )
-        bases: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = {}  # by direction and layer: of all rows, of halves
-
-        def solve(key: tuple[int, int], ways: Sequence[PairStatistics]) -> _Map:
-            whole = ways[0] if self.ridge else ways[0].joined(ways[1])
-            if whole.is_constant:
-                return _Map(whole.mean_x, torch.zeros_like(whole.xy), True)
-            if key not in bases:
-                bases[key] = [torch.linalg.eigh(way.xx) for way in ([whole] if self.ridge else [whole, *ways])]
-            (values, vectors), *halves = bases[key]
-            size = float(whole.xx.diagonal().mean())
-            penalty = self.ridge * size if self.ridge else _chosen(ways, halves, size)
-            shrunk = 1 / (values.clamp(min=0) + penalty)
-            return _Map(whole.mean_x, (vectors * shrunk) @ (vectors.T @ whole.xy), False)
-
-        def both(pair: LayerPair) -> tuple[_Map, _Map]:
-            there = [moments.take(pair) for moments in self._moments]
-            return solve((0, pair[0]), there), solve((1, pair[1]), [way.reversed for way in there])
-
-        return [both(pair) for pair in self.pairs]
-
-
-def _rows(side: LayerStates, rows: Int[Tensor, " k"]) -> LayerStates:
-    """Return these rows of the states of each layer."""
-    if isinstance(side, Mapping):
-        return {layer: states[rows.to(states.device)] for layer, states in side.items()}
-    return [states[rows.to(states.device)] for states in side]
-
-
-def _chosen(halves: Sequence[PairStatistics], bases: Sequence[tuple[Tensor, Tensor]], size: float) -> float:
-    """Return the λ with which the maps of each half predict the other best; ∞ where none does better than the mean.
-
-    Args:
-        size: The mean of the diagonal of Σ (x - x̄)(x - x̄)', in whose unit everything is, so that no product overflows.
-    """
-    penalties = PENALTIES.to(halves[0].xx)
-    scale = size**0.5 * sum(float(half.yy.diagonal().mean()) for half in halves) ** 0.5
-    gains = torch.zeros_like(penalties)
-    for (values, vectors), own, other in zip(bases, halves, reversed(halves), strict=True):
-        x, y = other.mean_x - own.mean_x, other.mean_y - own.mean_y
-        xx, xy = (torch.addr(each, x, mean, alpha=other.n) for each, mean in ((other.xx, x), (other.xy, y)))
-        fitted, across = (vectors.T @ (each / scale) for each in (own.xy, xy))
-        gains += gained(values.clamp(min=0) / size, penalties, fitted, across, vectors.T @ (xx / size) @ vectors)
-    return float(penalties[gains.argmax()] * size) if gains.max() > 0 else math.inf
+    def _solved(self, moments: HalvedMoments, pair: LayerPair) -> tuple[Regression, Regression]:
+        """Return the maps of a pair; products across its layers make room for them."""
+        maps = moments.ridge(pair, ridge=self.ridge), moments.ridge(pair, back=True, ridge=self.ridge)
+        moments.forget(pair)
+        return maps
 
 
 class PredictionEstimate(LayerPairEstimate):

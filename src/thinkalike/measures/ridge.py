@@ -1,12 +1,11 @@
 """Cross-fitted ridge regression, its penalty chosen by cross-validation over documents.
 
-Least squares on few rows overfits, and R² falls far below 0. A ridge whose penalty may grow without bound ends in the
-map to 0, which has R² 0. Rows of one document depend on each other, so whole documents are held out, both to choose the
-penalty and to judge.
+Whole documents are held out, both to choose the penalty and to judge; see `thinkalike.measures.closed_forms`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,12 +15,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
+from thinkalike.measures.closed_forms import Basis, chosen, gained
 from thinkalike.measures.estimates import PARTS, RUNGS, Estimate, jackknife, reading_of, without_parts
 
 FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
-PENALTIES = torch.logspace(-6, 6, 37, dtype=torch.float64)  # in units of the mean variance of the states that predict
 FINE = 0.02  # of the unit of a reading, between places that are tried
-SURE = 1.0  # standard errors by which a map predicts other folds better than none, or it is not used
 
 
 def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -29,33 +27,12 @@ def fold_of(documents: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
     return documents % PARTS % FOLDS
 
 
-def gained(
-    values: Float[Tensor, " d"],
-    penalties: Float[Tensor, " p"],
-    fitted: Float[Tensor, "d e"],
-    across: Float[Tensor, "d e"],
-    products: Float[Tensor, "d d"],
-) -> Float[Tensor, " p"]:
-    """Return Σ ‖y‖² - Σ ‖y - W x‖² over rows that W was not fitted on, for the W of each penalty.
-
-    Args:
-        values: The eigenvalues of Σ x x' over the rows to fit on. All else is in the basis V of its eigenvectors.
-        fitted: V' Σ x y' over the rows to fit on.
-        across, products: V' Σ x y' and V' Σ x x' V over the other rows.
-    """
-    shrunk = 1 / (values + penalties[:, None])
-    linear, quadratic = (fitted * across).sum(1), (fitted @ fitted.T) * products
-    return 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
-
-
 class _Fold(NamedTuple):
     """What the rows outside a fold say of the states that predict, and the fold's own rows in that basis."""
 
     rows: Tensor  # the numbers of the fold's rows
     mean: Float[Tensor, " d"]
-    values: Float[Tensor, " d"]
-    penalties: Float[Tensor, " p"]  # `PENALTIES` in the unit of the values
-    vectors: Float[Tensor, "d d"]
+    basis: Basis
     inside: Float[Tensor, "k d"]
     products: Float[Tensor, "d d"]
 
@@ -83,9 +60,8 @@ class Predictor:
     """States that predict others of the same rows, by ridge regression.
 
     For each of `FOLDS` folds of documents, W minimises Σ ‖y - ȳ - W (x - x̄)‖² + λ ‖W‖² over the rows outside, and
-    predicts those inside. The λ of a fold is that of `PENALTIES`, or ∞, with which the maps of the *other* folds
-    predicted best, so that no row is judged by what was chosen for it; it is ∞ where these predict better than ȳ by
-    less than a standard error over them.
+    predicts those inside. The λ of a fold is that `chosen` of the maps of the *other*
+    folds, so that no row is judged by what was chosen for it.
 
     Args:
         x: The states.
@@ -104,11 +80,9 @@ class Predictor:
         is_inside = (fold_of(self.documents) == number).to(self.states.device)
         rows, outside = is_inside.nonzero()[:, 0], self.states[~is_inside]
         mean = outside.mean(0)
-        values, vectors = torch.linalg.eigh((outside - mean).T @ (outside - mean))
-        inside = (self.states[rows] - mean) @ vectors
-        values = values.clamp(min=0)
-        penalties = PENALTIES.to(values) * values.mean().clamp(min=torch.finfo(values.dtype).tiny)
-        return _Fold(rows, mean, values, penalties, vectors, inside, inside.T @ inside)
+        basis = Basis.of((outside - mean).T @ (outside - mean))
+        inside = (self.states[rows] - mean) @ basis.vectors
+        return _Fold(rows, mean, basis, inside, inside.T @ inside)
 
     @takes_arrays
     def of(self, y: Float[Tensor, "n e"]) -> HeldOut:
@@ -118,18 +92,17 @@ class Predictor:
         found, gains = [], []
         for fold in self._folds:
             own = y[fold.rows]
-            mean = (total - own.sum(0)) / max(count - len(own), 1)
+            apart = own - (total - own.sum(0)) / max(count - len(own), 1)
             # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
             across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
-            fitted, apart = fold.vectors.T @ across, own - mean
-            gains.append(gained(fold.values, fold.penalties, fitted, fold.inside.T @ apart, fold.products))
+            fitted, penalties = fold.basis.vectors.T @ across, fold.basis.penalties
+            gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
             found.append((fitted, apart))
         sums = torch.zeros(PARTS, 2, dtype=torch.float64)
         for number, (fold, (fitted, apart)) in enumerate(zip(self._folds, found, strict=True)):
-            others = torch.stack([*gains[:number], *gains[number + 1 :]])
-            best = int(others.sum(0).argmax())
-            is_sure = others[:, best].mean() > SURE * others[:, best].std() / len(others) ** 0.5
-            left = apart - (fold.inside / (fold.values + fold.penalties[best])) @ fitted if is_sure else apart
+            best = chosen(torch.stack([*gains[:number], *gains[number + 1 :]]))
+            shift = math.inf if best is None else fold.basis.penalties[best]
+            left = apart - (fold.inside / (fold.basis.values + shift)) @ fitted
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
             sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)
         return HeldOut(sums, self.documents)

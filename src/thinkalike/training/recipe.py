@@ -28,7 +28,8 @@ class StitchConfig(Checked, part="stitch"):
     norm: Literal["none", "pre", "post"] = left_open("none")  # where φ has a LayerNorm
     rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
     init: Init = left_open("identity")  # where training starts; auto: at the closed form of the kind
-    ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
+    # λ of the closed forms least_squares and reduced_rank; null: it is chosen by cross-validation over documents
+    ridge: float | None = ranged(None, least=0)
     # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
     # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
     loss: Literal["cross_entropy", "kl", "mse", "penultimate", "alignment"] = left_open("cross_entropy")

@@ -178,8 +178,8 @@ class Evidence:
 
     @cached_property
     def course(self) -> Course:
-        """The target's output when it resumes from the map of least squares."""
-        return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer)))
+        """The target's output when it resumes from the map of least squares, its ridge chosen by cross-validation."""
+        return self.bench.course(self.source, least_squares(self._sums.plain, (0, self.setting.layer), ridge=None))
 
 
 def token_features(

@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from thinkalike.measures.closed_forms import RIDGE, AffineMap, PairMoments, least_squares_of
+from thinkalike.measures.closed_forms import AffineMap, least_squares_of
 from thinkalike.measures.estimates import seeded
+from thinkalike.measures.round_trips import RIDGE, PairMoments
 
 
 class SparseAutoencoder(nn.Module):

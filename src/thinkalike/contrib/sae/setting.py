@@ -18,7 +18,8 @@ from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
-from thinkalike.measures.closed_forms import AffineMap, PairMoments, both_directions
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.round_trips import PairMoments, both_directions
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.survey import same_vocabulary

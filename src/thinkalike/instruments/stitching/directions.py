@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import DocumentSums, ends_of, states_of_both
 from thinkalike.instruments.stitching.table import BITS, Direction, losses_of_seeds
-from thinkalike.measures.closed_forms import AffineMap, LayerPair, Moments
+from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair
 from thinkalike.measures.estimates import Estimate, bootstrap_interval, documents_and_seeds_interval
 from thinkalike.models.frozen import FrozenModel
 
@@ -86,7 +86,7 @@ def residual_sums(
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
     maps: Sequence[tuple[AffineMap, AffineMap]],
-    moments: Moments,
+    moments: HalvedMoments,
     rows: TokenRows,
     batch: int,
 ) -> DocumentSums:

@@ -33,10 +33,11 @@ from thinkalike.evaluation.language import (
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
 from thinkalike.measures.closed_forms import (
     AffineMap,
+    HalvedMoments,
     LayerPair,
-    Moments,
     PairStatistics,
     bias_only,
+    halves_of,
     least_squares,
     procrustes,
     reduced_rank,
@@ -151,9 +152,9 @@ def bytes_trained(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPai
 
 
 def bytes_of_moments(d: int, e: int, pairs: Sequence[LayerPair], maps: int = 0) -> float:
-    """Return the bytes of Σ d² + Σ e² over the layers that are read and (1 + maps) Σ d e over their pairs."""
+    """Return the bytes of Σ d² + Σ e² over layers and Σ d e over pairs, of both halves of the text, and of maps."""
     layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
-    return 8.0 * (layers * d**2 + depths * e**2 + (1 + maps) * len(pairs) * d * e)
+    return 8.0 * (2 * (layers * d**2 + depths * e**2) + (2 + maps) * len(pairs) * d * e)
 
 
 def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
@@ -172,17 +173,18 @@ class ClosedForms:
     of `CONTROL_TOKENS` if closed forms are controls and starts alone.
     """
 
-    def __init__(self, setting: Setting, moments: Moments | None = None):
+    def __init__(self, setting: Setting, moments: HalvedMoments | None = None):
         self.setting, self._known = setting, moments
 
     @cached_property
-    def moments(self) -> Moments:
+    def moments(self) -> HalvedMoments:
         """Statistics of both models' states."""
         if self._known:
             return self._known
         setting, fit = self.setting, self.setting.corpus.fit
-        rows = fit.tokens[: CONTROL_TOKENS // fit.context] if setting.only_beside else fit.tokens
-        return state_moments(*setting.models, rows, self.rows_at_once(rows), layout=fit.layout)
+        most = CONTROL_TOKENS // fit.context if setting.only_beside else None
+        rows, documents = fit.tokens[:most], fit.documents[:most]
+        return state_moments(*setting.models, rows, self.rows_at_once(rows), fit.layout, documents)
 
     def rows_at_once(self, rows: Tensor) -> int:
         """Return how many rows fit into memory, with the states of all layers in float64."""
@@ -215,7 +217,7 @@ class Compared(NamedTuple):
     """How alike the states of both models are, and what the same pass over the text gathers."""
 
     likeness: Likeness
-    moments: Moments | None  # of closed forms, unless these are of more text
+    moments: HalvedMoments | None  # of closed forms, unless these are of more text
     means: BigramMeans  # the target's mean states of tokens and of pairs of tokens
 
 
@@ -226,14 +228,17 @@ def compared(setting: Setting) -> Compared:
     """
     source, target, pairs = setting.models
     fit, report, depths = setting.corpus.fit, setting.corpus.report, sorted({depth for _, depth in pairs})
-    tokens, moments = fit.layout.target_tokens(fit.tokens), Moments(pairs)
+    tokens, moments = fit.layout.target_tokens(fit.tokens), HalvedMoments(pairs)
+    documents = fit.documents[: max(TOKENS // fit.context, 1)]
+    halves = halves_of(documents.flatten()).view_as(documents)
     means = BigramMeans(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
     read = 0
 
     def seen(rows: Tensor, mine: dict[int, Tensor], theirs: dict[int, Tensor]) -> None:
         nonlocal read
+        x, y = ({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs))
+        moments.update(x, y, halves[read : read + len(rows)].flatten())
         read += len(rows)
-        moments.update(*({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs)))
         means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
 
     longest = min(max(fit.tokens.numel(), report.documents.numel()), TOKENS)

@@ -2,8 +2,9 @@
 
 A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
 holds the next token; and it can cost much because training stopped early. So a verdict never rests on the penalty
-alone, but on which directions the states share, held out and both ways, as they are and *beyond the tokens*. No change
-of basis of either side moves what it reads. Thresholds lie in the gaps that validity/court finds between sources of
+alone, but on which directions the states share, held out and both ways, as they are and *beyond the tokens*. No
+rotation of either side moves what it reads, nor, where there is enough text, any change of basis. Thresholds lie in the
+gaps that validity/court finds between sources of
 known similarity.
 """
 
