@@ -117,6 +117,23 @@ def test_settings_of_equal_models_do_not_differ(base, changed):
     assert settings_that_differ(load_model(base), load_model(folder)).empty
 
 
+def test_only_a_tokenizer_or_its_marks_differ_and_are_named(base, changed, cli, text_files):
+    folder = changed()
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
+    run = cli(*job(base, folder, text_files, "target.bos=true"))
+    screen = " ".join(run.stdout.split())
+    assert "Did it change? Settings differ, and no prediction over" in screen
+    assert "marks 'text: None; row: ... <|endoftext|>' → 'text: None; row: <|endoftext|> ... <|endoftext|>'" in screen
+    assert "tokenizer.normaliser none → {'type': 'Lowercase'}." in screen
+    first, second = run.result.provenance["models"]
+    assert first["tokenizer"] != second["tokenizer"]
+    assert first["weights"] == second["weights"]
+    other = {"type": "Replace", "pattern": {"String": "a"}, "content": "b"}
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": other}))
+    assert "cut a text into different tokens" in cli(*job(base, folder, text_files)).error
+
+
 @pytest.mark.parametrize("tied_first", [True, False])
 def test_an_embedding_tied_on_one_side_is_untied(base, changed, cli, text_files, tied_first):
     def apart(state):
@@ -144,7 +161,9 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
     table, _ = edits_of(first, second, third)
     assert {*table["operation"]} == {"linear mixture"}
     assert "(third mixed in linearly, 0.25 of it)" in weights_in_words(table)
-    assert "mixed" not in weights_in_words(edits_of(first, second)[0]), "control"
+    without = weights_in_words(edits_of(first, second)[0])
+    assert "mixed" not in without, "control"
+    assert "A mixture is tried with a model that measure.other= names." in without
 
 
 def test_a_tied_matrix_is_one_part(base, changed):

@@ -118,6 +118,9 @@ def test_fields_that_transformers_passes_over_are_read(folder, tmp_path):
     assert shape.rope_parameters.get("partial_rotary_factor", 1.0) == 1.0
     _fill_in(shape, {"s.rope.dimension_count": 2}, "s.")
     assert shape.rope_parameters["partial_rotary_factor"] == 0.25
+    shape = transformers.Qwen3Config()
+    assert not _fill_in(shape, {"q.rope.dimension_count": 24, "q.attention.key_length": 24}, "q.")
+    assert (shape.head_dim, shape.rope_parameters.get("partial_rotary_factor", 1.0)) == (24, 1.0)
 
 
 def test_an_unknown_architecture_is_refused_in_one_line(tmp_path):

@@ -255,6 +255,7 @@ OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]
 BAD = {
     "a feature that is not there": (["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"], "'colour'"),
     "a recording of other stimuli": (["activations=BRAIN"], "lacks 1:1"),
+    "tokens of a recording": (["activations=BRAIN", "stimuli.token=mean"], "stimuli.token= has no effect"),
     "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model="),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "a number for each row": (

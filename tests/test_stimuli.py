@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import save_file
 
 from thinkalike.config import StimuliConfig
+from thinkalike.contrib.papers.salle2024 import derivations
 from thinkalike.data.grammar import (
     Pattern,
     controlled_sentences,
     crossed_sentences,
-    derivations,
     lexicon,
     patterns,
     with_ed,
@@ -668,7 +668,7 @@ def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tm
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({}, "must hold layers"),
+        ({}, "has no layers"),
         ({"V1": torch.ones(4, 2)}, r"V1 is torch.float32 of shape \(4, 2\); .* the 3 ids"),
         ({"states": torch.ones(2, 4, 2)}, r"0 is torch.float32 of shape \(4, 2\)"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),

@@ -25,7 +25,7 @@ from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.instruments import instrument
 from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.measures import bootstrap_interval, fold_interval
-from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, write_state
+from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -406,6 +406,15 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
     assert line.startswith(f"skipped: {folder}")
     assert "damaged" in line or "missing" in line
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
+
+
+def test_a_forged_headline_ends_no_list(store, listed):
+    folder = store / "stitching" / "aa"
+    record = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(record | {"headlines": [{"name": "x", "value": "1"}]}))
+    seal(folder)
+    shown = listed(store)
+    assert (f"skipped: {folder} cannot be read" in shown.err, "bb" in shown.out) == (True, True)
 
 
 def test_other_folders_are_no_results(store, listed):

@@ -93,7 +93,20 @@ def test_python_tokenizers_differ_by_class_settings_and_files(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "a.safetensors", "a.bin", "a.pt", "a.pth", "tokenizer.json", "vocab.txt", "spiece.model"]
+    "name",
+    [
+        "config.json",
+        "a.safetensors",
+        "a.bin",
+        "a.pt",
+        "a.pth",
+        "tokenizer.json",
+        "vocab.txt",
+        "spiece.model",
+        "source.spm",
+        "qwen.tiktoken",
+        "bpe.codes",
+    ],
 )
 def test_a_folders_fingerprint_covers_every_file_loaded(name, tmp_path):
     config = ModelConfig(name="m", path=str(tmp_path))
@@ -106,6 +119,16 @@ def test_a_folders_fingerprint_covers_every_file_loaded(name, tmp_path):
     (tmp_path / "README.md").write_text("read by people alone")
     (tmp_path / name).write_text("one")
     assert checkpoint_fingerprint(config) == one
+
+
+def test_the_tokenizer_of_a_run_is_in_the_fingerprint_of_its_steps(checkpoints, tmp_path):
+    shutil.copytree(checkpoints["gpt2"], tmp_path / "step64")
+    (tmp_path / "step64" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    config = ModelConfig(name="local", path=str(tmp_path), revision="step64")
+    before = checkpoint_fingerprint(config), load_model(config).describe()["tokenizer"]
+    fast(lambda whole: whole.update(normalizer={"type": "Lowercase"})).save_pretrained(tmp_path)
+    after = checkpoint_fingerprint(config), load_model(config).describe()["tokenizer"]
+    assert not {*before} & {*after}
 
 
 def with_mark(mark="<|endoftext|>", **options):

@@ -165,17 +165,30 @@ def test_a_row_that_is_not_finite_is_refused_by_name(whole, kind, value):
 def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] * 1e6})
-    assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
+    assert "are not finite; they may be in float32" in line_of("gpt2", folder, dtype="float16")
     rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] / 1e6,
                                                "transformer.ln_f.weight": torch.full((32,), 6e4)})  # fmt: skip
     assert "output on sample tokens is not finite in float16; load" in line_of("gpt2", folder, dtype="float16")
+
+
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_weights_of_half_precision_are_widened_to_the_bit(whole, stored):
+    folder = whole("gpt2")
+    rewrite(folder, lambda weights: {name: weight.to(stored) for name, weight in weights.items()})
+    loaded = load("gpt2", folder)
+    assert all(
+        torch.equal(loaded[name], weight.float()) for name, weight in load_file(folder / "model.safetensors").items()
+    )
 
 
 @pytest.mark.parametrize(("kind", "change"), [("native", torch.Tensor.sign), ("gpt2", torch.Tensor.sign)])
 def test_a_matrix_of_whole_numbers_is_refused_by_name(whole, kind, change):
     folder, name = whole(kind), MATRIX[kind]
     rewrite(folder, lambda weights: weights | {name: change(weights[name])})
-    assert f"{name} holds " in line_of(kind, folder)
+    assert f"{name} holds whole numbers alone" in line_of(kind, folder)
+    assert load(kind, folder, implausible=True), "and loads where the user knows better"
+    rewrite(folder, lambda weights: {name: torch.zeros_like(weight) for name, weight in weights.items()})
+    assert "output on sample tokens is zero everywhere" in line_of(kind, folder)
 
 
 def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
@@ -184,6 +197,18 @@ def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     rewrite(folder, lambda weights: weights | {"transformer.ln_f.weight": 3000 * weights["transformer.ln_f.weight"]})
     assert "its loss on an English sentence" in line_of("gpt2", folder)
     assert load("gpt2", folder, implausible=True), "and loads where the user knows better"
+
+
+def test_a_tensor_in_two_files_of_one_index_must_be_equal(whole):
+    folder, name = whole("gpt2"), MATRIX["gpt2"]
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").rename(folder / "one.safetensors")
+    index = {"metadata": {}, "weight_map": dict.fromkeys(weights, "one.safetensors") | {name: "two.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    for more in (0, 1):
+        save_file({name: weights[name] + more}, folder / "two.safetensors", metadata={"format": "pt"})
+        assert more or load("gpt2", folder)
+    assert f"two files of model.safetensors.index.json hold {name}" in line_of("gpt2", folder)
 
 
 def test_two_sets_of_weights_must_be_equal(whole):
@@ -226,7 +251,9 @@ def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
     folder = whole(kind)
     for path in folder.glob("tokenizer*"):
         path.unlink()
-    assert ("cannot load" if kind == "native" else "has no tokenizer (none of ") in line_of(kind, folder)
+    assert ("cannot load" if kind == "native" else "has no tokenizer that transformers reads (") in line_of(
+        kind, folder
+    )
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "classifier"])

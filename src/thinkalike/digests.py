@@ -115,11 +115,11 @@ def _state_of(path: Path) -> str:
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
     """Return 16 hexadecimal digits of the SHA-256 of all that decides which ids a text becomes."""
-    return _digest(tokenizer_parts(tokenizer))
+    return _digest({name: _digest(part) for name, part in tokenizer_facts(tokenizer).items()})
 
 
-def tokenizer_parts(tokenizer: Any) -> dict[str, str]:
-    """Return the SHA-256 of each part of a tokenizer by its name, such as "vocabulary", "merges" or "normaliser"."""
+def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
+    """Return what decides which ids a text becomes, by names such as "vocabulary", "merges" or "normaliser"."""
     parts: dict[str, Any] = {
         "vocabulary": tokenizer.get_vocab(),
         "special tokens": {mark: getattr(tokenizer, f"{mark}_token_id", None) for mark in MARKS},
@@ -135,7 +135,7 @@ def tokenizer_parts(tokenizer: Any) -> dict[str, str]:
         parts["added tokens"] = whole.get("added_tokens")
     else:
         parts |= _of_python(tokenizer)
-    return {name: _digest(part) for name, part in parts.items()}
+    return parts
 
 
 def _of_python(tokenizer: Any) -> dict[str, Any]:

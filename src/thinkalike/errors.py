@@ -8,7 +8,7 @@ import itertools
 import re
 import textwrap
 import unicodedata
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 LISTED = 40  # names that a message lists
@@ -88,6 +88,15 @@ def listed(names: Collection[object]) -> str:
     """Return the first few names, and their count where there are more."""
     shown = ", ".join(map(str, itertools.islice(names, 4)))
     return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested settings by dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        inner = flat(value) if isinstance(value, Mapping) else {"": value}
+        found |= {f"{name}.{key}".removesuffix("."): each for key, each in inner.items()}
+    return found
 
 
 def natural_order(name: str) -> tuple[list[Any], str]:

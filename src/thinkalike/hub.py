@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import httpx2
 
-from thinkalike.errors import chain, natural_order
+from thinkalike.errors import chain
 
 ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
@@ -49,13 +49,13 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
     api = huggingface_hub.HfApi(endpoint=huggingface_hub.constants.ENDPOINT)
     ask = api.model_info if kind == "model" else api.dataset_info
     try:
-        info = _patiently(lambda: ask(repository, revision=revision, timeout=ANSWER_SECONDS))
+        info = patiently(lambda: ask(repository, revision=revision, timeout=ANSWER_SECONDS))
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except Exception as error:  # no network, a time-out, offline mode, an HTML page: the cache may be enough
-        reference = _cache(kind, repository) / "refs" / (revision or "main")
+        reference = cached(kind, repository) / "refs" / (revision or "main")
         sha = reference.read_text().strip() if reference.is_file() else str(revision)
-        copy = _cache(kind, repository) / "snapshots" / sha
+        copy = cached(kind, repository) / "snapshots" / sha
         if not re.fullmatch(r"[0-9a-f]{40}", sha) or not (kind == "dataset" or copy.is_dir()):
             raise
         there = (str(path.relative_to(copy)) for path in sorted(copy.rglob("*")) if path.is_file())
@@ -68,28 +68,13 @@ def resolved(kind: Literal["model", "dataset"], repository: str, revision: str |
     return Commit(newest or revision or "main", files, repository=getattr(info, "id", ""))
 
 
-def _cache(kind: str, repository: str) -> Path:
+def cached(kind: str, repository: str) -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"{kind}s--{repository.replace('/', '--')}")
 
 
-def revisions(kind: Literal["model", "dataset"], repository: str) -> list[str]:
-    """Return the branches and tags of a repository in natural order: the hub's answer, or else those in the cache."""
-    from huggingface_hub import HfApi, constants
-
-    try:
-        refs = _patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository, repo_type=kind))
-        names = [each.name for each in (*refs.branches, *refs.tags)]
-    except Exception as error:
-        known = _cache(kind, repository) / "refs"
-        names = [str(path.relative_to(known)) for path in known.rglob("*") if path.is_file()]
-        if refused(error) or not names:
-            raise
-    return sorted(names, key=natural_order)
-
-
-def _patiently(ask: Callable[[], Any]) -> Any:
+def patiently(ask: Callable[[], Any]) -> Any:
     """Ask the hub, and again after a pause while it answers that it is busy."""
     from huggingface_hub.errors import HfHubHTTPError
 

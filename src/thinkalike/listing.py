@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from operator import attrgetter
@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.errors import ConfigError, StoreError, listed, nearest, one_line, one_of
+from thinkalike.errors import ConfigError, StoreError, flat, listed, nearest, one_line, one_of
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
@@ -46,7 +46,8 @@ class Entry:
 
     @classmethod
     def of(cls, result: Result) -> Entry:
-        made = result.provenance
+        made, headlines = result.provenance, result.headlines or first_scalar(result.scalars)
+        _ = [*map(str, headlines)]  # a list writes them, and they may be no numbers
         written = datetime.fromtimestamp(result.folder.stat().st_mtime, UTC)
         date = datetime.fromisoformat(made["date"]) if "date" in made else written
         return cls(
@@ -54,7 +55,7 @@ class Entry:
             date if date.tzinfo else date.replace(tzinfo=UTC),
             list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
             flat(result.settings),
-            result.headlines or first_scalar(result.scalars),
+            headlines,
             float(sum(made.get("phases", {}).values())),
         )
 
@@ -74,15 +75,6 @@ class Found:
     skipped: list[str] = field(default_factory=list)  # a line for each result that is damaged
 
 
-def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested settings by dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = flat(value) if isinstance(value, Mapping) else {"": value}
-        found |= {f"{name}.{key}".removesuffix("."): each for key, each in inner.items()}
-    return found
-
-
 def search(store: Path, content: bool = False) -> Found:
     """Return the content of a store; with `content`, after the digests of all files are compared."""
     found = Found(store)
@@ -91,8 +83,10 @@ def search(store: Path, content: bool = False) -> Found:
     except OSError as error:
         raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
     found.unfinished = [folder for folder in folders if folder.suffix == ".partial"]
-    for folder in filter(is_sealed, folders):
+    for folder in folders:
         try:
+            if not is_sealed(folder):
+                continue
             if wrong := damage(folder, content):
                 found.skipped.append(wrong)
             else:

@@ -104,7 +104,7 @@ class Result:
             names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
             first = "".join(f": {each}" for each in self.headlines[:1])
             told = f"{self.kind}{' of ' if names else ''}{names}{first}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except Exception as error:  # it may come from anywhere
             told = f"cannot be read, {type(error).__name__}"
         return f"Result({told}; {self.folder})"
 
@@ -265,7 +265,7 @@ def damage(folder: Path, content: bool = True) -> str | None:
     for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
-            return f"{path} is missing"
+            return f"{path} is no regular file" if path.exists() else f"{path} is missing"
         if path.stat().st_size != size:
             return f"{path} is damaged: it has {path.stat().st_size:,} bytes and should have {size:,}"
         if (content or name == "result.json") and digest_of(path) != digest:

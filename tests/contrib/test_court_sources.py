@@ -12,7 +12,7 @@ from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
 from thinkalike.contrib.court.table import entries
-from thinkalike.models.load import fresh, load_model, perturbed, twin, variant
+from thinkalike.models.load import fresh, load_model, twin, variant
 from thinkalike.training.run import Run, fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32
@@ -179,7 +179,7 @@ def test_distortions_act_on_each_dimension_at_its_scale(name, function, setting,
 
 
 def test_noise_on_weights_has_its_share_of_every_tensor(setting):
-    noisy = perturbed(setting.target, 0.02, 1)
+    noisy = constructions.perturbed(setting.target, 0.02, 1)
     for (name, own), other in zip(setting.target.module.named_parameters(), noisy.module.parameters(), strict=True):
         if own.numel() > 1000:
             assert float((other - own).std() / own.square().mean().sqrt()) == pytest.approx(0.02, rel=0.1), name

@@ -260,7 +260,7 @@ def _text_of(record: Record, field: str, place: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{place}: {text[error.start]!r} is half a character; write the file in UTF-8") from None
+        raise DataError(f"{place}: {text[error.start]!r} is half of a character; remove it") from None
     return text
 
 

@@ -196,16 +196,6 @@ def crossed_sentences(longest: int = 5) -> list[Sentence]:
     return [Sentence(kind, words) for kind, slots in within for words in product(*slots)]
 
 
-def derivations(text: str, size: str = "small") -> list[Sentence]:
-    """Return the ways in which the grammar derives a sentence: one, or none if it is not a sentence of the grammar."""
-    forms, derived = text.split(), list[Sentence]()
-    for kind, slots in patterns(size):
-        if len(slots) == len(forms):
-            fitting = [[word for word in slot if word.form == form] for slot, form in zip(slots, forms, strict=True)]
-            derived += [Sentence(kind, words) for words in product(*fitting)]
-    return derived
-
-
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
     """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up."""
     total = sum(pattern.size for pattern in patterns(size))

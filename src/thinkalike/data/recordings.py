@@ -55,9 +55,10 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
             measured more than once. Every run has each stimulus once, and every value is finite, or it is a DataError.
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
-    if ids is None or not arrays:
+    if not arrays or ids is None:
         raise DataError(
-            f"{path} must hold layers and say which stimulus a row belongs to; add `ids`, one for each row: an array "
+            f"{path} has no {'layers' if ids is not None else '`ids`, which say which stimulus a row belongs to'}; add "
+            "them, one id for each row: an array "
             "or, in .safetensors, metadata={'ids': json.dumps(ids)}; or ids='order' where rows are in the order of the "
             "stimuli"
         )

@@ -62,9 +62,9 @@ def sentence_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Passes]:
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     """Return what decides the numbers of a measure of stimuli: them, and models or recordings."""
-    stimuli = read_stimuli(config.stimuli)
     if not config.activations:
-        return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
+        return {"stimuli": read_stimuli(config.stimuli), **fingerprints(config, ("model", "target"))}
+    stimuli = read_stimuli(without_model(config).stimuli)
     recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
     ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
@@ -75,9 +75,14 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
 
 
 def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
-    """Return a configuration with recordings, with those models alone that are asked for beside them."""
+    """Return a configuration with recordings, with those models alone that are asked for beside them.
+
+    Without any, no state of tokens is read, so that `stimuli.token` has no effect.
+    """
     without = copy(config)  # not `replace`, as a configuration that a user gives must have them
     without.model, without.target = map(config.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
+    if not config.beside_recordings:
+        without.stimuli = replace(config.stimuli, token="last")
     return without
 
 

@@ -120,7 +120,8 @@ def _unknown(shape: Mapping[str, Any], model_type: str) -> str:
         return "which predicts neither tokens nor classes of texts; choose a language model"
     if "auto_map" in shape:
         return "which needs code of its own repository (trust_remote_code), and that is never run"
-    return f"which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"
+    remedy = nearest(model_type, CONFIG_MAPPING_NAMES) if "model_type" in shape else "give the checkpoint's own file"
+    return f"which transformers {__version__} does not know; {remedy}"
 
 
 class Outline(NamedTuple):

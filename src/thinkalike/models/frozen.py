@@ -25,6 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import masking_utils
 from transformers.pytorch_utils import Conv1D
 
+from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
 from thinkalike.models.survey import (
@@ -278,6 +279,13 @@ class FrozenModel:
         chosen = sorted(settings_of(self.module, chosen=True).items())
         return hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
 
+    def marks(self) -> str:
+        """Return which tokens stand around a text that is read alone, and which begins and ends rows of text."""
+        name, ends = self.tokenizer.convert_ids_to_tokens, [self.tokenizer.eos_token, self.tokenizer.sep_token]
+        begin = f"{self.tokenizer.bos_token} " if self.bos_each_row else ""
+        alone = " ".join(name(self.tokenizer("", verbose=False)["input_ids"]))
+        return f"text: {alone or None}; row: {begin}... {next(filter(None, ends), None)}"
+
     def describe(self) -> dict[str, str]:
         """Return what the provenance of a result says of the model."""
         return {
@@ -286,6 +294,8 @@ class FrozenModel:
             "revision": self.revision,
             "weights": self.fingerprint(),
             "settings": self.settings(),
+            "tokenizer": tokenizer_fingerprint(self.tokenizer),
+            "marks": self.marks(),
             "dtype": str(self.dtype).removeprefix("torch."),
             "device": str(self.device),
             **({"quantization": self.quantization} if self.quantization else {}),

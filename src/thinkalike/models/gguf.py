@@ -14,7 +14,7 @@ from thinkalike.errors import ModelError, check_extra, listed, one_line
 SCALES = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")  # of rotary positions
 KEEPS_SCALES = ("gpt-oss",)  # the architectures whose scales transformers reads from a GGUF file
 # what a file may state that changes a pass, and of which transformers reads some for each architecture
-STATED = re.compile("freq_base|dimension_count|epsilon|scale|softcapping|sliding_window|clamp|alibi")
+STATED = re.compile("freq_base|dimension_count|key_length$|epsilon|scale|softcapping|sliding_window|clamp|alibi")
 # how llama.cpp cuts texts before it merges bytes, by its names: as GPT-2 does, and as that with each digit alone
 LIKE_GPT2 = {"gpt-2", "phi-2", "olmo", "mpt", "jais"}
 DIGITS_ALONE = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
@@ -69,8 +69,8 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
         scales.append(f"rope.scaling.type={scaling}")
     if scales and architecture not in KEEPS_SCALES:
         raise ModelError(
-            f"{path} scales its rotary positions ({listed(scales)}), which transformers does not read from GGUF files, "
-            f"so that all states would be wrong; {OWN}"
+            f"{path} scales its rotary positions ({listed(scales)}), which transformers does not read from GGUF "
+            f"files; {OWN}"
         )
     if unread := _fill_in(shape, facts, f"{architecture}."):
         raise ModelError(f"{path} states {listed(unread)}, which transformers does not read from GGUF files; {OWN}")
@@ -84,12 +84,15 @@ def _fill_in(shape: Any, facts: dict[str, Any], prefix: str) -> list[str]:
     """Put what a file states into its configuration in place of defaults, and return what has no place there."""
     rope, unread = getattr(shape, "rope_parameters", None) or {}, []
     layered = any(isinstance(each, dict) for each in rope.values())  # of each kind of layer, which transformers reads
-    for key, value in facts.items():
+    for key, value in sorted(facts.items()):  # the width of heads before that of their rotary part
         name = key.rpartition(".")[2]
         own = [each for each in vars(shape) if each == name or (name.endswith("epsilon") and "_eps" in each)]
         if not (key.startswith(prefix) and STATED.search(name) and value) or (layered and ".rope." in key):
             continue
-        if rope and name == "freq_base":
+        if name == "key_length":
+            if hasattr(shape, "head_dim") and not hasattr(shape, "qk_rope_head_dim"):
+                shape.head_dim = value
+        elif rope and name == "freq_base":
             rope["rope_theta"] = value
         elif rope and name == "dimension_count":
             width = getattr(shape, "head_dim", None) or shape.hidden_size // shape.num_attention_heads

@@ -20,7 +20,15 @@ from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
-from thinkalike.models.survey import Checkpoint, cast, check_loss, embedding_of, puts_bos, without_hooks
+from thinkalike.models.survey import (
+    Checkpoint,
+    cast,
+    check_plausible,
+    embedding_of,
+    longest_row,
+    puts_bos,
+    without_hooks,
+)
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -110,7 +118,7 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
     """Return a copy of a model of transformers, or of a bridge, as a FrozenModel; see `load_model`."""
     from transformers import PreTrainedModel
 
-    from thinkalike.models.readers import longest_row, one_side
+    from thinkalike.models.readers import one_side
 
     copied = None
     if type(module).__name__ == "TransformerBridge":  # its module is of transformers, or native of TransformerLens
@@ -206,7 +214,7 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         rows = f"its embedding only {frozen.vocabulary} rows"
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
     if not config.implausible:
-        check_loss(frozen)
+        check_plausible(frozen)
     return frozen
 
 
@@ -276,16 +284,6 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.copy_(noise * weight.float().std().cpu())
     return variant(model, module, f"{model.name} (random)")
-
-
-def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
-    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
-    module, generator = deepcopy(model.module), seeded(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
-    return variant(model, module, f"{model.name} (noisy)")
 
 
 def fresh(model: FrozenModel, seed: int) -> FrozenModel:

@@ -97,7 +97,7 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
         for path, name in alone:
             module = model.module.get_submodule(path)
             setattr(module, name, nn.Parameter(getattr(module, name).detach().clone(), requires_grad=False))
-            done.append(f"Only {model.name} ties {path}.{name} to its embedding; both models are compared untied.")
+            done.append(f"Only {model.name} ties {path}.{name} to another weight; both models are compared untied.")
     rows = min(base.vocabulary, changed.vocabulary)
     for model in (base, changed):
         if (more := model.vocabulary) > rows:
@@ -140,7 +140,9 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     differ = (first.keys() | second.keys()) - same
     inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
     if lost := sorted(differ.difference(*inside.values())):
-        raise ModelError(f"{changed.name}: {lost[0]} differs, and belongs to none of the model's modules of weights")
+        raise ModelError(
+            f"{changed.name}: {lost[0]} differs or is not in both, and belongs to none of the modules of weights"
+        )
     return [part for part, names in inside.items() if names]
 
 

@@ -39,11 +39,10 @@ ADAPTER = "adapter_config.json"
 STATED = ("config.json", ADAPTER)  # files of which every checkpoint has one
 WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has these is read as transformers wrote it
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
-READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
+CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}  # configuration and tokenizer
+READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
-MINIS = {"bert": "bert-mini", "mamba": "mamba-mini", "neox|pythia": "neox-4l-mini", "solu": "solu-3l-mini",
-         "gelu": "gelu-3l-mini", "gpt": "gpt2-mini"}  # fmt: skip
 HELD: dict[str, Any] = {}  # models in memory, each by the path that its configuration has while a job runs
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
@@ -76,7 +75,7 @@ def folder_of(config: ModelConfig) -> Path | None:
     folder = named_folder(config)
     if folder is None:
         return None
-    if config.revision and not folder.exists():
+    if config.revision and folder.parent.exists() and not folder.exists():
         there = listed([path.name for path in revisions_in(folder.parent)]) or "none"
         raise ConfigError(f"model.revision={config.revision} is not in {folder.parent}, whose revisions are: {there}")
     if gguf := gguf_in(folder):
@@ -84,12 +83,13 @@ def folder_of(config: ModelConfig) -> Path | None:
     inside = _around(folder)
     files = os.listdir(inside) if inside.is_dir() else []
     for name in sorted(files):  # transformers calls missing what cannot be read, and waits for pipes
-        if Path(name).suffix in READ | {LIGHTNING} and (inside / name).exists():
+        if Path(name).suffix in READ | {LIGHTNING}:
             regular(inside / name).open("rb").close()
     if not {*STATED} & {*files}:
         trains = f"run: python train.py task=pretrain model={folder.name}"
         remedy = trains if config.mini else "save_pretrained writes one"
-        raise ModelError(f"model={config.called}: {inside} has no config.json; {remedy}")
+        found = "has no config.json" if inside.is_dir() else "is a file" if inside.exists() else "is not there"
+        raise ModelError(f"model={config.called}: the folder {inside} {found}; {remedy}")
     _check_inside(folder)
     if not is_adapter(folder):
         _check_no_adapter(config, str(folder), files)
@@ -132,6 +132,7 @@ def base_of(config: ModelConfig) -> ModelConfig | None:
     folder = Path(config.path or "", config.revision or "")
     if not config.path or not is_adapter(folder):
         if config.base:
+            folder_of(config)  # says what is wrong with its folder
             raise ConfigError(f"model.base={config.base}: {config.called} is no adapter; leave it out")
         return None
     settings = _json(folder / ADAPTER)
@@ -158,8 +159,8 @@ def _has_weights(folder: Path) -> bool:
 def _check_inside(folder: Path) -> None:
     """Refuse an index of weights that leads out of the folder, to files that no fingerprint covers."""
     for index in folder.glob("*.index.json"):
-        for name in _json(index).get("weight_map", {}).values():
-            if os.path.isabs(name) or os.path.normpath(name).startswith(".."):
+        for name in {*_json(index).get("weight_map", {}).values()}:
+            if not (folder / name).parent.resolve().is_relative_to(folder.resolve()):
                 raise ModelError(f"{index} names weights outside its folder: {name}")
 
 
@@ -199,6 +200,8 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
         inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
         others = [path for path in revisions_in(folder) if STEP.search(path.name)]
         inside = [path for path in inside if not any(path.is_relative_to(other) for other in others)]
+        if config.revision and not (folder / "tokenizer.json").exists():  # a run may keep its tokenizer above
+            inside += _beside(folder)
         for path in inside if folder.is_dir() else [folder, *_beside(folder)]:
             digest.update(path.name.encode())
             digest.update(bytes.fromhex(remembered_digest(path)))
@@ -247,23 +250,23 @@ def _around(place: Path) -> Path:
     return place.parent if place.suffix == LIGHTNING else place
 
 
-def _beside(file: Path) -> list[Path]:
-    """Return the configuration and the tokenizer of a checkpoint of Lightning; a GGUF file has its own."""
-    around = sorted(file.parent.iterdir()) if file.suffix == LIGHTNING else []
-    return [path for path in around if path.suffix in (".json", ".txt", ".model") and "index" not in path.name]
+def _beside(place: Path) -> list[Path]:
+    """Return the configuration and the tokenizer beside a checkpoint; a GGUF file has its own."""
+    around = [] if place.suffix == ".gguf" else sorted(place.parent.iterdir())
+    return [path for path in around if path.suffix in CUTTERS and path.is_file() and "index" not in path.name]
 
 
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     """Return the config.json of a checkpoint that is `reached`, without code of the hub, or what a GGUF file says."""
     import huggingface_hub
 
-    path = _stated_in(Path(place))
+    path = Path(place)
     if named_folder(config) is None:
-        path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
+        path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)).parent
     shape = _shape_in(path)
     if code := _code_of_the_hub(shape):
         raise ModelError(
-            f"{path} says {code}, which is code of a repository of the hub and is never run; remove that entry"
+            f"config.json of {path} says {code}, which is code of a repository of the hub and is never run; remove it"
         )
     return shape
 
@@ -271,16 +274,13 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
 def known_shape(place: Path) -> dict[str, Any]:
     """Return what `read_shape` does of a folder or file; nothing if it is damaged, which loading reports."""
     with contextlib.suppress(OSError, ModelError):
-        return _shape_in(_stated_in(place))
+        return _shape_in(place)
     return {}
 
 
-def _stated_in(place: Path) -> Path:
-    """Return the file that states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
-    return gguf_in(place) or _around(place) / "config.json"
-
-
-def _shape_in(path: Path) -> dict[str, Any]:
+def _shape_in(place: Path) -> dict[str, Any]:
+    """Return what states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
+    path = gguf_in(place) or _around(place) / "config.json"
     if path.suffix == ".gguf":
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     return _json(path)
@@ -303,24 +303,18 @@ def _code_of_the_hub(shape: Mapping[Any, Any]) -> str:
     return ""
 
 
-def _mini_like(config: ModelConfig) -> str:
-    """Return the mini whose architecture is that of a model of the hub, as far as its names tell."""
-    named = f"{config.name} {config.family} {config.hub_id}".lower()
-    return next((mini for words, mini in MINIS.items() if re.search(words, named)), "gelu-3l-mini")
-
-
 def _commit_of(config: ModelConfig) -> Commit:
     try:
         commit = resolved("model", str(config.hub_id), config.revision)
     except Exception as error:
         if refused(error):
             raise
-        endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-        home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+        from huggingface_hub import constants
+
         raise ModelError(
-            f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({endpoint}), and "
-            f"HF_HOME={home} has no copy; set HF_HOME to a cache that has it, give a folder (model=local "
-            f"model.path=DIR), or take a mini (model={_mini_like(config)})"
+            f"model={config.called}: cannot get {config.hub_id}: {_cause(config, error)} ({constants.ENDPOINT}), "
+            f"and {constants.HF_HUB_CACHE} has no copy; set HF_HOME to a cache that has it, give a folder (model=local "
+            f"model.path=DIR), or take a mini, such as gelu-3l-mini"
         ) from error
     _check_no_adapter(config, str(config.hub_id), commit.files)
     return commit

@@ -30,7 +30,7 @@ from thinkalike.digests import read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
-from thinkalike.models.gguf import cut_as_stated, gguf_said
+from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
 from thinkalike.models.survey import (
     PROBES,
@@ -41,17 +41,14 @@ from thinkalike.models.survey import (
     check_values,
     embedding_of,
     first_tensor,
+    longest_row,
     puts_bos,
     relative_error,
     sample_tokens,
-    text_config,
     without_hooks,
 )
 
 log = logging.getLogger(__name__)
-
-# the names that configurations give to the longest row
-LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
 
@@ -203,22 +200,32 @@ def read_weights(
         "not expected": [n for n in loading["unexpected_keys"] if not (BUFFERS.search(n) or HEADS.search(n))],
     }
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
+        whole = ("config.json describes", "give the whole checkpoint with its own config.json")
+        source, remedy = ("fields describe", OWN) if is_gguf(place) else whole
         raise ModelError(
-            f"cannot load model={config.called} from {place}: its weights are not those that its config.json describes "
-            f"({found}); give the whole checkpoint with its own config.json"
+            f"cannot load model={config.called} from {place}: its weights are not those that its {source} ({found}); "
+            f"{remedy}"
         )
     return module
 
 
 def check_one_set(folder: Path) -> None:
-    """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError."""
+    """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError.
+
+    So is a tensor that two files of one index hold with different values, of which either may be read.
+    """
     parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
     if not parts:
         return
     (first, own), *others = parts.items()
+    seen = dict[str, Tensor]()
+    for name, tensor in _tensors_in(folder / part for part in sorted(own)):
+        if name in seen and not torch.equal(seen[name], tensor):
+            raise ModelError(f"{folder}: two files of {first} hold {name} with different values; remove one of them")
+        seen[name] = tensor
     for name, theirs in others:
         try:
-            x, y = (dict(_tensors_in(folder / part for part in sorted(each))) for each in (own, theirs))
+            x, y = seen, dict(_tensors_in(folder / part for part in sorted(theirs)))
         except Exception:  # of whatever lies there, such as a pointer of Git LFS; what is read is checked elsewhere
             continue
         common = x.keys() & y.keys()
@@ -325,8 +332,9 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
             file = cached_file(place, "tokenizer.json", **optional)
             if file and not _cuts_as(tokenizer, file):
                 kind = type(tokenizer).__name__
-                log.warning("%s: %s cuts texts otherwise than tokenizer.json, which is read", config.called, kind)
                 tokenizer = PreTrainedTokenizerFast.from_pretrained(place, revision=revision)
+                which = "which is read" if _cuts_as(tokenizer, file) else "as other files of the tokenizer add to it"
+                log.warning("%s: %s cuts texts otherwise than tokenizer.json, %s", config.called, kind, which)
             file = cached_file(place, "tokenizer_config.json", **optional)
             said = read_json(Path(file)).get("add_bos_token") if file else None
             if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
@@ -336,7 +344,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
             return tokenizer
     if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
-    raise ModelError(f"{config.called}: {place} has no tokenizer (none of {', '.join(sorted(names))})")
+    raise ModelError(f"{config.called}: {place} has no tokenizer that transformers reads ({', '.join(sorted(names))})")
 
 
 def _cuts_as(tokenizer: Any, file: str) -> bool:
@@ -351,26 +359,6 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
         list(tokenizer(text)["input_ids"]) == own.encode(text).ids
         for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
     )
-
-
-def longest_row(module: Any) -> int | None:
-    """Return how many tokens a row can have by the configuration; None where nothing limits it.
-
-    RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used. Some
-    rotary positions are scaled where the longest row of a batch is longer than those of the first training; up to that
-    length a state does not depend on the other rows.
-    """
-    shape = text_config(module)
-    longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
-    rope = getattr(shape, "rope_parameters", None) or {}
-    if longest and rope.get("rope_type") == "longrope":
-        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
-    unused = [
-        part.padding_idx + 1
-        for path, part in module.named_modules()
-        if path.endswith("embeddings.position_embeddings") and getattr(part, "padding_idx", None) is not None
-    ]
-    return longest - unused[0] if longest and unused else longest
 
 
 def blocks_of(module: Any, name: str) -> str:

@@ -22,7 +22,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.models.families import AUTO_CLASSES, LONGEST, family_in, label
 from thinkalike.models.frozen import FrozenModel, one_text_per_row
 from thinkalike.models.places import base_of, folder_of, known_shape, named_folder
-from thinkalike.models.survey import embedding_of, text_config
+from thinkalike.models.survey import embedding_of, longest_row, text_config
 
 log = logging.getLogger(__name__)
 
@@ -194,7 +194,7 @@ def _on_meta(sizes: Mapping[str, Any]) -> tuple[nn.Module, str, int | None]:
         return native.original_model, "layers", native.original_model.cfg.n_ctx
     import transformers
 
-    from thinkalike.models.readers import blocks_of, longest_row
+    from thinkalike.models.readers import blocks_of
 
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.digests import BYTE_OF, tokenizer_parts
-from thinkalike.errors import ModelError, one_line
+from thinkalike.digests import BYTE_OF, tokenizer_facts
+from thinkalike.errors import ModelError, flat, listed, one_line
 from thinkalike.models.families import EMBED, Layer, after
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, tor
 # the names that configurations give to the kinds of layers, and to the lengths of windows of attention in tokens
 KINDS = ("layer_types", "layers_block_type", "attention_layers")
 WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
+# the names that they give to the longest row
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 # entries of a configuration that no pass of an evaluated model reads
 UNREAD = re.compile(r"^_|dropout|pdrop|^(transformers_version|architectures|dtype|torch_dtype|device|seed|model_name|"
                     r"tokenizer_name|n_params|use_cache|initializer_range|init_\w+|id2label|label2id)$")  # fmt: skip
@@ -44,6 +46,7 @@ TEXT = "The man in the old house near the river walked to the market each day, a
 AT_ONCE = 2**22  # entries of a tensor that are summed together
 PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
 OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
+ACCEPT = "model.implausible=true takes it as it is"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
 
@@ -134,6 +137,26 @@ def text_config(module: Any) -> Any:
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
 
 
+def longest_row(module: Any) -> int | None:
+    """Return how many tokens a row can have by the configuration; None where nothing limits it.
+
+    RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used. Some
+    rotary positions are scaled where the longest row of a batch is longer than those of the first training; up to that
+    length a state does not depend on the other rows.
+    """
+    shape = text_config(module)
+    longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
+    rope = getattr(shape, "rope_parameters", None) or {}
+    if longest and rope.get("rope_type") == "longrope":
+        longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+    unused = [
+        part.padding_idx + 1
+        for path, part in module.named_modules()
+        if path.endswith("embeddings.position_embeddings") and getattr(part, "padding_idx", None) is not None
+    ]
+    return longest - unused[0] if longest and unused else longest
+
+
 def settings_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     """Return the entries of a configuration that its class knows and a pass may read, inner ones as "outer.inner".
 
@@ -147,15 +170,7 @@ def settings_of(module: Any, chosen: bool = False) -> dict[str, Any]:
             name: value for name, value in config.to_dict().items()
             if (name in known or hasattr(type(config), name)) and not (chosen and known.get(name) == value)
         }  # fmt: skip
-    return dict(_flat({name: value for name, value in given.items() if not UNREAD.search(name)}))
-
-
-def _flat(given: Mapping[Any, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in given.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", value
+    return flat({name: value for name, value in given.items() if not UNREAD.search(name)})
 
 
 def embedding_of(module: Any) -> Tensor:
@@ -215,23 +230,16 @@ def prove(model: Any) -> None:
 
 
 def check_values(module: torch.nn.Module, name: str) -> None:
-    """Raise a ModelError for a weight that is NaN or infinite, or a matrix of whole numbers; warn of one of zeros.
-
-    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
-    """
-    trained = {path for path, _ in module.named_parameters()}
+    """Raise a ModelError for a weight that is NaN or infinite."""
     for path, tensor in tensors_of(module):
         if not tensor.is_floating_point() or not tensor.numel():
             continue
         wide = torch.promote_types(tensor.dtype, torch.float32)  # in parts, because summing in it makes a copy
         finite = all(part.sum(dtype=wide).isfinite() for part in tensor.reshape(-1).split(AT_ONCE))
         if not finite and (bad := int((~tensor.isfinite()).sum())):
-            remedy = "; load it in float32" if tensor.dtype == torch.float16 else ""
+            too_large = tensor.dtype == torch.float16 and not tensor.isnan().any()
+            remedy = "; they may be in float32" if too_large else ""
             raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
-        if path in trained and tensor.dim() > 1 and all((part == part.round()).all() for part in (tensor[0], tensor)):
-            if tensor.any():
-                raise ModelError(f"{name}: {path} holds whole numbers alone, as rounded weights without their scale do")
-            log.warning("%s: %s is zero everywhere", name, path)
 
 
 def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
@@ -248,6 +256,8 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             raise ModelError(
                 f"{model.name}: its output on sample tokens is not finite in {str(model.dtype)[6:]}{remedy}"
             )
+        if not full.any():
+            raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         for cut, state in zip(cuts, states, strict=True):
             joined = model.advance(state, after(cut), model.n_layers, mask)
             joined = model.finish(joined[:, late]) if model.predicts == "next" else model.output(joined, mask)
@@ -264,14 +274,38 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     other[:, half:] = (other[:, half:] + 1) % model.vocabulary
     error = relative_error(*(model.full(each)[:, :half] for each in (other, tokens)))
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
+        remedy = "save it with AutoModelForMaskedLM"
+        if hasattr(text_config(model.module), "is_decoder"):
+            remedy = (
+                f"if it was trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
+            )
         raise ModelError(
             f"{model.name} is to predict the next token, but later tokens change its logits by {error:.1e} of the "
-            "largest one, as in an encoder; if it was trained on earlier tokens alone, write is_decoder: true in its "
-            "config.json, and else save it with AutoModelForMaskedLM"
+            f"largest one, as in an encoder; {remedy}"
         )
 
 
-def check_loss(model: Any) -> None:
+def check_plausible(model: Any) -> None:
+    """Raise a ModelError for a matrix of whole numbers; see `_check_loss`. Say which matrices are zero everywhere.
+
+    Vectors may be of ones or zeros, as norms and biases begin. New blocks and ablated ones have matrices of zeros.
+    """
+    trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
+    found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
+    whole = {
+        path: bool(each.any())
+        for path, each in found
+        if all(torch.equal(part, part.round()) for part in (each[0], each))
+    }
+    if odd := [path for path in whole if whole[path]]:
+        said = "whole numbers alone, as rounded weights without their scale do"
+        raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
+    if whole:
+        log.warning("%s: zero everywhere: %s", model.name, listed(whole))
+    _check_loss(model)
+
+
+def _check_loss(model: Any) -> None:
     """Raise a ModelError if the loss on a sentence is far above ln V, that of a guess, as after bits were flipped.
 
     Swapped layers are not noticed. Models that predict no tokens, or do not know the sentence, pass.
@@ -289,14 +323,13 @@ def check_loss(model: Any) -> None:
     if not loss <= LARGEST * guess:
         raise ModelError(
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
-            "flipped bits or weights of another model do that, and so does training on other text: "
-            "model.implausible=true takes it as it is"
+            f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
         )
 
 
 def same_vocabulary(source: Any, target: Any) -> None:
     """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
-    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
@@ -308,7 +341,7 @@ def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
     """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
     if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
         raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
-    if tokenizer_parts(source.tokenizer) == tokenizer_parts(target.tokenizer):
+    if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
         return
     for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
         mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))

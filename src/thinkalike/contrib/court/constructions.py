@@ -67,6 +67,16 @@ def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setti
     return lambda setting: at_layer(setting, change(setting.target, seed=setting.number(purpose)))
 
 
+def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
+    module, generator = copy.deepcopy(model.module), seeded(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
+    return variant(model, module, f"{model.name} (noisy)")
+
+
 @torch.no_grad()
 def reverted(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     """Return the architecture with weights that lie this share of the way back to untrained ones."""

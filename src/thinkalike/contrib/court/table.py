@@ -12,7 +12,7 @@ import torch
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States
 from thinkalike.evaluation.language import BigramMeans, TokenMeans
-from thinkalike.models.load import fresh, perturbed, randomised, twin
+from thinkalike.models.load import fresh, randomised, twin
 
 
 class Entry(NamedTuple):
@@ -32,7 +32,7 @@ SOURCES = (
     Entry("affine", "same", partial(make.through_affine, condition=make.CONDITION)),
     Entry("affine, condition 1000", "same", partial(make.through_affine, condition=1000.0)),
     Entry("whitened", "same", make.whitened),
-    Entry("noisy weights", "near", make.changed(partial(perturbed, share=make.WEIGHT_NOISE), "noisy weights")),
+    Entry("noisy weights", "near", make.changed(partial(make.perturbed, share=make.WEIGHT_NOISE), "noisy weights")),
     Entry("partly untrained weights", "near", make.changed(partial(make.reverted, share=make.REVERTED), "reverted")),
     Entry("trained on", "near", partial(make.trained_on, config=make.TRAINED, name="trained on")),
     Entry("tuned", "near", partial(make.trained_on, config=make.TUNED, name="tuned")),

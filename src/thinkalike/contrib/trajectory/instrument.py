@@ -21,8 +21,8 @@ from thinkalike.contrib import figures
 from thinkalike.contrib.trajectory.answers import Reading, outcome, tasks_of_features
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import ConfigError, listed
-from thinkalike.hub import revisions
+from thinkalike.errors import ConfigError, listed, natural_order
+from thinkalike.hub import cached, patiently, refused
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.places import checkpoint_fingerprint, explained, named_folder, revisions_in
@@ -169,7 +169,7 @@ def steps_of(model: ModelConfig, only: str = "*") -> dict[int, str]:
     """
     folder = named_folder(replace(model, revision=None))
     with explained(model):
-        names = [path.name for path in revisions_in(folder)] if folder else revisions("model", str(model.hub_id))
+        names = [path.name for path in revisions_in(folder)] if folder else _on_hub(str(model.hub_id))
     parsed = {name: found for name in names if fnmatch(name, only) and (found := NAME.match(name))}
     if left := [name for name in names if name not in parsed]:
         log.info("%s: left out are %s", model.called, listed(left))
@@ -205,3 +205,18 @@ def checkpoints_of(model: ModelConfig, measure: Any) -> Checkpoints:
             "step64 or checkpoint-500, and a trajectory needs two; task=pretrain pretrain.keep=log2 keeps them"
         )
     return Checkpoints({step: replace(model, revision=there[step]) for step in wanted})
+
+
+def _on_hub(repository: str) -> list[str]:
+    """Return the branches and tags of a model in natural order: the hub's answer, or else those in the cache."""
+    from huggingface_hub import HfApi, constants
+
+    try:
+        refs = patiently(lambda: HfApi(endpoint=constants.ENDPOINT).list_repo_refs(repository))
+        names = [each.name for each in (*refs.branches, *refs.tags)]
+    except Exception as error:
+        known = cached("model", repository) / "refs"
+        names = [str(path.relative_to(known)) for path in known.rglob("*") if path.is_file()]
+        if refused(error) or not names:
+            raise
+    return sorted(names, key=natural_order)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 from torch import Tensor
 
+from thinkalike.digests import tokenizer_facts
 from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
@@ -17,6 +20,7 @@ from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
 NAMED = 4  # tokens, neurons and the like that are named
+LONG = 80  # letters of a value
 INWARD = re.compile(
     r"o_proj|out_proj|c_proj|down_proj|fc_out|dense_4h_to_h|(^|\.)o$|output\.dense|attention\.dense|wo$|w2$"
 )
@@ -28,11 +32,20 @@ IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all
 
 
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
-    """Return the entries of the configurations that differ and that a pass may read, as text."""
-    first, second = (settings_of(model.module) for model in (base, changed))
-    rows = [{"setting": name, "base": repr(first.get(name)), "changed": repr(second.get(name))}
+    """Return, as text, what differs beside the weights: entries of configurations, parts of tokenizers, and marks."""
+    first, second = (settings_of(model.module) | {"marks": model.marks()} for model in (base, changed))
+    for own, model in ((first, base), (second, changed)):
+        own |= {f"tokenizer.{name}": part for name, part in tokenizer_facts(model.tokenizer).items()}
+    rows = [{"setting": name, "base": _brief(first.get(name)), "changed": _brief(second.get(name))}
             for name in sorted(first.keys() | second.keys()) if first.get(name) != second.get(name)]  # fmt: skip
     return pd.DataFrame(rows, columns=["setting", "base", "changed"])
+
+
+def _brief(value: Any) -> str:
+    """Return a value as text, of a long list or table its length and digest; "none" is read back as it is."""
+    said = "none" if value is None else repr(value)
+    is_long = len(said) > LONG and isinstance(value, list | dict)
+    return f"{len(value)} entries ({hashlib.sha256(said.encode()).hexdigest()[:6]})" if is_long else said
 
 
 def edits_of(

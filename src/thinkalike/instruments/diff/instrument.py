@@ -76,7 +76,7 @@ class DiffConfig(MeasureConfig):
         return [*(() if self.null == "drift" else ("steps",)), *(() if ours else ("pairs",))]
 
 
-class Diff(Instrument, kind="diff", version=5, reads=("model", "target", "data", "measure")):
+class Diff(Instrument, kind="diff", version=6, reads=("model", "target", "data", "measure")):
     """Says what the change from `model` to `model@target` did."""
 
     of_models: ClassVar[str] = "pairs"

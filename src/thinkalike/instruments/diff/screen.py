@@ -26,6 +26,10 @@ NULL = {  # in words, and what the changes of the null are
         "random changes of the same weights, of equal norms and singular values",
     ),
 }
+TRIED = (  # of tensors whose change no operation gives
+    " Noise and other changes are none of: zeros, a mask, a swap, a permutation, a cast, a scaling, a rounding, low "
+    "rank. A mixture is tried with a model that measure.other= names."
+)
 VERDICTS = {0: "equivalent", 1: "not equivalent", 3: "undecided"}
 
 
@@ -60,7 +64,7 @@ def _ends(numbers: Any, name: str, spec: str) -> str:
 def changed(numbers: dict[str, float]) -> str:
     """Return how far the predictions moved."""
     if not numbers["tokens"]:
-        return "No. All weights and settings are equal."
+        return "No. All weights, settings and tokenizers are equal."
     if not numbers["kl"]:
         what = f"Weights of {numbers['parts']:.0f} parts" if numbers["parts"] else "Settings"
         return f"{what} differ, and no prediction over {number_of_documents(numbers)}."
@@ -73,7 +77,7 @@ def changed(numbers: dict[str, float]) -> str:
 
 
 def settings_in_words(table: pd.DataFrame) -> str:
-    """Return the entries of the configuration that differ."""
+    """Return what differs beside the weights."""
     rows = list(table.itertuples())
     said = ", ".join(f"{row.setting} {row.base} → {row.changed}" for row in rows[:LISTED])
     return f"{said}{f' and {len(rows) - LISTED} more' if len(rows) > LISTED else ''}."
@@ -88,7 +92,8 @@ def weights_in_words(table: pd.DataFrame) -> str:
     said = [f"{tensors_in_words(groups[each])} {each}" for each in order[:GROUPS]]
     rest = sum(len(groups[each]) for each in order[GROUPS:])
     more = f"; {rest} more in weights.csv" if rest else ""
-    return f"{'; '.join(said)}{more}."
+    unnamed = table["operation"].isin(["noise", "changed"]).any()
+    return f"{'; '.join(said)}{more}.{TRIED if unnamed else ''}"
 
 
 def operation_in_words(row: Any) -> str:

@@ -124,6 +124,8 @@ class LayerPairs(Instrument):
         read: Any = copy(config)
         if config.activations:
             read.model, read.target = map(config.beside_recordings.get, ("model", "target"))
+            if not config.beside_recordings:
+                read.stimuli = replace(config.stimuli, token="last")
             read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
