@@ -301,7 +301,7 @@ NEUTRAL = {
     "model.members", "target.members", "model.device_map", "target.device_map", "data.group",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
-    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
+    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run", "budget",
     "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
 }  # fmt: skip
 

@@ -63,7 +63,7 @@ RECORDED = (".npz", ".safetensors")
 
 def stitch(
     source: Model, target: Model | None = None, *, texts: Text | None = None, layers: Layers | None = None,
-    kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None, ridge: float = 0.0,
+    kind: str = "linear", norm: str | None = None, rank: int = 16, init: str | None = None, ridge: float | None = None,
     loss: str | None = None, controls: bool = False, floor: bool | None = None, both: bool = False,
     optimizer: str | None = None, whiten: bool | None = None, lr: float | None = None,
     lr_multiples: Sequence[float] = (), seeds: int = 1, momentum: float = 0.9, scale_lr_by_momentum: bool = True,
