@@ -164,6 +164,21 @@ def test_copies_read_as_they_were_made(read, capsys, target, low, high, says):
     assert says in " ".join(capsys.readouterr().out.split())
 
 
+def test_further_rungs_stand_beside_bits(read, copies, capsys):
+    plain = read("base", "copy3")
+    result = read("base", "copy3", f"measure.rungs=[bits,layers,text,{copies}/copy4,{copies}/base]")
+    assert result.table.equals(plain.table)
+    rungs = result.tables["rungs"]
+    base = rungs[rungs["model"] == "gelu-3l-mini[path=base]"].pivot(index="rung", columns="layer", values="value")
+    assert np.allclose(base.loc[f"{copies}/copy4"], base.loc["4 bits"], atol=1e-3)
+    assert np.allclose(base.loc[f"{copies}/base"], 1, atol=1e-3)
+    assert base.loc["other text"].abs().max() < 0.05
+    assert (base.loc["1 block away"] >= base.loc["2 blocks away"] - 0.02).all()
+    assert "2 blocks away" in capsys.readouterr().out
+    assert "4 blocks away" not in base.index, "of four layers"
+    assert result.key != plain.key
+
+
 def test_rungs_are_kept_when_a_job_stops(read, monkeypatch):
     rung, seen = Side.rung, []
 

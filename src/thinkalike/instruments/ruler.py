@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -41,10 +41,20 @@ from thinkalike.measures.rows import massive
 from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_models, rounded, twin
+from thinkalike.models.load import configured, load_model, load_models, rounded, twin
+from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.processes import counted
-from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, show_text, span
+from thinkalike.screen import (
+    Column,
+    Table,
+    number_column,
+    number_of_documents,
+    show_table,
+    show_text,
+    span,
+    text_column,
+)  # fmt: skip
 from thinkalike.states.batches import say_massive
 from thinkalike.states.tokens import Pieces, pieces, word_states
 from thinkalike.store import Headline, Result
@@ -56,7 +66,9 @@ SPREAD = 4  # times as much text is read as is compared, so that it is of more d
 LONGEST = 4096  # bytes of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
-UNTRAINED = "untrained"
+UNTRAINED, TEXT = "untrained", "other text"
+AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
+OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
@@ -68,6 +80,13 @@ class RulerConfig(MeasureConfig):
     kind: str = "ruler"
     words: int = ranged(8192, least=256, most=10**8)  # of held-out text, in pieces of up to 128
     massive: Literal["drop", "keep"] = "drop"  # the few words whose long states decide some layer
+    # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
+    rungs: list[str] = field(default_factory=lambda: ["bits"])
+
+    @property
+    def further(self) -> list[str]:
+        """The names of all rungs but those of bits."""
+        return [each for name in self.rungs for each in OWN.get(name, (name,))]
 
 
 class Words:
@@ -150,12 +169,27 @@ class Side:
         return [*self.words.predictors(self.states)]
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:
-        """Return how alike this model and a changed copy of it, which is gone then, are at each layer."""
-        changed = twin(self.model, TWIN) if name == UNTRAINED else rounded(self.model, int(name))
-        states = self.words.states(changed, self.layers)
-        del changed
+        """Return how alike this model and a changed copy of it, or what else a rung is of, are at each layer."""
+        if name == TEXT:
+            moved = (each.states.roll(len(each.states) // 2, 0) for each in self.predictors)
+            return alike(self.predictors, (Predictor(each, self.words.documents) for each in moved))
+        states = self.words.states(*self._changed(name))  # the other model is gone then
         hand_back(self.model.device)
         return alike(self.predictors, self.words.predictors(states))
+
+    def those_of(self, names: Sequence[str]) -> list[str]:
+        """Return those of these rungs that every layer has, on one side or the other."""
+        return [name for name in names if 2 * AWAY.get(name, 0) <= self.model.n_layers]
+
+    def _changed(self, name: str) -> tuple[FrozenModel, list[int]]:
+        """Return the model that a rung is of, and its layers that stand beside those of this one."""
+        model, layers = self.model, self.layers
+        if name == UNTRAINED or name.isdigit():
+            return (twin(model, TWIN) if name == UNTRAINED else rounded(model, int(name))), layers
+        if name in AWAY:
+            return model, [layer - away if layer >= (away := AWAY[name]) else layer + away for layer in layers]
+        other = load_model(name)
+        return other, [round(layer * (other.n_layers - 1) / max(model.n_layers - 1, 1)) for layer in layers]
 
 
 def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
@@ -168,6 +202,10 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        others = [configured(name, {}) for name in config.measure.rungs if name not in OWN]  # type: ignore[attr-defined]
+        return {**super().inputs(config), **{f"rung {e.called}": checkpoint_fingerprint(e) for e in others}}
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         """Return the passes of both models and of all their rungs, of one and a half tokens for each word."""
@@ -199,8 +237,8 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
         for number in sorted(todo, key=lambda number: todo[number].model.parameters()[0]):
             side, own = todo.pop(number), rungs[number]
             with work.phase(f"rungs of {side.model.name}"):
-                while name := _next(value.mean(1), own):
-                    log.info("%s at %s%s", side.model.name, name, "" if name == UNTRAINED else " bits")
+                while name := _next(value.mean(1), own, side.those_of(measure.further)):
+                    log.info("%s beside %s", side.model.name, _called(name))
                     own[name] = side.rung(name)
                     work.keep("rungs", {str(each): found for each, found in enumerate(rungs)})
         rungs = [own or rungs[0] for own in rungs]  # a model beside itself has one ruler
@@ -237,6 +275,15 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
         title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
         show_table(Table(title, columns))
         show_text(sentence(table, result.scalars))
+        rungs = result.tables["rungs"]
+        named = rungs[rungs["bits"].isna() & (rungs["rung"] != UNTRAINED)]
+        for model, own in named.groupby("model", sort=False):
+            cells = own.pivot(index="rung", columns="layer", values="value").loc[own["rung"].unique()]
+            columns = [
+                text_column("rung", cells.index),
+                *(number_column(str(each), cells[each], ".2f") for each in cells),
+            ]
+            show_table(Table(f"What {model} shares, by layer, with", columns))
 
 
 def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
@@ -275,14 +322,18 @@ def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
     return layers_at_depths(DEPTHS, source, target) if layers == "same" else pairs_of_layers(layers, source, target)
 
 
-def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor]) -> str | None:
+def _called(rung: str) -> str:
+    return f"{rung} bits" if rung.isdigit() else rung
+
+
+def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Sequence[str]) -> str | None:
     """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
     if UNTRAINED not in rungs:
         return UNTRAINED
     beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
-    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name != UNTRAINED}
+    known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
-    return None if bits is None else str(bits)
+    return str(bits) if bits else next((name for name in further if name not in rungs), None)
 
 
 def _table(
@@ -310,7 +361,7 @@ def _table(
 
 def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: bool) -> Estimate:
     """Return the reading of a layer pair with its interval; the lowest if it is not beyond an untrained twin."""
-    marks, lowest = sorted(int(name) for name in rungs if name != UNTRAINED), torch.tensor(float(RUNGS[0])).double()
+    marks, lowest = sorted(int(name) for name in rungs if name.isdigit()), torch.tensor(float(RUNGS[0])).double()
     if not marks:
         return Estimate(lowest, lowest, lowest * math.nan)
     each = torch.stack([rungs[str(mark)].mean(1)[layer] for mark in marks])
@@ -329,8 +380,8 @@ def _rungs(
                 ends = with_interval(each.mean(0))
                 rows.append(
                     {
-                        "model": name, "layer": layer, "rung": UNTRAINED if rung == UNTRAINED else f"{rung} bits",
-                        "bits": math.nan if rung == UNTRAINED else float(rung),
+                        "model": name, "layer": layer, "rung": _called(rung),
+                        "bits": float(rung) if rung.isdigit() else math.nan,
                         "value": float(ends.value), "low": float(ends.low), "high": float(ends.high),
                         "there": float(each[0, 0]), "back": float(each[1, 0]),
                     }

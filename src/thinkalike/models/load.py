@@ -156,6 +156,7 @@ def _family_of(module: Any) -> Family:
 
 
 def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration that a name, a folder or a configuration stands for, with these settings."""
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
