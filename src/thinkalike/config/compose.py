@@ -38,7 +38,6 @@ from thinkalike.errors import ConfigError, nearest, one_of
 from thinkalike.plugins import MEASURES, POINTS, TASKS, instrument, instrument_of, is_plugin, load, measure_module
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
-PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 SOURCE, TARGET = "gelu-3l-mini", "solu-3l-mini"  # where none is named
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
 _CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
@@ -266,7 +265,7 @@ def _models(
         return {"model": model, "target": target}
     if is_default and not own and not given.keys() - {*HOW_IT_RUNS} and "stitch" in reads:
         return {"model": model, "target": option("model", TARGET) | given}
-    is_elsewhere = PLACES.get(model["name"]) in own
+    is_elsewhere = {"local": "path", "hub": "hub_id"}.get(model["name"]) in own  # of models without a name of their own
     return {"model": model, "target": (option("model", model["name"]) | runs if is_elsewhere else model) | own}
 
 
@@ -302,10 +301,7 @@ def settings_of(part: Any) -> dict[str, Any]:
 
 
 def part_named(group: str, name: str, given: Mapping[str, Any]) -> Any:
-    """Return the part of a configuration that an option of a group stands for, with what is given.
-
-    The option "schema" has all defaults, and leaves open what a command line does.
-    """
+    """Return the part that an option of a group stands for, with what is given; "schema" leaves the recipe's open."""
     settings: Any = OmegaConf.to_container(OmegaConf.create({**option(group, name), **given}), resolve=True)
     return made(measure_schema(name) if group == "measure" else GROUPS[group], settings, f"{group}.")
 

@@ -35,7 +35,6 @@ ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
-Time = Annotated[str, Field(pattern=r"^[0-9]{1,4}(s|min|h)$")]
 
 
 @dataclass
@@ -229,7 +228,7 @@ class JobConfig(Checked):
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool = not_in_key(False)  # print what it would take, and do nothing
     # of time on this machine, 90s, 10min or 2h: it chooses layers, text, steps and kind of map that are left open
-    budget: Time | None = not_in_key(None)
+    budget: Annotated[str, Field(pattern=r"^[0-9]{1,4}(s|min|h)$")] | None = not_in_key(None)
 
     @property
     def is_mini(self) -> bool:
