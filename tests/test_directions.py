@@ -90,7 +90,7 @@ def test_every_table_says_what_the_states_share_and_a_verdict(cli, small_stitchi
     assert set(cli("train.py", *small_stitching, "seed=1", "ruler=null").result.table["verdict"]) == {"not tried"}
     assert "their rules were not tried on" in little.stderr
     monkeypatch.setattr("thinkalike.instruments.stitching.table.TRIED", {})
-    monkeypatch.setattr("thinkalike.measures.closed_forms.FEWEST_GROUPS", 2)  # the text has 7 documents
+    monkeypatch.setattr("thinkalike.evaluation.tokens_alone.FEWEST_GROUPS", 2)  # the text has 7 documents
     monkeypatch.setattr("thinkalike.evaluation.likeness.FEWEST_GROUPS", 2)
     done = cli("train.py", *small_stitching)
     table = done.result.table
