@@ -138,14 +138,15 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job import asked_for, check_read, is_large, run_jobs  # torch takes seconds to import
+        from thinkalike.job import asked_for, check_read, may_take_long, run_jobs  # torch takes seconds to import
 
         check_read(overrides, config)
         if config.dry_run or config.budget:
             config = _foretold(config, keys_of(overrides))
-        elif is_large(config) and config.trainer.strategy != "ddp":
+        elif config.trainer.strategy != "ddp":
             with contextlib.suppress(ThinkalikeError):  # which the job itself explains
-                _foretold(config, keys_of(overrides))
+                if may_take_long(config):
+                    _foretold(config, keys_of(overrides))
         if not config.dry_run:
             made = run_jobs(asked_for(config))
     for result in made:

@@ -5,7 +5,6 @@ FLOPs are those of the passes of models; what a job computes from states comes o
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import time
@@ -17,9 +16,9 @@ import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.digests import remembered
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import Instrument, is_stored
+from thinkalike.job import is_known_done
 from thinkalike.memory import GAPS, readable
 from thinkalike.models.families import pick_device, told_apart
 from thinkalike.models.shapes import Passes, Shape
@@ -174,10 +173,7 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
         holds = GAPS * kind.holds(config, shapes)
     if pick_device(config.model.device) == "cpu":
         holds += PROCESS + ENTRY * sum(shape.vocabulary for shape in {*shapes.values()})
-    is_done = False
-    if looks_up and type(kind).prepare is Instrument.prepare:  # else it would do other jobs
-        with contextlib.suppress(ModelError):  # if the hub is out of reach, it counts as not stored
-            is_done = is_stored(kind, config)
+    is_done = looks_up and is_known_done(kind, config)
     named = dict(zip(told_apart(list(models.values())), found.values(), strict=True))
     return Planned(label, is_done, named, own, precision_of(config.model.dtype, config.trainer), holds, seconds)
 

@@ -179,7 +179,7 @@ def diff(
     group: str | None = None, context: int | None = None, report_share: float | None = None,
     threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
 ) -> Result:  # fmt: skip
-    """What did a change do to a model? Whether, where, on what, and within which margin.
+    """What did a change do to a model? The result says whether, where and on what it shows, and within which margin.
 
     >>> diff("gelu-3l-mini", "gelu-3l-mini").scalars["kl"]
     0.0

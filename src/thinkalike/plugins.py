@@ -144,6 +144,7 @@ def hold(function: Any) -> str:
 
 
 def instrument_of(config: Any) -> Any:
+    """Return the instrument that does the job of a configuration: that of its task, experiment or measure."""
     if hasattr(config, "task"):
         return instrument(TASKS[config.task])
     if config.experiment and config.models is None:

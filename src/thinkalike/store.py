@@ -197,7 +197,7 @@ class Result:
 
     @property
     def instrument(self) -> Any:
-        """What did the job, or None where several did."""
+        """The instrument that did the job; None where the result is drawn from those of several jobs."""
         return instrument_of_kind(self.kind, "subjects" in self.provenance)
 
     def plot(self, ax: Any = None, name: str | None = None) -> Any:
@@ -214,7 +214,7 @@ class Result:
         return open_result(shutil.copytree(self.folder, Path(folder).expanduser()))
 
     def _repr_html_(self) -> str | None:
-        """What a notebook shows: what the screen says."""
+        """Return what a notebook shows, which is what the screen says of the result."""
         if self.instrument is None:
             return None
         said = html.escape(self.instrument.said(self))

@@ -165,7 +165,7 @@ class Side:
 
     @cached_property
     def predictors(self) -> list[Predictor]:
-        """What the states beyond the words predict; of large models they are as large as the weights."""
+        """The maps from the states beyond the words; those of large models take as much memory as their weights."""
         return [*self.words.predictors(self.states)]
 
     def rung(self, name: str) -> Float[Tensor, "l 2 replicates"]:

@@ -10,12 +10,22 @@ from thinkalike.job.instrument import (
     asked_for,
     check_read,
     fingerprints,
-    is_large,
     phase_of_all,
 )
-from thinkalike.job.performing import is_stored, key_of, passes, perform, perform_all, run_job, run_jobs
+from thinkalike.job.performing import (
+    is_known_done,
+    is_stored,
+    key_of,
+    may_take_long,
+    passes,
+    perform,
+    perform_all,
+    run_job,
+    run_jobs,
+)
 
 __all__ = [
     "LADDER", "OF_STITCHES", "Instrument", "Outcome", "Phases", "Work", "asked_for", "check_read", "fingerprints",
-    "is_large", "is_stored", "key_of", "passes", "perform", "perform_all", "phase_of_all", "run_job", "run_jobs",
+    "is_known_done", "is_stored", "key_of", "may_take_long", "passes", "perform", "perform_all", "phase_of_all",
+    "run_job", "run_jobs",
 ]  # fmt: skip

@@ -61,7 +61,6 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
     "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
     "wait", "dry_run", "budget",
 }  # fmt: skip
-MUCH = 2**17  # tokens; embedded minis read fewer in minutes
 # what `budget=` leaves of a job, from all of it to little: layers of each model, and one part of so many of the text
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
@@ -362,16 +361,6 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
         raise ConfigError(f"models={config.models} must be two different models or more, for a measure that takes them")
     pairs: Any = itertools.combinations(models, 2) if stands_for == "pairs" else zip(models, models, strict=True)
     return [completed(replace(config, models=None, model=one, target=other)) for one, other in pairs]
-
-
-def is_large(config: TrainConfig | AnalyzeConfig) -> bool:
-    """Return whether a job may take long, as its models are no minis, or read much text."""
-    if any(getattr(config, several, None) for several in ("experiment", "models", "activations")):
-        return False
-    (job,) = asked_for(config)
-    batches = (getattr(getattr(job, "measure", None), name, None) or 0 for name in ("batches", "tokens_per_batch"))
-    is_much = max(job.data.report_tokens or 0, math.prod(batches)) > MUCH
-    return is_much or not all(model.mini for model in instrument_of(job).models_of(job).values())
 
 
 def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import logging
+import math
 import os
 import re
 import resource
@@ -23,16 +24,17 @@ from typing import Any
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, instrument_of, relevant
 from thinkalike.digests import versions_of
-from thinkalike.errors import ConfigError, ResourceError, ThinkalikeError, chain, one_line
-from thinkalike.job.instrument import Instrument, Outcome, Work, phase_of_all
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line
+from thinkalike.job.instrument import Instrument, Outcome, Work, asked_for, phase_of_all
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
-ALWAYS = ("store", "force", "screen", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
             "mamba-ssm", "causal-conv1d")  # fmt: skip
+MUCH = 2**17  # tokens; embedded minis read fewer in minutes
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
@@ -124,6 +126,27 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
 def is_stored(instrument: Instrument, config: Any) -> bool:
     """Return whether the store has the result of a job; nothing is computed, printed or written."""
     return not config.force and plan(instrument, config).job.done
+
+
+def is_known_done(instrument: Instrument, config: Any) -> bool:
+    """Return whether the store has the result of a job; False where only other jobs, or the hub, could tell."""
+    if type(instrument).prepare is not Instrument.prepare:
+        return False
+    with contextlib.suppress(ModelError):
+        return is_stored(instrument, config)
+    return False
+
+
+def may_take_long(config: TrainConfig | AnalyzeConfig) -> bool:
+    """Return whether a job is to be done whose models are no minis, or read much text."""
+    if any(getattr(config, several, None) for several in ("experiment", "models", "activations")):
+        return False
+    (job,) = asked_for(config)
+    kind = instrument_of(job)
+    batches = (getattr(getattr(job, "measure", None), name, None) or 0 for name in ("batches", "tokens_per_batch"))
+    is_much = max(job.data.report_tokens or 0, math.prod(batches)) > MUCH
+    is_large = is_much or not all(model.mini for model in kind.models_of(job).values())
+    return is_large and not is_known_done(kind, job)
 
 
 @dataclass(frozen=True)

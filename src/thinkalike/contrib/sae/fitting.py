@@ -63,6 +63,7 @@ class Fitted:
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
+    """Train all autoencoders of a job, from every start, at every rate, with every seed."""
     config, rows = setting.config, setting.corpus.fit.tokens
     fits = [
         SAEFit(setting.begins(start, seed), factor, seed)
