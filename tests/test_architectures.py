@@ -1,7 +1,5 @@
 """Any architecture of transformers, cut at its blocks, as docs/reference/architectures.md says."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import transformers
 
 import tiny
 from conftest import composed
+from pages import script
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
@@ -25,14 +24,7 @@ SAMPLE = (  # other attention in every second layer, capped logits, states betwe
 PAGE = (DOCS / "reference" / "architectures.md").read_text().splitlines()
 
 
-def script():
-    spec = importlib.util.spec_from_file_location("make_models", DOCS / "make_models.py")
-    module = sys.modules["make_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_models = script()
+make_models = script("make_models")
 KNOWN = make_models.architectures()
 
 
@@ -57,25 +49,6 @@ def test_a_wrong_state_is_found_by_the_script(tmp_path, monkeypatch):
     monkeypatch.setattr("thinkalike.models.frozen.prove", lambda _: None)
     with pytest.raises(AssertionError, match=r"layer 0 differs by 1\.0e-02"):
         make_models.row(KNOWN["llama"], tmp_path / "llama")
-
-
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
-    from transformer_lens.model_bridge import TransformerBridge
-
-    make_models.write(KNOWN[name], tmp_path)
-    import transformers
-
-    model, tokens = load_model(ModelConfig(name="m", path=str(tmp_path))), torch.randint(5, 300, (2, 24))
-    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    bridge = TransformerBridge.boot_transformers(
-        str(tmp_path), hf_model=plain, tokenizer=model.tokenizer, device="cpu", dtype=torch.float32
-    )
-    names = [f"blocks.{layer}.hook_resid_post" for layer in range(model.n_layers)]
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(tokens, names_filter=names)
-    for ours, hook in zip(model.residuals(tokens, range(model.n_layers)), names, strict=True):
-        torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
 
 
 def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import masking_utils
 
 import hub
@@ -230,13 +230,6 @@ def test_rows_end_where_states_would_depend_on_longer_rows():
     assert readers.longest_row(module) == 16
 
 
-def test_fingerprint_sees_one_changed_weight():
-    first, second = tiny.frozen(), tiny.frozen()
-    assert first.fingerprint() == second.fingerprint()
-    second.module.ln_out.bias[0] += 1e-6
-    assert first.fingerprint() != second.fingerprint()
-
-
 def test_same_seed_same_weights_whatever_the_activation():
     solu, gelu, other = tiny.native(3), tiny.native(3, act_fn="gelu"), tiny.native(4)
     assert torch.equal(solu.layers[2].mlp.fc_in.weight, gelu.layers[2].mlp.fc_in.weight)
@@ -265,20 +258,6 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, key):
     else:
         shape.write_text(json.dumps({**json.loads(shape.read_text()), "model_type": "gpt22"}))
     with pytest.raises(ModelError, match=key):
-        load_model(folder)
-
-
-def test_matrices_of_zeros_are_said_and_whole_numbers_refused(tmp_path, checkpoints, caplog):
-    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
-    state = load_file(folder / "model.safetensors")
-    name = "transformer.h.1.mlp.c_proj.weight"
-    state[name].zero_()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_model(folder).n_layers == tiny.LAYERS
-    assert f"zero everywhere: {name}" in caplog.text
-    state[name][0, 0] = 7
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="whole numbers alone"):
         load_model(folder)
 
 

@@ -20,7 +20,7 @@ from thinkalike.contrib.populations.class_losses import check_labels, class_loss
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, new_classifier
 from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
-from thinkalike.models.families import CLASSIFIER, EMBED, after
+from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, randomised
 
@@ -61,13 +61,6 @@ def test_mask_and_types_matter_in_every_part_that_takes_them(model):
     heads = model.head(tokens, 1, None, types), model.head(tokens, 1, mask)
     for other in (*others, *(model.tail(head, 1, mask) for head in heads)):
         assert (other - full).abs().max() > 1e-3
-
-
-def test_what_padding_holds_moves_no_logit(model):
-    tokens, mask, types = random_pairs()
-    other = torch.where(mask.bool(), tokens, 7)
-    torch.testing.assert_close(model.full(other, mask, types), model.full(tokens, mask, types), atol=1e-5, rtol=0)
-    assert (model.full(other) - model.full(tokens)).abs().max() > 1e-3
 
 
 def test_a_tail_that_forgets_the_mask_is_found_at_load(monkeypatch, folder):
@@ -111,13 +104,6 @@ def test_a_new_classifier_has_its_bases_body_and_new_classes(checkpoints):
     assert all(torch.equal(module.bert.state_dict()[name], weight) for name, weight in body.items())
     assert list(module.config.id2label.values()) == THREE
     assert tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
-
-
-def test_the_family_is_read_from_config_json(checkpoints, folder):
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
-    classifier, masked = load_model(local(folder, THREE)), load_model(local(checkpoints["bert"]))
-    assert (classifier.family.name, classifier.predicts) == (CLASSIFIER, "class")
-    assert (masked.family.name, masked.predicts) == ("bert", "hidden")
 
 
 def test_accuracy_and_loss_are_those_of_transformers_and_sklearn(folder):

@@ -6,12 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from conftest import CLI, break_off, composed
 from stores import finish
+from test_screen import counted
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import fitting as formulas
 from thinkalike.contrib.sae.config import SAEConfig
@@ -30,7 +29,7 @@ from thinkalike.contrib.sae.training import (
     states_after,
 )
 from thinkalike.data.corpus import TokenRows
-from thinkalike.errors import ConfigError, DataError, ModelError, StoreError, TrainingError
+from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.forecast import forecast
 from thinkalike.measures import PairMoments, both_directions
@@ -159,11 +158,6 @@ def test_what_is_kept_is_summed_by_document_in_any_batches(monkeypatch):
     torch.testing.assert_close(spread_by_document(own, 9).sum().float(), whole)
 
 
-def test_one_that_diverges_is_one_line(tmp_path):
-    with pytest.raises(TrainingError, match=r"^the loss is .* at step .* of 32; lower sae\.lr="):
-        run(training(fits_of([0]), lr=1e30), tmp_path)
-
-
 class Same(SparseAutoencoder):
     """One without any error."""
 
@@ -190,22 +184,6 @@ def test_splicing_in_the_states_changes_no_loss():
     torch.testing.assert_close(losses.ablated, expected.double(), rtol=1e-5, atol=0)
 
 
-def counted(work) -> int:
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        work()
-    return counter.get_total_flops()
-
-
-def test_a_step_takes_what_the_counter_of_torch_counts():
-    stack, states = SparseAutoencoder.stacked([each.begins for each in fits_of(range(3))]), torch.randn(50, 32)
-    settings = [SAEConfig(**{**SIZES, "activation": "topk", "dead_after": dead}) for dead in (0, 100)]
-    alone, looked_after = (150.0 * formulas.of_token(each, 1.0, formulas.Site(32, 0.0)) for each in settings)
-    assert counted(lambda: sae_loss(stack, states).loss.sum().backward()) == alone
-    count = settings[1].revived
-    dead = Dead(torch.arange(count).expand(3, count), torch.ones(3, count, dtype=torch.bool))
-    assert counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward()) == looked_after
-
-
 def test_a_starts_operations_are_those_that_torch_counts():
     model, source = tiny.frozen(), tiny.frozen(1, d_model=48, d_head=12)
     rows = torch.randint(300, (4, CONTEXT))
@@ -227,16 +205,18 @@ def test_a_starts_operations_are_those_that_torch_counts():
     assert formulas.of_start("random", config, seen, own) == 0
 
 
-def test_a_training_token_costs_a_head_pass_and_part_of_a_step():
-    model = tiny.frozen()
-    rows = torch.randint(300, (4, CONTEXT))
-    states = states_after(model, 1, rows, 1)
+@pytest.mark.parametrize("dead_after", [0, 100])
+def test_a_training_token_costs_a_head_pass_and_part_of_a_step(dead_after):
+    model, config = tiny.frozen(), SAEConfig(**SIZES, dead_after=dead_after)
+    rows, sae = torch.randint(300, (4, CONTEXT)), SparseAutoencoder.random(32, 40, 4)
+    states, count = states_after(model, 1, rows, 1), config.revived
+    dead = Dead(torch.arange(count), torch.ones(count, dtype=torch.bool)) if dead_after else None
 
     def step():
         states_after(model, 1, rows, 1)
-        sae_loss(SparseAutoencoder.random(32, 40, 4), states).loss.backward()
+        sae_loss(sae, states, dead=dead).loss.backward()
 
-    whole = rows.numel() * formulas.of_token(SAEConfig(**SIZES, dead_after=0), (CONTEXT - 1) / CONTEXT, Site(model))
+    whole = rows.numel() * formulas.of_token(config, (CONTEXT - 1) / CONTEXT, Site(model))
     assert whole == pytest.approx(counted(step), rel=1e-12)
 
 
@@ -289,13 +269,6 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     assert table.loc[~costs, "loss_recovered"].isna().all(), "where there is nothing to recover"
     assert (table["loss_recovered_low"] <= table["loss_recovered"])[costs].all()
     assert {"explained_variance", "dead_latents"} <= {each.name for each in result.headlines}
-
-
-def test_a_seed_has_the_same_autoencoder_alone_and_among_others(cli, small, made):
-    alone = cli("train.py", *small, "seed=1").result
-    both = (load_sae(folder).sae.parameters() for folder in (alone.folder, made.folder / "seed-1"))
-    for a, b in zip(*both, strict=True):
-        assert torch.equal(a, b)
 
 
 def test_an_sae_carried_into_its_own_model_is_the_native_one(cli, small, made):
