@@ -31,7 +31,7 @@ from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
+from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
+OF_STATES = ("model", "target", "layers", "data", "measure", "stimuli", "ruler")  # what a measure of states reads
+COPIES, READ_PAIRS = 5, 5  # of each model, about, and layer pairs, at most, that a reading in bits takes
 
 
 @dataclass
@@ -128,6 +130,7 @@ class LayerPairs(Instrument):
                 read.stimuli = replace(config.stimuli, token="last")
             read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
+            read.ruler = None
         else:
             read.stimuli = None
         return read  # type: ignore[no-any-return]
@@ -158,7 +161,11 @@ class LayerPairs(Instrument):
         tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
         row = config.data.context or min(shape.context for shape in shapes.values())
         models = dict.fromkeys(shapes.values())
-        return [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
+        found = [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
+        if self.is_read(config):
+            few = float(_batches(sampled(config.measure)) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
+            found += [each.passes("readings", few * (1 + COPIES), row, full=False) for each in models]
+        return found
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return what comparing takes, from the time of one and of two layers of each model, which is found once."""
@@ -170,7 +177,9 @@ class LayerPairs(Instrument):
         two = 10 / 3 * one if one > 1 else remembered(f"{told} {width}, two", partial(self._timed, told, 2, width))
         pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
         whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
-        return whole if hasattr(measure, "fit_batches") else whole * int(measure.batches)
+        read = READ_PAIRS * (1 + 2 * COPIES) * one * self.is_read(config)
+        is_solved = hasattr(measure, "fit_batches")  # once, whatever the number of batches
+        return whole + read if is_solved else whole * int(measure.batches) + read * int(sampled(measure).batches)
 
     def _timed(self, measure: Any, layers: int, width: int) -> float:
         """Return the seconds that it takes to compare random states of so many layers of each model."""
@@ -192,6 +201,7 @@ class LayerPairs(Instrument):
         names = [name for name in ("batches", "fit_batches") if hasattr(config.measure, name)]
         for layers, share in LADDER:
             fewer = {f"measure.{name}": max(getattr(config.measure, name) // share, 1) for name in names if share > 1}
+            fewer |= {"ruler": "bits"} if "ruler" in self.reads else {}
             yield ({"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}) | fewer
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
@@ -202,7 +212,8 @@ class LayerPairs(Instrument):
         most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
         pool = min(most, batch * _batches(measure)) if config.data else 0
         pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
-        return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
+        copy = max(shape.bytes for shape in layers) * self.is_read(config)
+        return float(copy + sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models: those of the null."""
@@ -222,6 +233,7 @@ class LayerPairs(Instrument):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         runs = ModelRuns()
+        models: Sequence[FrozenModel] = ()
         with work.phase("loading"):
             if config.activations:
                 from thinkalike.instruments.of_stimuli import comparison_of_stimuli
@@ -237,7 +249,22 @@ class LayerPairs(Instrument):
                 runs.forget(of_batch=True)
         outcome = self.outcome(job)
         work.processes.end_of_share()
-        return outcome
+        return self.with_readings(outcome, config, models, job.batches.level, work) if self.is_read(config) else outcome
+
+    def is_read(self, config: AnalyzeConfig) -> bool:
+        """Return whether values have readings in bits of both models."""
+        return config.ruler is not None and "ruler" in self.reads and not config.activations
+
+    def with_readings(
+        self, outcome: Outcome, config: AnalyzeConfig, models: Sequence[FrozenModel], level: str, work: Work
+    ) -> Outcome:
+        """Return the outcome with what its values are in bits of both models."""
+        from thinkalike.instruments.layer_pairs.readings import readings  # which few jobs have
+        from thinkalike.instruments.ruler import BLANK
+
+        tables, numbers = readings(self, config, models, level, work)
+        scalars, blank = outcome.scalars | numbers, (*outcome.blank, *BLANK)
+        return replace(outcome, tables=outcome.tables | tables, scalars=scalars, blank=blank)
 
     # ---- what is compared
 
@@ -336,6 +363,9 @@ class LayerPairs(Instrument):
 
     def draw(self, result: Result, folder: Path) -> None:
         figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale, about=rows_of(result))
+        if "readings" in result.tables:
+            tables = (result.tables[name] for name in ("readings", "rungs"))
+            figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""
@@ -347,3 +377,7 @@ class LayerPairs(Instrument):
 
     def show(self, result: Result) -> None:
         show_layer_pairs(self.label(result), result, self.is_distance)
+        if "readings" in result.tables:
+            from thinkalike.instruments.layer_pairs.readings import show_read
+
+            show_read(result, self.label(result))
