@@ -193,16 +193,9 @@ def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, de
 
 @pytest.mark.parametrize("ridge", [0.0, 20.0])
 def test_no_map_of_the_same_rank_is_better(ridge):
-    """Against steps along both factors, and against many rounds of alternating least squares from elsewhere."""
+    """Many rounds of alternating least squares, from elsewhere, end there."""
     x, y = drawn(D, E)
     fit = reduced_rank(gathered(x, y), (0, 0), 2, ridge)
-    best = loss(fit, x, y, ridge)
-    u, s, v = torch.linalg.svd(fit.weight)
-    left, right = u[:, :2] * s[:2], v[:2]
-    for size in (1e-3, 1e-1, 1.0):
-        for _ in range(20):
-            weight = (left + size * torch.randn_like(left)) @ (right + size * torch.randn_like(right))
-            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y, ridge) > best
     a = torch.cat([x - x.mean(0), ridge**0.5 * torch.eye(D, dtype=x.dtype)])
     b = torch.cat([y - y.mean(0), y.new_zeros(D, E)])
     outer = torch.linalg.qr(torch.randn(E, 2, dtype=x.dtype)).Q
@@ -242,18 +235,6 @@ def test_procrustes_recovers_a_planted_isometry_at_any_scale(widths):
     (x,), q, shift = drawn(D, offset=50), isometry(*widths), 100 * torch.randn(widths[1], dtype=torch.float64)
     same(procrustes(gathered(x, x @ q.T + shift, 10), (0, 0)), q, shift, 1e-10)
     torch.testing.assert_close(procrustes(gathered(x, 2.5 * x @ q.T, 10), (0, 0)).weight, q, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("widths", [(D, D), (D, E)])
-def test_no_isometry_is_better(widths):
-    x, y = drawn(*widths)
-    fit = procrustes(gathered(x, y), (0, 0))
-    best = loss(fit, x, y)
-    for size in (1e-3, 1e-1, 1.0, 10.0):
-        for _ in range(20):
-            turn = torch.linalg.matrix_exp(size * (g := torch.randn(widths[1], widths[1], dtype=x.dtype)) - size * g.T)
-            weight = turn @ fit.weight
-            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y) > best
 
 
 def test_bias_only_is_the_difference_of_the_means(device):
@@ -296,22 +277,10 @@ def pair_moments(x, y, chunk=MANY):
     return moments
 
 
-def rotation(width):
-    return torch.linalg.qr(torch.randn(width, width, dtype=torch.float64)).Q
-
-
 def alike(found, expected, tolerance=1e-9):
     for got, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(got.weight, wanted.weight, rtol=tolerance, atol=tolerance)
         torch.testing.assert_close(got.bias, wanted.bias, rtol=tolerance, atol=tolerance * 300)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 399])
-def test_any_chunking_gives_the_same(chunk):
-    x, y = related()
-    whole = both_directions(pair_moments(x, y))
-    alike(both_directions(pair_moments(x, y, chunk)), whole)
-    alike(both_directions(pair_moments(x, y, chunk).statistics), whole)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
@@ -322,17 +291,6 @@ def test_both_maps_are_the_ridge_regressions_of_scikit_learn(ridge):
         reference = Ridge(alpha=strength, solver="cholesky").fit(given.numpy(), wanted.numpy())
         expected = AffineMap(torch.from_numpy(reference.coef_), torch.from_numpy(reference.intercept_))
         alike([found], [expected], 1e-7)
-
-
-def test_a_relative_ridge_is_equivariant_to_scales_and_means():
-    x, y = related()
-    phi, psi = both_directions(pair_moments(x, y), 0.1)
-    scaled, back = both_directions(pair_moments(1000 * x - 7, y / 50 + 3), 0.1)
-    torch.testing.assert_close(scaled.weight * 1000 * 50, phi.weight)
-    torch.testing.assert_close(back.weight / 1000 / 50, psi.weight)
-    torch.testing.assert_close(scaled(1000 * x - 7), phi(x) / 50 + 3)
-    plain = least_squares(pair_moments(1000 * x, y), (0, 0), 10.0)
-    assert (plain.weight * 1000 - least_squares(pair_moments(x, y), (0, 0), 10.0).weight).abs().max() > 0.1, "control"
 
 
 def test_unexplained_variance_is_one_minus_scikit_learns_r2():
@@ -348,16 +306,6 @@ def test_unexplained_variance_is_one_minus_scikit_learns_r2():
     narrow = AffineMap(maps.phi.weight.float(), maps.phi.bias.float())
     assert unexplained_by(narrow, statistics) == pytest.approx(unexplained_by(maps.phi, statistics), rel=1e-5)
     assert maps.unexplained(statistics).phi < maps.unexplained(pair_moments(other_x, other_y)).phi
-
-
-def test_a_rotation_is_found_and_its_round_trips_lose_nothing():
-    x, q = torch.randn(MANY, WIDE, dtype=torch.float64), rotation(WIDE)
-    maps = both_directions(pair_moments(x, 3 * x @ q.T + 2))
-    torch.testing.assert_close(maps.phi.weight, 3 * q, atol=1e-7, rtol=0)
-    torch.testing.assert_close(maps.psi.weight, q.T / 3, atol=1e-7, rtol=0)
-    assert max(map(abs, maps.unexplained(pair_moments(x, 3 * x @ q.T + 2)))) < 1e-12
-    wrong = maps._replace(phi=AffineMap(3 * rotation(WIDE), maps.phi.bias))
-    assert wrong.unexplained(pair_moments(x, 3 * x @ q.T + 2)).phi > 1.5, "control: the rotation matters"
 
 
 def test_what_one_side_lacks_is_unexplained():
