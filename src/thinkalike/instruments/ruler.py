@@ -239,6 +239,7 @@ class Ruler(Instrument, kind="ruler", version=5, reads=("model", "target", "laye
         with work.phase("loading"):
             models = load_models(config.model, config.target)
             words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+            hand_back(models[0].device)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
         names, described = ([model.name for model in models], [model.describe() for model in models])
         with work.phase("models"):
@@ -247,7 +248,7 @@ class Ruler(Instrument, kind="ruler", version=5, reads=("model", "target", "laye
             if measure.massive == "drop":
                 words.leave_out([layer for side in sides for layer in side.states])
             value = alike(*(words.predictors(side.states) for side in sides))
-        todo = {number: (side.model, side.rung) for number, side in enumerate(sides[: len({*models})])}
+        todo: dict[int, Any] = {number: (side.model, side.rung) for number, side in enumerate(sides[: len({*models})])}
         del models, sides  # the model of a side is gone when its rungs are done
         rungs = measured(value, todo, work, measure.further_of)
         numbers = document_numbers(torch.bincount(words.documents))

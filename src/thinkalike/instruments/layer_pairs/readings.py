@@ -83,7 +83,9 @@ def readings(
         found = alike(states[side], ([batch.states[0][sites.index(e)] for e in layers[side]] for batch in copies))
         return pad(found, (0, value.shape[-1] - found.shape[-1]), value=math.nan)
 
-    sides = {number: (model, partial(rung, number)) for number, model in enumerate(dict.fromkeys(models))}
+    sides: dict[int, Any] = {
+        number: (model, partial(rung, number)) for number, model in enumerate(dict.fromkeys(models))
+    }
     rungs, names = measured(value, sides, work), [model.name for model in models]
     owners = torch.cat([each["documents"].flatten() for each in labels])
     tables = {"readings": table_of(names, pairs, value, rungs), "rungs": rungs_table(names, layers, rungs)}
