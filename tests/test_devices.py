@@ -19,10 +19,10 @@ from thinkalike.training.stitching import StitchTraining
 
 PAIR = ("measure.batches=12", "measure.tokens_per_batch=128")
 STIMULI = ("model=gpt2-mini", "stimuli.sentences=60", "stimuli.sample=80")
-STITCH = ("train.py", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256")
+STITCH = ("train.py", "ruler=null", "layers=[0,3]", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256")
 JOBS = {  # words, the column of numbers, and by how much a device may change them
     "stitching": (STITCH, "stitching_loss", 1e-3),
-    "closed": (("train.py", "stitch=least_squares", "stitch.steps=4", STITCH[-1]), "stitching_loss", 1e-3),
+    "closed": ((*STITCH[:3], "stitch=least_squares", "stitch.steps=4", STITCH[-1]), "stitching_loss", 1e-3),
     "autocast": ((*STITCH, "trainer.precision=bf16-mixed"), "stitching_loss", 0.02),
     "tf32": ((*STITCH, "trainer.matmul=high"), "stitching_loss", 5e-3),
     "compiled": ((*STITCH, "trainer.compile=true"), "stitching_loss", 1e-3),
