@@ -183,9 +183,16 @@ def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]
     return _checked(logits, name).log_softmax(1)
 
 
-def _top(logits: Float[Tensor, "n v"], name: str) -> Int[Tensor, "n 2"]:
-    top = _checked(logits, name).argmax(1)
-    return torch.stack([top, torch.full_like(top, logits.shape[1])], 1)
+class _Tops(NamedTuple):
+    places: Int[Tensor, " n"]
+    vocabulary: int
+
+    def moved(self, order: Int[Tensor, " n"]) -> _Tops:
+        return self._replace(places=self.places[order])
+
+
+def _top(logits: Float[Tensor, "n v"], name: str) -> _Tops:
+    return _Tops(_checked(logits, name).argmax(1), logits.shape[1])
 
 
 def _checked(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
@@ -210,10 +217,10 @@ def _divergences(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> 
     return torch.cat(sums)
 
 
-def _disagreements(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[Tensor, " n"]:
-    _check_vocabulary(int(source[0, 1]), int(target[0, 1]))
-    return (source[:, 0] != target[:, 0]).double()
+def _disagreements(source: _Tops, target: _Tops) -> Float[Tensor, " n"]:
+    _check_vocabulary(source.vocabulary, target.vocabulary)
+    return (source.places != target.places).double()
 
 
 JENSEN_SHANNON = mean_of_rows(_log_shares, _divergences, best=0.0, higher_is_closer=False)
-DISAGREEMENT = mean_of_rows(_top, _disagreements, best=0.0, higher_is_closer=False)
+DISAGREEMENT = mean_of_rows(_top, _disagreements, moved=_Tops.moved, best=0.0, higher_is_closer=False)

@@ -151,10 +151,8 @@ def mean_of_rows(
 ) -> LayerMeasure:
     """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
     without = partial(_means_without_parts, values)
-    return LayerMeasure(
-        prepare, each_pair(lambda x, y: values(x, y).mean()), rows_in_order, 1, compare_without_parts=without,
-        is_unbiased=True, **options,
-    )  # fmt: skip
+    options = {"moved": rows_in_order, "fewest": 1, "is_unbiased": True, **options}
+    return LayerMeasure(prepare, each_pair(lambda x, y: values(x, y).mean()), compare_without_parts=without, **options)
 
 
 def _means_without_parts(
@@ -162,12 +160,13 @@ def _means_without_parts(
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
     """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
 
-    def means(x: Any, y: Any) -> Float[Tensor, " _"]:
+    def totals(x: Any, y: Any) -> Float[Tensor, " _"]:
         sums = torch.stack([part.sum() for part in values(x, y).split([*sizes])])
-        left = torch.stack([sums.sum(), *(sums.sum() - sums)])
-        return left / left.new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])
+        return torch.stack([sums.sum(), *(sums.sum() - sums)])
 
-    return {pair: each.movedim(-1, 0) for pair, each in each_pair(means)(layers, blocks).items()}
+    found = {pair: each.movedim(-1, 0) for pair, each in each_pair(totals)(layers, blocks).items()}
+    counts = found[blocks.pairs[0]].new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])[:, None, None]
+    return {pair: each / counts for pair, each in found.items()}
 
 
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
@@ -206,17 +205,17 @@ class BatchRows(NamedTuple):
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
 
-    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
+    def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
         tokens = None if self.tokens is None else self.tokens[chosen]
         return self._replace(order=self.order[chosen], documents=self.documents[chosen], tokens=tokens)
 
-    def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
+    def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
         """Divide float64 layers by powers of two, and return these; 1 of float32, which needs none."""
         if self.layers[0].dtype != torch.float64:
-            return self, torch.ones(len(self.layers), dtype=torch.float64, device=self.layers[0].device)
+            return self, [self.layers[0].new_ones((), dtype=torch.float64)] * len(self.layers)
         units = [size_of(layer) for layer in self.layers]
         layers = [layer / unit for layer, unit in zip(self.layers, units, strict=True)]
-        return self._replace(layers=layers), torch.stack(units)
+        return self._replace(layers=layers), units
 
 
 class Batch(NamedTuple):
