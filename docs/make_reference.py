@@ -96,7 +96,7 @@ PARTS = {  # of the Python API, below the names of the package itself
                                "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",
                                 "thinkalike.measures.LayerMeans"),
-    "Plugins": ("thinkalike.plugins.MeasurePlugin", "thinkalike.plugins.OptimizerPlugin"),
+    "Plugins": ("thinkalike.plugins.MeasurePlugin",),
 }  # fmt: skip
 
 

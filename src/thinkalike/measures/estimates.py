@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
-
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
@@ -363,14 +361,12 @@ class RowGroups:
     rows: int  # how many rows the batch has, those without a group included
 
     @classmethod
-    @takes_arrays
     def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
-        return cls.of_tensor(tokens, fewest)
+        if not isinstance(tokens, Tensor):
+            from thinkalike.arguments import tensor_of  # of arrays alone, which jobs do not have
 
-    @classmethod
-    def of_tensor(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
-        """Do what `of` does, for a tensor alone."""
+            tokens = tensor_of(tokens, Int, "tokens")
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):
