@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from thinkalike import measures
 from thinkalike.arguments import NAMES, takes_arrays, tensor_of
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
     MLEM,
     PROCRUSTES,
-    DifferentiableMLEM,
     FeatureEncoder,
     LayerMeans,
     LayerPredictions,

@@ -9,11 +9,11 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
     MLEM,
-    DifferentiableMLEM,
     FeatureEncoder,
     LinearPrediction,
     arc_length,

@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 
 from thinkalike import measures
+from thinkalike.contrib.shifts.measures import LayerShifts
 from thinkalike.measures import (
     DISTANCE_CORRELATION,
     Estimate,
@@ -27,7 +28,6 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
 from thinkalike.measures.estimates import PARTS, numbered_by_part
-from thinkalike.measures.layer_means import LayerShifts
 
 pytestmark = pytest.mark.usefixtures("float64")
 

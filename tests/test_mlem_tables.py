@@ -11,7 +11,8 @@ import torch
 from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
-from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, feature_importance, split_half_reference
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
+from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, split_half_reference
 from thinkalike.measures.kinds import Columns, kind_of
 
 N = 60

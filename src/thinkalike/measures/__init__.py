@@ -19,19 +19,18 @@ closed_forms: AffineMap Moments PairStatistics bias_only least_squares procruste
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
-distances.neural: distance_vectors mantel mds noise_covariance rsa rsa_estimate
+distances.neural: distance_vectors mantel noise_covariance rsa rsa_estimate
 estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
 estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
 metric: CKA CKAResult
-mlem.encoding_model: DifferentiableMLEM MLEM
+mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-round_trips: BothDirections PairMoments RIDGE Unexplained both_directions unexplained_by
 rows: leverage rows_of
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
 """  # by module

@@ -361,7 +361,7 @@ class RowGroups:
     rows: int  # how many rows the batch has, those without a group included
 
     @classmethod
-    def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
+    def of(cls, tokens: Int[Tensor, " n"] | Any, fewest: int) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
         if not isinstance(tokens, Tensor):
             from thinkalike.arguments import tensor_of  # of arrays alone, which jobs do not have

@@ -25,13 +25,14 @@ from torch import Tensor
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, over_models, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.contrib.papers.mds import mds
 from thinkalike.data.grammar import Sentence, patterns
 from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
-from thinkalike.measures.distances.neural import mantel, mds
+from thinkalike.measures.distances.neural import mantel
 from thinkalike.measures.estimates import fold_interval, jackknife, stimulus_folds
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
