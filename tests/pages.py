@@ -1,11 +1,13 @@
 """What the pages of the documentation hold: command lines, links, anchors, blocks of code."""
 
+import importlib.util
 import itertools
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.override_parser.types import IntervalSweep, Override
 
@@ -115,3 +117,11 @@ def anchors(text: str) -> set[str]:
 def blocks(text: str, language: str) -> list[str]:
     """Return the blocks of a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def script(name: str) -> Any:
+    """Return one of the scripts that make pages, as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

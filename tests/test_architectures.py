@@ -1,7 +1,5 @@
 """Any architecture of transformers, cut at its blocks, as docs/reference/architectures.md says."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import transformers
 
 import tiny
 from conftest import composed
+from pages import script
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import run_job
@@ -25,14 +24,7 @@ SAMPLE = (  # other attention in every second layer, capped logits, states betwe
 PAGE = (DOCS / "reference" / "architectures.md").read_text().splitlines()
 
 
-def script():
-    spec = importlib.util.spec_from_file_location("make_models", DOCS / "make_models.py")
-    module = sys.modules["make_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-make_models = script()
+make_models = script("make_models")
 KNOWN = make_models.architectures()
 
 

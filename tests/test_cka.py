@@ -133,16 +133,6 @@ def test_autocast_does_not_reach_the_products():
     same(metric.compute().value[0, 0], expected, 1e-6)
 
 
-@pytest.mark.parametrize("factor", [1e-12, 1e12])
-@pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_no_epsilon_breaks_the_scale_even_in_float32(factor, kernel, device):
-    x, y = (z.to(device) for z in layers(50, 5, 8, dtype=torch.float32))
-    same(cka(factor * x, y, kernel=kernel), cka(x, y, kernel=kernel), 1e-6)
-    metric = CKA(1, 1, kernel=kernel)
-    metric.update([factor * x], [y / factor])
-    same(metric.compute().value[0, 0], cka(x, y, kernel=kernel), 1e-6)
-
-
 def test_leverage_is_the_share_of_the_farthest_row(device):
     (x,) = layers(50, 5, offset=7)
     k = (x - x.mean(0)).square().sum(1)
@@ -431,18 +421,6 @@ def test_the_jackknife_leaves_documents_out_of_all_batches(options):
     agrees(difference, left_out[:, 0, 0] - left_out[:, 1, 2])
 
 
-def test_fewer_than_eight_documents_have_no_interval_but_a_value():
-    sources, targets = batches(1)[0]
-    for count in (7, 8):
-        metric = CKA(2, 3)
-        metric.update(sources, targets, documents=torch.arange(12) % count)
-        found = metric.compute()
-        assert found.value.isfinite().all()
-        assert found.documents == count
-        ends = found.widest_interval(), found.difference((0, 0), (0, 1)).high
-        assert [end == torch.inf for end in ends] == [count < 8] * 2
-
-
 def simulated(batches, n, maps):
     metric = CKA(1, 2)
     for z in torch.randn(batches, n, len(maps[0]), dtype=F64):
@@ -656,32 +634,11 @@ def test_hsic1_is_its_formula_written_out(symmetric, float64):
     torch.testing.assert_close(hsic1(K, L), song(K, L), rtol=0, atol=1e-10)
 
 
-def test_hsic1_ignores_the_diagonal_and_shifts(float64):
-    K, L = grams(12, 3, 5)
-    a = torch.randn(12)
-    torch.testing.assert_close(hsic1(K + a.diag(), L), hsic1(K, L), rtol=0, atol=1e-10)
-    torch.testing.assert_close(hsic1(K + a + a[:, None], L), hsic1(K, L), rtol=0, atol=1e-10)
-    assert (hsic0(K + a.diag(), L) - hsic0(K, L)).abs() > 1e-3, "control"
-
-
 def test_hsic0_is_a_trace_of_centred_grams(float64):
     K, L = grams(12, 3, 5)
     K = K + 3 + torch.randn(12)
     H = torch.eye(12) - 1 / 12
     torch.testing.assert_close(hsic0(K, L), (K @ H @ L @ H).trace() / 11**2, rtol=0, atol=1e-10)
-
-
-def test_hsic1_is_unbiased_and_hsic0_is_not(float64):
-    """Independent features: HSIC of the distribution is 0."""
-    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(1000)])
-    mean, error = found.mean(0), found.std(0) / 1000**0.5
-    assert mean[0].abs() < 4 * error[0]
-    assert mean[1] > 10 * error[1]
-
-
-@pytest.mark.parametrize("hsic", [hsic0, hsic1])
-def test_hsic_is_differentiable(hsic, float64):
-    assert torch.autograd.gradcheck(hsic, [gram.requires_grad_() for gram in grams(5, 3, 4)])
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])

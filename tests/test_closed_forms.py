@@ -181,16 +181,9 @@ def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, de
 
 @pytest.mark.parametrize("ridge", [0.0, 20.0])
 def test_no_map_of_the_same_rank_is_better(ridge):
-    """Against steps along both factors, and against many rounds of alternating least squares from elsewhere."""
+    """Many rounds of alternating least squares, from elsewhere, end there."""
     x, y = drawn(D, E)
     fit = reduced_rank(gathered(x, y), (0, 0), 2, ridge)
-    best = loss(fit, x, y, ridge)
-    u, s, v = torch.linalg.svd(fit.weight)
-    left, right = u[:, :2] * s[:2], v[:2]
-    for size in (1e-3, 1e-1, 1.0):
-        for _ in range(20):
-            weight = (left + size * torch.randn_like(left)) @ (right + size * torch.randn_like(right))
-            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y, ridge) > best
     a = torch.cat([x - x.mean(0), ridge**0.5 * torch.eye(D, dtype=x.dtype)])
     b = torch.cat([y - y.mean(0), y.new_zeros(D, E)])
     outer = torch.linalg.qr(torch.randn(E, 2, dtype=x.dtype)).Q
@@ -230,18 +223,6 @@ def test_procrustes_recovers_a_planted_isometry_at_any_scale(widths):
     (x,), q, shift = drawn(D, offset=50), isometry(*widths), 100 * torch.randn(widths[1], dtype=torch.float64)
     same(procrustes(gathered(x, x @ q.T + shift, 10), (0, 0)), q, shift, 1e-10)
     torch.testing.assert_close(procrustes(gathered(x, 2.5 * x @ q.T, 10), (0, 0)).weight, q, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("widths", [(D, D), (D, E)])
-def test_no_isometry_is_better(widths):
-    x, y = drawn(*widths)
-    fit = procrustes(gathered(x, y), (0, 0))
-    best = loss(fit, x, y)
-    for size in (1e-3, 1e-1, 1.0, 10.0):
-        for _ in range(20):
-            turn = torch.linalg.matrix_exp(size * (g := torch.randn(widths[1], widths[1], dtype=x.dtype)) - size * g.T)
-            weight = turn @ fit.weight
-            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y) > best
 
 
 def test_bias_only_is_the_difference_of_the_means(device):

@@ -96,14 +96,6 @@ def test_counts_are_copies_without_the_package(comparator):
     np.testing.assert_allclose(compare(x, y, comparator, counts)[0], expected, atol=1e-10)
 
 
-@every
-def test_counts_of_one_change_nothing_and_equal_distances_give_1(comparator):
-    x, y = drawn()
-    torch.testing.assert_close(compare(x, y, comparator, torch.ones(1, N).double())[0], compare(x, y, comparator))
-    assert compare(x, x, comparator).diagonal().sub(1).abs().max() < 1e-12
-    assert compare(x, y, comparator).abs().max() < 1, "control"
-
-
 def test_ties_cost_a_prediction_in_tau_a_and_not_in_spearman():
     truth = torch.arange(P).double()[None]
     coarse = (truth / 22).floor()

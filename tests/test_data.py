@@ -410,13 +410,6 @@ def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     assert file.read_bytes() == whole
 
 
-def test_on_the_same_split_both_sides_read_the_reports_documents(config):
-    apart, same = read(config()), read(config(same_split=True))
-    assert torch.equal(same.report.tokens, apart.report.tokens)
-    assert torch.equal(same.fit.tokens, same.report.tokens)
-    assert not torch.equal(apart.fit.tokens[: len(same.fit)], same.fit.tokens)
-
-
 @pytest.mark.parametrize("group", ["folder", "author"])
 def test_documents_of_one_source_are_one_group(group, tmp_path, config, caplog):
     """Four documents of each of 60 authors, who use letters of their own; as folders, or a field of records."""

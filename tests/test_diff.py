@@ -152,7 +152,7 @@ def test_models_of_another_shape_are_refused(families):
 
 @pytest.fixture(scope="module")
 def forks(tmp_path_factory):
-    """Folders of a mini, of one with noise in the MLP of block 2, and of one with other tokens."""
+    """Folders of a mini, and of one with noise in the MLP of block 2."""
     root = tmp_path_factory.mktemp("forks")
     torch.manual_seed(0)
     tiny.write_mini(root / "base")
@@ -160,7 +160,6 @@ def forks(tmp_path_factory):
     with torch.no_grad():
         noise_in("layers.2.mlp", 1.0)(module)
     tiny.write_mini(root / "changed", module=module)
-    tiny.write_mini(root / "other", cutter=tiny.other_tokenizer())
     return root
 
 
@@ -245,10 +244,6 @@ def test_paths_with_an_equals_sign_are_models(cli, tmp_path):
     with pytest.raises(ConfigError, match="two models"):
         as_analysis(["gpt2", "epoch=1"])
     assert f'"{file}"\'' in cli("analyze.py", "measure=diff", "model=gpt2-mini", f"model@target={file}").error
-
-
-def test_another_tokenizer_is_refused(cli, words):
-    assert "cut a text into different tokens" in cli("analyze.py", "measure=diff", *words("other")).error
 
 
 def test_a_fork_has_the_norm_asked_for_and_freezes_the_rest():

@@ -1,10 +1,8 @@
 """The documentation is true: commands compose, links lead somewhere, and made pages are as their scripts make them."""
 
 import ast
-import importlib.util
 import json
 import re
-import sys
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
@@ -17,6 +15,7 @@ from packaging.requirements import Requirement
 
 import pages
 from conftest import ROOT, composed
+from pages import script
 from thinkalike.cli import as_analysis
 from thinkalike.config import CONF, MEASURES, TASKS, TrainConfig, instrument, measure_schema, options
 from thinkalike.config.compose import GROUPS, _folder, _keys, _node, _unset
@@ -29,14 +28,6 @@ PLUGGED = [each for each in pages.commands() if any(".py:" in word for word in e
 COMMANDS = [each for each in pages.commands() if each not in PLUGGED]
 PAGES = pages.pages()
 TARGETS = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-
-
-def script(name):
-    """One of the scripts that make pages, as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def parsed(overrides):

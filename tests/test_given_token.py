@@ -13,6 +13,8 @@ from thinkalike.measures import (
     LinearPrediction,
     RowGroups,
     cka,
+    hsic0,
+    hsic1,
     kernel_alignment,
     mutual_knn,
     mutual_measure,
@@ -85,18 +87,6 @@ def test_documents_are_permuted_alike_within_all_groups():
     assert not torch.equal(order, permuted_within(owners, groups, 4))
 
 
-def test_states_without_their_tokens_mean_are_those_of_numpy():
-    tokens, x = drawn(), torch.randn(N, 5) + 100
-    groups = RowGroups.of(tokens, 4)
-    found = groups.without_means(x)
-    kept, rows = tokens[groups.order].numpy(), x[groups.order].double().numpy()
-    for token in np.unique(kept):
-        rows[kept == token] -= rows[kept == token].mean(0)
-    np.testing.assert_allclose(found.numpy(), rows, atol=1e-11)
-    decided = torch.randn(VOCABULARY + 1, 5)[tokens] * 1000
-    assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
-
-
 def test_states_less_token_and_position_means_are_residuals():
     tokens, positions = drawn(), torch.arange(N) % 8
     by_both = 9 * torch.randn(VOCABULARY + 1, 5)[tokens] + 9 * torch.randn(8, 5)[positions]
@@ -108,29 +98,17 @@ def test_states_less_token_and_position_means_are_residuals():
     np.testing.assert_allclose(found.numpy(), rows, atol=1e-10)
     assert (groups.without_means(by_both, positions) == 0).all(), "what both decide is nothing"
     assert groups.without_means(by_both).abs().max() > 1, "the position is left of it without positions"
+    decided = torch.randn(VOCABULARY + 1, 5)[tokens] * 1000
+    assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
 
 
-def by_numpy(x, y, tokens, unbiased=True):
+def by_grams(x, y, tokens, hsic=hsic1):
     """From explicit Gram matrices of each token's rows, in float64."""
-
-    def hsic(K, L):
-        n = len(K)
-        if not unbiased:
-            H = np.eye(n) - 1 / n
-            return np.trace(K @ H @ L @ H) / (n - 1) ** 2
-        K, L = K - np.diag(np.diag(K)), L - np.diag(np.diag(L))
-        one = np.ones(n)
-        terms = (
-            np.trace(K @ L) + one @ K @ one * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
-        )
-        return terms / (n * (n - 3))
-
-    x, y, tokens = (z.double().numpy() if z.is_floating_point() else z.numpy() for z in (x, y, tokens))
     sums = np.zeros(3)
-    for token in np.unique(tokens):
+    for token in tokens.unique():
         rows = tokens == token
-        if (n := rows.sum()) >= 4:
-            K, L = (z[rows] @ z[rows].T for z in (x, y))
+        if (n := int(rows.sum())) >= 4:
+            K, L = ((z - z.mean(0)) @ (z - z.mean(0)).T for z in (x[rows].double(), y[rows].double()))
             sums += n * np.array([hsic(K, L), hsic(K, K), hsic(L, L)])
     return sums[0] / np.sqrt(sums[1] * sums[2])
 
@@ -141,10 +119,10 @@ def test_cka_given_the_token_is_that_of_explicit_grams(large, at_once, monkeypat
     monkeypatch.setattr(kernel_alignment, "AT_ONCE", at_once)
     tokens = drawn()
     x, y = alike(tokens, 0.4)
-    expected = by_numpy(x, y, tokens)
+    expected = by_grams(x, y, tokens)
     found = given(x.to(device), y.to(device), tokens.to(device))
     assert value(found) == pytest.approx(expected, abs=1e-10)
-    assert value(given(x, y, tokens, estimator="biased")) == pytest.approx(by_numpy(x, y, tokens, False), abs=1e-10)
+    assert value(given(x, y, tokens, estimator="biased")) == pytest.approx(by_grams(x, y, tokens, hsic0), abs=1e-10)
     assert abs(float(cka(x, y)) - expected) > 0.05, "control: the token is most of the plain one"
 
 
@@ -161,9 +139,9 @@ def test_all_layers_of_both_sides_come_from_one_pass():
     result = metric.compute()
     for i, x in enumerate(layers[:2]):
         for j, y in enumerate([*layers[2:], layers[0]]):
-            assert float(result.value[i, j]) == pytest.approx(by_numpy(x, y, tokens), abs=1e-10)
+            assert float(result.value[i, j]) == pytest.approx(by_grams(x, y, tokens), abs=1e-10)
     assert float(result.value[0, 2]) == pytest.approx(1)
-    within = by_numpy(layers[0], layers[1], tokens)
+    within = by_grams(layers[0], layers[1], tokens)
     assert float(result.within_source.value[0, 1]) == pytest.approx(within, abs=1e-10)
 
 
@@ -181,7 +159,7 @@ def test_the_ratio_is_taken_after_batches_and_groups():
         other.update([x[order]], [y[order]], groups=tokens[order], number=2 - number)
     joined = [torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])]
     apart = torch.cat([part[2] + 100 * number for number, part in enumerate(parts)])
-    assert value(one.compute()) == pytest.approx(by_numpy(*joined, apart), abs=1e-10)
+    assert value(one.compute()) == pytest.approx(by_grams(*joined, apart), abs=1e-10)
     assert value(other.compute()) == pytest.approx(value(one.compute()), abs=1e-12)
     used = sum(len(RowGroups.of(part[2], 4).order) for part in parts) / 450
     assert one.compute().rows_used == pytest.approx(used)
@@ -228,7 +206,7 @@ def test_the_null_shuffles_within_tokens():
     result = given(x, y, tokens, permutations=1)
     groups = RowGroups.of(tokens, 4)
     order = groups.order[permuted_within(groups.order, groups, 0)]
-    expected = by_numpy(x[groups.order], y[order], tokens[groups.order])
+    expected = by_grams(x[groups.order], y[order], tokens[groups.order])
     assert float(result.chance.null[0, 0]) == pytest.approx(expected, abs=1e-10)
     assert abs(expected) < 0.05
     assert float(result.chance.calibrated.value[0, 0]) == pytest.approx((value(result) - expected) / (1 - expected))

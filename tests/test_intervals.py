@@ -1,8 +1,6 @@
 """Intervals: over documents by their own definition, coverage, edges, folds, the jackknife; means over batches."""
 
-import importlib
 import math
-import pkgutil
 from functools import partial
 
 import numpy as np
@@ -10,9 +8,9 @@ import pytest
 import scipy.stats
 import torch
 
-from thinkalike import measures
 from thinkalike.contrib.shifts.measures import LayerShifts
 from thinkalike.measures import (
+    CKA,
     DISTANCE_CORRELATION,
     Estimate,
     LayerMeans,
@@ -235,12 +233,6 @@ def test_groups_are_drawn_whole_into_parts_of_about_equal_size(count):
     assert int(sizes.max() - sizes.min()) <= int(groups.unique(return_counts=True)[1].max())
 
 
-def test_no_module_is_hidden_behind_a_function_of_its_name():
-    for found in pkgutil.walk_packages(measures.__path__, measures.__name__ + "."):
-        module, (parent, _, last) = importlib.import_module(found.name), found.name.rpartition(".")
-        assert getattr(importlib.import_module(parent), last) is module
-
-
 def dots_measure(prepare=lambda rows, name: rows.double()):
     return LayerMeasure(prepare, each_pair(lambda a, b: (a * b).sum(1).mean()), rows_in_order, fewest=1)
 
@@ -288,7 +280,7 @@ def test_mknn_is_a_mean_over_batches_jackknifed_by_document():
     assert result.widest_interval() == pytest.approx(float((expected.high - expected.low).max()))
 
 
-@pytest.mark.parametrize("accumulator", [partial(LayerPredictions, fit_batches=1), LayerShifts])
+@pytest.mark.parametrize("accumulator", [CKA, partial(LayerPredictions, fit_batches=1), LayerShifts])
 def test_fewer_than_eight_documents_have_no_interval(accumulator):
     for count in (7, 8):
         means = accumulator(1, 1)
@@ -320,7 +312,7 @@ def test_a_model_with_itself_is_prepared_once():
         seen.append(name)
         return rows
 
-    alone, copied = (LayerMeans(2, 2, dots_measure(prepared)) for _ in range(2))
+    alone, copied = (LayerMeans(2, 2, dots_measure(prepared), permutations=3) for _ in range(2))
     alone.update(source, source)
     assert seen[:2] == ["source layer 0", "source layer 1"]
     alone_count = len(seen)
@@ -328,6 +320,7 @@ def test_a_model_with_itself_is_prepared_once():
     assert len(seen) == 3 * alone_count
     torch.testing.assert_close(alone.compute().value, copied.compute().value, rtol=0, atol=1e-14)
     torch.testing.assert_close(alone.compute().within_target.value, copied.compute().within_target.value)
+    torch.testing.assert_close(alone.compute().chance.null, copied.compute().chance.null)
 
 
 @pytest.mark.parametrize(

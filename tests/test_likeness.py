@@ -9,10 +9,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 from torch.nn.functional import pad
 
 import tiny
 from conftest import composed
+from test_ruler import chosen_by_scikit_learn
 from thinkalike.data.corpus import PairedRows, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation import language as token_means
@@ -21,7 +23,7 @@ from thinkalike.evaluation.language import BigramMeans, TokenMeans, bigrams
 from thinkalike.evaluation.likeness import Likeness, in_parts, likeness_of, output_roots
 from thinkalike.evaluation.tokens_alone import AHEAD, Beyond, TokenAtPlace, TokensBefore
 from thinkalike.measures import surprises, token_codes
-from thinkalike.measures.closed_forms import PENALTIES, halves_of
+from thinkalike.measures.closed_forms import halves_of
 from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]
@@ -59,20 +61,12 @@ def left_by_numpy(states, rows, before):
 
 def by_ridge(x, y, halves):
     """A ridge regression by the penalty with which both halves of the documents predict each other best."""
-
-    def solved(x, y, penalty):
-        gram = (x - x.mean(0)).T @ (x - x.mean(0))
-        weight = np.linalg.solve(gram + penalty * np.eye(len(gram)), (x - x.mean(0)).T @ (y - y.mean(0)))
-        return lambda new: y.mean(0) + (new - x.mean(0)) @ weight
-
-    def gained(own, penalty):
-        missed = y[~own] - solved(x[own], y[own], penalty)(x[~own])
-        return ((y[~own] - y[own].mean(0)) ** 2).sum() - (missed**2).sum()
-
-    penalties = PENALTIES.numpy() * len(x) * x.var(0).mean()
-    gains = np.array([[gained(halves == half, each) for half in (0, 1)] for each in penalties])
-    best = int(gains.sum(1).argmax())
-    return solved(x, y, penalties[best]) if gains[best].min() > 0 else lambda new: np.tile(y.mean(0), (len(new), 1))
+    penalty = chosen_by_scikit_learn(x, y, halves)
+    return (
+        Ridge(penalty, solver="svd").fit(x, y).predict
+        if penalty < np.inf
+        else lambda new: np.tile(y.mean(0), (len(new), 1))
+    )
 
 
 def by_qr(fit, judged, root, halves):

@@ -377,15 +377,6 @@ def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)
 
 
-def test_the_fit_ignores_what_keeps_distances():
-    table, states = drawn()
-    expected = MLEM().fit(table, states).weights_
-    turned = states @ torch.linalg.qr(torch.randn(10, 10, dtype=states.dtype)).Q
-    for same in (turned, states + 300 * torch.randn(10, dtype=states.dtype), states * 1e3):
-        torch.testing.assert_close(MLEM().fit(table, same).weights_, expected, rtol=1e-8, atol=1e-9)
-    assert (MLEM().fit(table, states * torch.linspace(0.1, 3, 10)).weights_ - expected).abs().max() > 1e-3, "control"
-
-
 @pytest.mark.parametrize(("weights", "alpha"), [("diagonal", 0.0), ("full", 1.0)])
 def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
     table, states = drawn(60, f=4)
@@ -471,13 +462,6 @@ def test_mlem_is_an_estimator_of_scikit_learn():
         assert score == pytest.approx(scipy.stats.spearmanr(fitted.predict(table[test]), y).statistic, abs=1e-12)
     search = GridSearchCV(model, {"alpha": [1.0, 1e9]}, cv=folds).fit(table, states)
     assert search.best_params_ == {"alpha": 1.0}
-
-
-def test_the_weights_ignore_the_order_of_stimuli():
-    (table, states), order = drawn(), torch.randperm(60)
-    expected = MLEM(alpha=1.0).fit(table, states).weights_
-    assert torch.equal(MLEM(alpha=np.ones(1)).fit(table, states).weights_, expected)
-    torch.testing.assert_close(MLEM(alpha=1.0).fit(table[order], states[order]).weights_, expected)
 
 
 @pytest.mark.parametrize(("n", "folds"), [(10, 10), (23, 2), (200, 5)])

@@ -116,14 +116,6 @@ def test_planted_weights_of_random_numbers_are_recovered(form):
     torch.testing.assert_close(model.predict(form(new)), torch.pdist(new * truth.sqrt()).square())
 
 
-def test_ordinary_numbers_with_fractions_are_not_constant():
-    heights = (torch.randn(60, dtype=torch.float64) / 10 + 1.7).mul(100).round() / 100
-    with pytest.warns(UserWarning, match="taken for continuous") as caught:
-        model = MLEM(alpha=0.0).fit(pd.DataFrame({"height": heights.numpy()}), 10 * heights[:, None])
-    assert not [each for each in caught if "constant" in str(each.message)]
-    assert model.weights_[0] > 0.5
-
-
 def test_numbers_and_categories_stand_side_by_side():
     codes, frame, states = drawn()
     number = torch.randn(N, dtype=torch.float64)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import masking_utils
 
 import hub
@@ -265,20 +265,6 @@ def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, key):
     else:
         shape.write_text(json.dumps({**json.loads(shape.read_text()), "model_type": "gpt22"}))
     with pytest.raises(ModelError, match=key):
-        load_model(folder)
-
-
-def test_matrices_of_zeros_are_said_and_whole_numbers_refused(tmp_path, checkpoints, caplog):
-    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
-    state = load_file(folder / "model.safetensors")
-    name = "transformer.h.1.mlp.c_proj.weight"
-    state[name].zero_()
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    assert load_model(folder).n_layers == tiny.LAYERS
-    assert f"zero everywhere: {name}" in caplog.text
-    state[name][0, 0] = 7
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="whole numbers alone"):
         load_model(folder)
 
 

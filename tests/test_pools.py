@@ -2,19 +2,16 @@
 
 from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
 import tiny
 from conftest import composed
-from thinkalike.config import ModelConfig
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures import CKA
 from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import load_model
 from thinkalike.states.batches import SPREAD, ModelRuns, text_batches
 from thinkalike.states.tokens import sites
 
@@ -194,31 +191,6 @@ def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch)
     monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):
         read(config("measure.given=token_position", "measure.batches=16"), models)
-
-
-def cka_of(batches):
-    """CKA of three layers of one model (rows) and of another (columns), HSICs summed over batches."""
-    metric = CKA(3, 3)
-    for states in batches:
-        metric.update(*states)
-    return metric.compute().value.numpy()
-
-
-@pytest.mark.slow
-def test_random_batches_are_as_all_at_once_unlike_running_text():
-    job = composed("measure=cka", "model=gelu-3l-mini", "model@target=solu-3l-mini", entry="analyze")
-    models = [load_model(ModelConfig(**vars(each))) for each in (job.model, job.target)]
-    drawn = [batch.states for pool in read(job, models) for batch in pool]
-    at_once = cka_of([[[torch.cat(layer) for layer in zip(*side, strict=True)] for side in zip(*drawn, strict=True)]])
-    by_batches = cka_of(drawn)
-    job.data.report_tokens = 64 * 1024
-    text = read_corpus(job.data, models[0].tokenizer, 256, bos=models[0].bos_each_row, fit_tokens=1, whole=True).report
-    rows = text.tokens.long().split(4)
-    in_order = cka_of(
-        [[[layer.flatten(0, 1) for layer in model.residuals(part, range(3))] for model in models] for part in rows]
-    )
-    assert np.abs(by_batches - at_once).max() < 0.001
-    assert np.abs(np.diag(in_order - at_once)).max() > 0.015, "control"
 
 
 def test_a_pool_of_wide_states_has_fewer_batches(config, models, told, monkeypatch):

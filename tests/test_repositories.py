@@ -11,7 +11,6 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import hub
-import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, compose_job, options
 from thinkalike.errors import ModelError
@@ -217,12 +216,6 @@ def test_a_repository_or_folder_that_lacks_weights_says_so(case, served, root):
         line = line_of(lambda config=config: load_model(config))
         assert words in line
         assert "someone/m" in line
-
-
-def test_shards_that_are_all_there_are_read(served, root):
-    with_index(root / "someone" / "m")
-    served()
-    assert load_model(MODEL).n_layers == tiny.LAYERS
 
 
 PYTHIA = ModelConfig(name="pythia")

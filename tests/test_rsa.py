@@ -13,7 +13,6 @@ from thinkalike.contrib.papers.mds import mds
 from thinkalike.measures import (
     jackknife,
     mantel,
-    mid_ranks,
     permuted_rows,
     rsa,
     rsa_estimate,
@@ -22,7 +21,6 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
-from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances
 
 N, D = 40, 12
@@ -106,29 +104,11 @@ VALUED = {
 }
 
 
-@pytest.mark.parametrize("kind", VALUED)
-def test_ranks_are_scipys_mid_ranks(kind, device):
-    values = VALUED[kind](torch.randn(500, dtype=torch.float64))
-    np.testing.assert_array_equal(mid_ranks(values.to(device)).cpu(), scipy.stats.rankdata(values.numpy()))
-
-
 @pytest.mark.parametrize("kinds", itertools.product(VALUED, ["all different", "ties"]), ids="-".join)
 def test_spearman_is_scipys(kinds):
     x, y = (VALUED[kind](torch.randn(500, dtype=torch.float64)) for kind in kinds)
     expected = scipy.stats.spearmanr(x.numpy(), y.numpy()).statistic
     assert spearman(x, y.to(x.dtype)) == pytest.approx(expected, abs=1e-12)
-
-
-def test_spearman_of_patterns_is_that_of_the_values_written_out():
-    counts = torch.randint(1, 9, (3, 40))[0].double()
-    predictions, targets = torch.randn(2, 40, dtype=torch.float64).round(decimals=1), torch.randn(int(counts.sum()))
-    code = torch.repeat_interleave(torch.arange(40), counts.long())
-    sums = torch.zeros(2, 40, dtype=torch.float64).index_add_(1, code, unit_ranks([targets, -targets], 2))
-    found = spearman_of_patterns(predictions, counts, sums)
-    for row in range(2):
-        expected = scipy.stats.spearmanr(predictions[row, code].numpy(), (-1) ** row * targets.numpy()).statistic
-        assert found[row] == pytest.approx(expected, abs=1e-12)
-    assert spearman_of_patterns(torch.ones(2, 40), counts, sums).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -5,6 +5,7 @@ import signal
 import numpy as np
 import pytest
 import torch
+from sklearn.linear_model import Ridge
 
 import tiny
 from conftest import composed
@@ -31,8 +32,6 @@ def drawn(documents=12, per=20, width=6, seed=0):
 
 def by_scikit_learn(x, y, documents):
     """R² as `Predictor` has it, from scikit-learn's Ridge, fold by fold and penalty by penalty."""
-    from sklearn.linear_model import Ridge
-
     x, y, folds = x.numpy(), y.numpy(), fold_of(documents).numpy()
     gains, left, whole = np.zeros((FOLDS, len(PENALTIES))), np.zeros((FOLDS, len(PENALTIES) + 1)), np.zeros(FOLDS)
     for fold in range(FOLDS):
@@ -285,8 +284,6 @@ def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
 
 def chosen_by_scikit_learn(x, y, halves):
     """The penalty, in sums, with which both halves predict each other best, by scikit-learn; inf: one does not."""
-    from sklearn.linear_model import Ridge
-
     size = float(((x - x.mean(0)) ** 2).sum() / x.shape[1])
     gained = []
     for penalty in (PENALTIES * size).tolist():
@@ -302,8 +299,6 @@ def chosen_by_scikit_learn(x, y, halves):
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_r2_from_moments_is_that_of_scikit_learn(share):
-    from sklearn.linear_model import Ridge
-
     (x, documents), (noise, _), (new, _), (other, _) = (drawn(12, 20, 6, seed) for seed in range(4))
     mix = torch.randn(6, 6, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     y, wanted = share * x @ mix + noise, share * new @ mix + other

@@ -1,6 +1,5 @@
 """Everything that a job prints fits the screen, and what it takes is said before it starts."""
 
-import importlib.util
 import json
 import re
 from dataclasses import replace
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.pytorch_utils import Conv1D
 
 import tiny
+from pages import script
 from stores import layer_pairs, profile
 from thinkalike.config import (
     MEASURES,
@@ -431,8 +431,5 @@ def test_what_the_store_has_is_not_to_do(cli, minis, text_files, tmp_path):
 
 @pytest.mark.slow
 def test_the_page_is_as_its_script_makes_it():
-    path = Path(__file__).resolve().parents[1] / "docs" / "make_scale.py"
-    spec = importlib.util.spec_from_file_location("make_scale", path)
-    make_scale = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(make_scale)
+    make_scale = script("make_scale")
     assert make_scale.page() == (make_scale.HERE / "scale.md").read_text()

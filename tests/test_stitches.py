@@ -310,15 +310,6 @@ def test_outputs_are_compared_by_loss_kl_and_top_token(float64, chunk):
     assert 0 < top[1].double().mean() < 1
 
 
-@pytest.mark.parametrize("kind", ["identity", "linear", "affine", "low_rank", "orthogonal"])
-@pytest.mark.parametrize("widths", [(8, 8), (8, 6), (6, 9)])
-def test_every_kind_folds_into_one_affine_map(float64, kind, widths):
-    if kind in ("identity", "orthogonal") and widths != (8, 8):
-        return
-    phi, states = tiny.jiggled(Stitch(kind, *widths, rank=3)), torch.randn(7, widths[0])
-    torch.testing.assert_close(phi.affine()(states), phi(states))
-
-
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_a_layer_norm_cannot_be_folded(norm):
     with pytest.raises(ValueError, match=f"norm={norm}"):

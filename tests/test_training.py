@@ -18,13 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed, step_data
+from test_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.pretraining.config import PretrainConfig
 from thinkalike.contrib.pretraining.instrument import MaskedPretraining, Pretraining, cosine
 from thinkalike.contrib.pretraining.minis import train_tokenizer
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
-from thinkalike.evaluation.language import document_sums, last_states, next_token_losses, state_moments
+from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments
 from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.measures import least_squares
 from thinkalike.models.load import build_mini, load_model
@@ -151,15 +152,6 @@ def test_autocast_trains_alike_with_stitches_in_float32(rows, run, tmp_path):
     assert all(weight.dtype == torch.float32 for weight in cast.parameters())
 
 
-def test_states_that_join_at_their_depths_end_as_alone(rows):
-    model, states = tiny.frozen(), [torch.randn(2, 9, 32) for _ in range(5)]
-    depths = [2, 0, 3, 0, -1]
-    joined = last_states(model, list(zip(depths, states, strict=True)))
-    for depth, state, end in zip(depths, states, joined, strict=True):
-        alone = model.advance(state, depth + 1, model.n_layers)
-        torch.testing.assert_close(end, alone, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize(("lr", "moves"), [(1e-6, False), (1.0, True)])
 def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     decay = 0.0 if moves else 1e6  # which would halve it
@@ -239,20 +231,6 @@ def model_of(family, checkpoints):
     return load_model(ModelConfig(name="local", path=str(checkpoints[family])))
 
 
-class Waits(TorchDispatchMode):
-    """Counts the operators after which the host has to wait for the device, as it reads what they give."""
-
-    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.count += func.overloadpacket.__name__ in self.NAMES
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("family", ["native", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     """Longer training waits no more often: its losses are read once, and Lightning asks before it begins."""
@@ -260,14 +238,14 @@ def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     for steps in (4, 8):
         config = replace(CONFIG, steps=steps)
         here = replace(run, partial=tmp_path / str(steps), trainer=TrainerConfig())
-        with Waits() as waits:
+        with Work() as work:
             training = StitchTraining(model, model, [(0, 0), (1, 1)], config)
             fit(training, step_data(rows, training), here)
-        counts.append(waits.count)
+        counts.append(work.counts["waits"])
     assert counts[0] == counts[1] < 20
-    with Waits() as waits:
+    with Work() as work:
         assert torch.ones(3).sum() > 2
-    assert waits.count == 1, "control"
+    assert work.counts["waits"] == 1, "control"
 
 
 class Casts(TorchDispatchMode):
@@ -318,18 +296,6 @@ def report(module, rows, documents=None, batch=7, **more):
     documents = rows.new_zeros(rows.shape) if documents is None else documents
     maps = {"stitch": list(module.stitches), **more}
     return document_sums(*module.models, module.layer_pairs, maps, rows, documents, batch)
-
-
-def test_an_identity_self_stitch_costs_nothing_before_training(rows):
-    model = tiny.frozen()
-    module = StitchTraining(model, model, PAIRS, CONFIG)
-    sums = report(module, rows, identity=[nn.Identity()] * 4)
-    means = {name: values / sums["tokens"] for name, values in sums.items()}
-    assert sums["tokens"].item() == 40 * 31
-    assert (means["stitch"] - means["target"]).abs().max() < 1e-6
-    assert torch.equal(sums["stitch"], sums["identity"])
-    for name, best in {"top1": 1.0, "kl": 0.0, "distance": 0.0, "norm": 1.0}.items():
-        torch.testing.assert_close(means[name], torch.full((4, 1), best, dtype=torch.float64), atol=1e-6, rtol=0)
 
 
 def test_next_token_losses_are_torchs_own(rows):

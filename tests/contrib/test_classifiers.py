@@ -63,13 +63,6 @@ def test_mask_and_types_matter_in_every_part_that_takes_them(model):
         assert (other - full).abs().max() > 1e-3
 
 
-def test_what_padding_holds_moves_no_logit(model):
-    tokens, mask, types = random_pairs()
-    other = torch.where(mask.bool(), tokens, 7)
-    torch.testing.assert_close(model.full(other, mask, types), model.full(tokens, mask, types), atol=1e-5, rtol=0)
-    assert (model.full(other) - model.full(tokens)).abs().max() > 1e-3
-
-
 def test_a_tail_that_forgets_the_mask_is_found_at_load(monkeypatch, folder):
     right = FrozenModel.advance
     monkeypatch.setattr(FrozenModel, "advance", lambda self, h, start, stop, mask: right(self, h, start, stop))

@@ -1,12 +1,10 @@
 """Experiments of papers: their models and jobs, the check of their claims, and the tables of all claims."""
 
-import importlib.util
 import itertools
 import math
 import zlib
 from dataclasses import astuple
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -14,6 +12,7 @@ import pytest
 import torch
 
 from conftest import composed
+from pages import script
 from stores import finish
 from thinkalike.config import options
 from thinkalike.contrib.papers import PAPERS, brown2023_layers, experiment_named
@@ -259,15 +258,6 @@ def test_intervals_for_several_numbers_are_wider():
     assert "all 5 together" in together(5)
 
 
-@pytest.fixture
-def make_results():
-    path = Path(__file__).resolve().parents[2] / "docs" / "make_results.py"
-    spec = importlib.util.spec_from_file_location("make_results", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def planted(store, name, verdicts, scale="mini", key="a", **config):
     ends = {HOLDS: (0.1, 0.2), FAILS: (-0.2, -0.1), UNDECIDED: (-0.1, 0.2)}
     claims = [
@@ -281,11 +271,11 @@ def planted(store, name, verdicts, scale="mini", key="a", **config):
 
 
 @pytest.fixture
-def overview(make_results, tmp_path, capsys):
+def overview(tmp_path, capsys):
     """The lines of the page that is made of a store."""
 
     def made():
-        make_results.main(str(tmp_path))
+        script("make_results").main(str(tmp_path))
         return capsys.readouterr().out.splitlines()
 
     return made
@@ -334,5 +324,5 @@ def test_an_experiment_made_in_several_ways_has_a_column_for_each(overview, tmp_
         ("by layer: " + ", ".join(["+1 [0, 2]"] * 9), "holds: ±0.5"),
     ],
 )
-def test_a_claim_on_many_numbers_shows_its_smallest_effect(make_results, numbers, shown):
-    assert make_results.cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown
+def test_a_claim_on_many_numbers_shows_its_smallest_effect(numbers, shown):
+    assert script("make_results").cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown

@@ -224,14 +224,6 @@ def test_what_would_give_a_wrong_number_is_refused(case):
         REFUSED[case]()
 
 
-@pytest.mark.parametrize("step", [1, 5, 12])
-@pytest.mark.parametrize("height", [2.0, -0.01])
-def test_a_step_is_found_where_it_is(step, height):
-    curve = 3 + height * (torch.arange(13) >= step)
-    assert change_point(curve) == step
-    assert change_point(-7 * curve + 1) == step
-
-
 def test_the_change_point_has_the_least_squares():
     def error(curve, k):
         return sum(part.var(correction=0) * len(part) for part in curve.split([k, 9 - k]))

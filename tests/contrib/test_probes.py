@@ -77,15 +77,6 @@ def test_a_probe_is_the_minimum_that_it_promises(states, levels, alpha, float64)
     assert probe.converged
 
 
-def test_similar_states_have_the_probe_that_is_carried_there(states):
-    rows, labels, _ = states
-    turn = random_rotation(D, torch.Generator().manual_seed(1))
-    others = 3 * rows.double() @ turn.T + 7
-    (probe,), (other,) = (fit_probes(each, labels, 3, [1.0]) for each in (rows, others))
-    back = AffineMap(turn.T / 3, -7 * turn.T.sum(1) / 3)
-    torch.testing.assert_close(probe.through(back).scores(others), other.scores(others), atol=1e-4, rtol=0)
-
-
 def test_a_level_that_was_never_seen_is_never_answered(states):
     rows, labels, _ = states
     seen = labels != 1
@@ -160,17 +151,6 @@ def test_balanced_accuracy_is_that_of_scikit_learn(states):
     assert float(found[2].value) == pytest.approx(found[2].chance) == pytest.approx(1 / 3)
     low, high = found[1].interval().low, found[1].interval().high
     assert 0.2 < low < found[1].value < high < 0.5
-
-
-def test_intervals_are_over_sentences_and_not_over_words(states):
-    """A sentence that is there ten times over in its own words says no more than once."""
-    _, labels, sentences = states
-    right = (torch.rand(1, N) < 0.6).double()
-    once = accuracies(right, labels, sentences)[0]
-    tenfold = accuracies(right.repeat(1, 10), labels.repeat(10), sentences.repeat(10))[0]
-    torch.testing.assert_close(once.replicates, tenfold.replicates)
-    apart = accuracies(right.repeat(1, 10), labels.repeat(10), torch.arange(10 * N))[0]
-    assert apart.replicates.std() < 0.5 * once.replicates.std()
 
 
 def test_an_accuracy_is_judged_by_leaving_out_sentences(states):

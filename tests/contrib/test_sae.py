@@ -129,15 +129,6 @@ def test_a_carried_sae_encodes_and_decodes_through_the_maps(float64, k):
     assert (other.d, other.f, other.k) == (9, 12, k)
 
 
-@pytest.mark.parametrize("k", KINDS)
-def test_it_can_be_carried_on_through_the_composition_of_maps(float64, k):
-    sae = tiny.jiggled(SparseAutoencoder.random(6, 12, k).double())
-    up, down, further, back = random_map(9, 6), random_map(6, 9), random_map(7, 9), random_map(9, 7)
-    twice, at_once = carried(carried(sae, up, down), further, back), carried(sae, further @ up, down @ back)
-    for a, b in zip(twice.parameters(), at_once.parameters(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
     sae, mean = tiny.jiggled(SparseAutoencoder.random(6, 12, 5).double()), torch.randn(6)
     states, other = torch.randn(30, 6), standardised(sae, mean, 2.5)

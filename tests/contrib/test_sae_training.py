@@ -6,12 +6,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from conftest import CLI, break_off, composed
 from stores import finish
+from test_screen import counted
 from thinkalike.config import TrainerConfig
 from thinkalike.contrib.sae import fitting as formulas
 from thinkalike.contrib.sae.config import SAEConfig
@@ -190,22 +189,6 @@ def test_splicing_in_the_states_changes_no_loss():
     torch.testing.assert_close(losses.ablated, expected.double(), rtol=1e-5, atol=0)
 
 
-def counted(work) -> int:
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        work()
-    return counter.get_total_flops()
-
-
-def test_a_step_takes_what_the_counter_of_torch_counts():
-    stack, states = SparseAutoencoder.stacked([each.begins for each in fits_of(range(3))]), torch.randn(50, 32)
-    settings = [SAEConfig(**{**SIZES, "activation": "topk", "dead_after": dead}) for dead in (0, 100)]
-    alone, looked_after = (150.0 * formulas.of_token(each, 1.0, formulas.Site(32, 0.0)) for each in settings)
-    assert counted(lambda: sae_loss(stack, states).loss.sum().backward()) == alone
-    count = settings[1].revived
-    dead = Dead(torch.arange(count).expand(3, count), torch.ones(3, count, dtype=torch.bool))
-    assert counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward()) == looked_after
-
-
 def test_a_starts_operations_are_those_that_torch_counts():
     model, source = tiny.frozen(), tiny.frozen(1, d_model=48, d_head=12)
     rows = torch.randint(300, (4, CONTEXT))
@@ -227,16 +210,18 @@ def test_a_starts_operations_are_those_that_torch_counts():
     assert formulas.of_start("random", config, seen, own) == 0
 
 
-def test_a_training_token_costs_a_head_pass_and_part_of_a_step():
-    model = tiny.frozen()
-    rows = torch.randint(300, (4, CONTEXT))
-    states = states_after(model, 1, rows, 1)
+@pytest.mark.parametrize("dead_after", [0, 100])
+def test_a_training_token_costs_a_head_pass_and_part_of_a_step(dead_after):
+    model, config = tiny.frozen(), SAEConfig(**SIZES, dead_after=dead_after)
+    rows, sae = torch.randint(300, (4, CONTEXT)), SparseAutoencoder.random(32, 40, 4)
+    states, count = states_after(model, 1, rows, 1), config.revived
+    dead = Dead(torch.arange(count), torch.ones(count, dtype=torch.bool)) if dead_after else None
 
     def step():
         states_after(model, 1, rows, 1)
-        sae_loss(SparseAutoencoder.random(32, 40, 4), states).loss.backward()
+        sae_loss(sae, states, dead=dead).loss.backward()
 
-    whole = rows.numel() * formulas.of_token(SAEConfig(**SIZES, dead_after=0), (CONTEXT - 1) / CONTEXT, Site(model))
+    whole = rows.numel() * formulas.of_token(config, (CONTEXT - 1) / CONTEXT, Site(model))
     assert whole == pytest.approx(counted(step), rel=1e-12)
 
 

@@ -33,7 +33,6 @@ from thinkalike.contrib.trajectory.measures import (
     permuted_labels,
     simultaneous_t,
 )
-from thinkalike.contrib.transfer.measures import without_each_part
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.measures.estimates import fold_interval, jackknife, student_t
 from thinkalike.models.load import load_model
@@ -281,22 +280,6 @@ def test_onsets_are_found_within_a_checkpoint():
     assert never <= 14  # of 200, the 95 % quantile of a share of 5 %
     assert held >= 180
     assert covered >= 0.92 * 200, "bands of accuracies cover whole curves"
-
-
-def test_bands_cover_whole_curves():
-    """Of 300 curves of 12 values over 40 groups that depend on each other; single intervals do not cover them."""
-    covered = {True: 0, False: 0}
-    for seed in range(300):
-        generator = torch.Generator().manual_seed(seed)
-        values = torch.randn(40, 12, generator=generator, dtype=torch.float64)
-        values = values + torch.randn(40, 1, generator=generator, dtype=torch.float64)
-        means = without_each_part(values.T, torch.arange(40)) / torch.tensor([40.0] + [36.0] * 10)
-        for together in covered:
-            replicates = means[:, 1:].T
-            _, low, high = jackknife(means[:, 0], replicates, t=simultaneous_t(replicates) if together else None)
-            covered[together] += bool(((low <= 0) & (high >= 0)).all())
-    assert covered[True] >= 0.92 * 300
-    assert covered[False] < 0.85 * 300, "control"
 
 
 # ---- jobs
