@@ -10,6 +10,7 @@ from torch import nn
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
 from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
+from thinkalike.contrib.neighbourhoods.measures import jaccard, second_order_cosine
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
@@ -22,12 +23,10 @@ from thinkalike.measures import (
     distance_correlation,
     hsic0,
     hsic1,
-    jaccard,
     jensen_shannon,
     mutual_knn,
     procrustes_distance,
     rsa,
-    second_order_cosine,
     soft_matching,
     spearman,
     svcca,

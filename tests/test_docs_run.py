@@ -27,7 +27,7 @@ SMALL = {
     "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
-    **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
+    **dict.fromkeys(("cka", "jaccard", "second_order_cosine", *DECLARED, *OUTPUTS), FEW),
 }  # of every job, so that it takes seconds
 
 

@@ -12,15 +12,19 @@ from scipy.spatial.distance import cdist, cosine, jensenshannon
 from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
+from thinkalike.contrib.neighbourhoods.measures import (
+    jaccard,
+    jaccard_measure,
+    second_order_cosine,
+    second_order_measure,
+)
 from thinkalike.measures import (
     cka_measure,
     disagreement,
     distance_correlation,
-    jaccard,
     jensen_shannon,
     mutual_knn,
     procrustes_distance,
-    second_order_cosine,
     soft_matching,
     svcca,
 )
@@ -29,7 +33,7 @@ from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
+from thinkalike.measures.neighbours import mutual_measure
 from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
 
 N = 40

@@ -29,7 +29,7 @@ metric: CKA CKAResult
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
-neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
+neighbours: mutual_knn mutual_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
 rows: leverage rows_of
 shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure

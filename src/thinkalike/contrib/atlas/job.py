@@ -25,6 +25,7 @@ import torch
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
+from thinkalike.contrib.neighbourhoods import instruments as neighbourhoods
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import instrument, run_jobs
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
@@ -35,7 +36,7 @@ from thinkalike.models.families import told_apart
 from thinkalike.screen import show_text, span
 from thinkalike.store import Result
 
-OF_STATES = ("cka", *DECLARED, "r2")
+OF_STATES = ("cka", *DECLARED, *neighbourhoods.DECLARED, "r2")
 ENDS = ("", "_low", "_high")
 SAID = 3  # how many of the least agreements, and of the largest disagreements, a screen has
 PAIR = ["source", "target"]

@@ -1,7 +1,7 @@
 """Measures of layer pairs that need nothing but a declaration: a name, a function, further settings.
 
     python analyze.py measure=procrustes model=neox-5l-mini model@target=neox-6l-mini
-    python analyze.py measure=jaccard measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
+    python analyze.py measure=mutual_knn measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
     python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
 A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and an entry point of the
@@ -136,7 +136,8 @@ OUTPUTS = {
 }
 DECLARED = {
     "mutual_knn": Declared(
-        "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
+        "mutual nearest neighbours",
+        lambda measure: measures.mutual_measure(measure.neighbours),
         settings=WithNeighbours,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
@@ -144,15 +145,7 @@ DECLARED = {
     "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
     "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
-    "jaccard": Declared(
-        "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours,
-    ),
-    "second_order_cosine": Declared(
-        "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
-        settings=WithNeighbours,
-    ),
-}  # fmt: skip
+}
 
 
 def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLayerMeasure]]:
