@@ -9,8 +9,9 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
+from thinkalike.contrib.kin.neighbours import jaccard, second_order_cosine
+from thinkalike.contrib.kin.shape import soft_matching, svcca
 from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
-from thinkalike.contrib.neighbourhoods.measures import jaccard, second_order_cosine
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
@@ -27,9 +28,7 @@ from thinkalike.measures import (
     mutual_knn,
     procrustes_distance,
     rsa,
-    soft_matching,
     spearman,
-    svcca,
     token_kl,
     weighted_tau,
 )

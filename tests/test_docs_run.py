@@ -15,6 +15,7 @@ import pages
 import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, DOORS, script
+from thinkalike.contrib.kin import instruments as kin
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.training import optimizers
 
@@ -27,7 +28,7 @@ SMALL = {
     "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
-    **dict.fromkeys(("cka", "jaccard", "second_order_cosine", *DECLARED, *OUTPUTS), FEW),
+    **dict.fromkeys(("cka", *kin.DECLARED, *DECLARED, *OUTPUTS), FEW),
 }  # of every job, so that it takes seconds
 
 

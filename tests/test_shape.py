@@ -12,12 +12,14 @@ from scipy.spatial.distance import cdist, cosine, jensenshannon
 from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
-from thinkalike.contrib.neighbourhoods.measures import (
+from thinkalike.contrib.kin import shape as matching
+from thinkalike.contrib.kin.neighbours import (
     jaccard,
     jaccard_measure,
     second_order_cosine,
     second_order_measure,
 )
+from thinkalike.contrib.kin.shape import SOFT_MATCHING, soft_matching, svcca, svcca_measure
 from thinkalike.measures import (
     cka_measure,
     disagreement,
@@ -25,16 +27,13 @@ from thinkalike.measures import (
     jensen_shannon,
     mutual_knn,
     procrustes_distance,
-    soft_matching,
-    svcca,
 )
-from thinkalike.measures import shape as matching
 from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import mutual_measure
-from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
+from thinkalike.measures.shape import PROCRUSTES
 
 N = 40
 

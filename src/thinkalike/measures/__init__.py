@@ -1,7 +1,7 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
 Code outside imports from here, and each name is loaded when it is first used: HSIC and CKA, metric-learning encoding
-models, RSA with its comparators, Procrustes, SVCCA, soft matching, neighbours, divergence of logits, likeness given the
+models, RSA with its comparators, Procrustes, neighbours, divergence of logits, likeness given the
 token, linear prediction, maps between models and their losses, and estimates with their intervals.
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
@@ -32,7 +32,7 @@ mlem.importance: Importance feature_importance split_half_reference
 neighbours: mutual_knn mutual_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
 rows: leverage rows_of
-shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
+shape: PROCRUSTES procrustes_distance
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
 __all__ = sorted(_HOMES)

@@ -56,13 +56,6 @@ class WithNeighbours(ComparedAgain):
 
 
 @dataclass
-class WithKept(ComparedAgain):
-    """The same, of a measure of principal components."""
-
-    kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
-
-
-@dataclass
 class OutputConfig(ComparedAgain):
     """The settings of a measure of outputs."""
 
@@ -141,8 +134,6 @@ DECLARED = {
         settings=WithNeighbours,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
-    "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
-    "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
     "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
 }
