@@ -19,16 +19,14 @@ from thinkalike.contrib.kin.neighbours import (
     second_order_cosine,
     second_order_measure,
 )
+from thinkalike.contrib.kin.outputs import DISAGREEMENT, JENSEN_SHANNON, disagreement, jensen_shannon
 from thinkalike.contrib.kin.shape import SOFT_MATCHING, soft_matching, svcca, svcca_measure
 from thinkalike.measures import (
     cka_measure,
-    disagreement,
     distance_correlation,
-    jensen_shannon,
     mutual_knn,
     procrustes_distance,
 )
-from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
@@ -255,7 +253,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.measures.changes.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.contrib.kin.outputs.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 

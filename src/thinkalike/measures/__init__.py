@@ -1,7 +1,7 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
 Code outside imports from here, and each name is loaded when it is first used: HSIC and CKA, metric-learning encoding
-models, RSA with its comparators, Procrustes, neighbours, divergence of logits, likeness given the
+models, RSA with its comparators, Procrustes, neighbours, likeness given the
 token, linear prediction, maps between models and their losses, and estimates with their intervals.
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
@@ -13,7 +13,6 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
-changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
 chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure

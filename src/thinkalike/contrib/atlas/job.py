@@ -25,9 +25,9 @@ import torch
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
+from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import instrument, run_jobs
-from thinkalike.instruments.layer_pairs.declared import OUTPUTS
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
 from thinkalike.job import Instrument, Outcome, Work, asked_for
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife

@@ -1,1 +1,1 @@
-"""Further measures of layer pairs: SVCCA, soft matching, and sets of nearest neighbours compared as ReSi does."""
+"""Further measures of layer pairs: SVCCA, soft matching, sets of nearest neighbours, and outputs."""
