@@ -243,7 +243,9 @@ def _figure2(case: Case) -> Conclusion:
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
-    return Conclusion(table, claims, partial(figures.similarity, tables, maps=maps))
+    return Conclusion(
+        table, claims, partial(figures.similarity, tables, below=lambda axes, title: figures.plane(axes, maps[title]))
+    )
 
 
 def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
