@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,19 +26,15 @@ class Fault:
 
     Attributes:
         status: the answer.
-        headers: more headers of the answer.
+        code: what the hub says of the cause.
         times: how many requests go wrong before all is well.
         silence: seconds before the answer.
-        body: the text of the answer.
-        method: the method of the requests, or "" for all.
     """
 
     status: int | None = None
-    headers: dict[str, str] = field(default_factory=dict)
+    code: str = ""
     times: int | None = None
     silence: float = 0
-    body: str = ""
-    method: str = ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -80,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
         fault = self._fault()
         time.sleep(fault.silence)
         if fault.status:
-            return self._missing(fault.headers.get("X-Error-Code", ""), fault.status, fault.headers, fault.body)
+            return self._missing(fault.code, fault.status)
         if refusal := self._refusal(path):
             return self._missing(*refusal)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/refs", path):
@@ -163,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _fault(self) -> Fault:
         """What goes wrong with this request; each call counts for a status or a silence."""
         for text, fault in self.faults.items():
-            if text in self.path and fault.method in ("", self.command) and fault.times != 0:
+            if text in self.path and fault.times != 0:
                 if fault.times is not None:
                     fault.times -= 1
                 return fault
@@ -179,9 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
     def _json(self, value: object) -> None:
         self._say(200, {"Content-Type": "application/json"}, json.dumps(value))
 
-    def _missing(self, code: str, status: int = 404, headers: dict[str, str] | None = None, body: str = "") -> None:
+    def _missing(self, code: str, status: int = 404) -> None:
         # the commit lets the client remember that there is no such file
-        self._say(status, {"X-Error-Code": code, **(headers or {}), "X-Repo-Commit": self.commit}, body)
+        self._say(status, {"X-Error-Code": code, "X-Repo-Commit": self.commit}, "")
 
     def _say(self, status: int, headers: dict[str, str], body: str) -> None:
         self.send_response(status)

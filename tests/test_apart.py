@@ -255,13 +255,6 @@ def test_a_hub_sets_report_is_refilled_from_what_was_read(source):
 WORDS = "one two three four five six seven"
 
 
-def test_a_beginning_has_no_more_bytes_and_ends_with_a_word():
-    for most in range(14, 34):
-        kept = beginning(WORDS, most)
-        assert most / 2 - 1 < len(kept.encode()) <= most
-        assert WORDS.startswith(kept + " ") or kept == WORDS
-
-
 @pytest.mark.parametrize(
     ("text", "most", "expected"),
     [

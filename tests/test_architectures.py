@@ -51,25 +51,6 @@ def test_a_wrong_state_is_found_by_the_script(tmp_path, monkeypatch):
         make_models.row(KNOWN["llama"], tmp_path / "llama")
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
-    from transformer_lens.model_bridge import TransformerBridge
-
-    make_models.write(KNOWN[name], tmp_path)
-    import transformers
-
-    model, tokens = load_model(ModelConfig(name="m", path=str(tmp_path))), torch.randint(5, 300, (2, 24))
-    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
-    bridge = TransformerBridge.boot_transformers(
-        str(tmp_path), hf_model=plain, tokenizer=model.tokenizer, device="cpu", dtype=torch.float32
-    )
-    names = [f"blocks.{layer}.hook_resid_post" for layer in range(model.n_layers)]
-    with torch.no_grad():
-        _, cache = bridge.run_with_cache(tokens, names_filter=names)
-    for ours, hook in zip(model.residuals(tokens, range(model.n_layers)), names, strict=True):
-        torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
-
-
 def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):
     import transformers
 

@@ -19,7 +19,6 @@ from thinkalike.measures import (
     rsa,
 )
 from thinkalike.measures.distances.comparators import pair_counts
-from thinkalike.measures.distances.neural import NeuralDistances
 
 N = 12
 P = N * (N - 1) // 2
@@ -123,13 +122,6 @@ def test_rsa_compares_squared_distances_by_any_comparator(comparator):
         rsa(layers[:1], layers[1:], "euclidean", comparator), rsa(layers, comparator=comparator)[:1, 1:]
     )
     torch.testing.assert_close(distance_vectors(layers), vectors)
-
-
-@every
-def test_given_distances_are_compared_as_those_of_states_are(comparator):
-    layers = layers_of()
-    given = [NeuralDistances.given(NeuralDistances.of(layer).squared()) for layer in layers]
-    torch.testing.assert_close(rsa(given, comparator=comparator), rsa(layers, comparator=comparator))
 
 
 @every

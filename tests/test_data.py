@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 import sysconfig
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
@@ -282,26 +281,6 @@ def test_the_grammar_gives_sentences_that_probing_does_not_use():
     assert text_fingerprint(source) != text_fingerprint(replace(source, sentences=500))
     digest = document_fingerprint("\n".join(found))
     assert digest.startswith("13cd4eb959d784e8"), "other sentences need another `GRAMMAR`, which is in the keys of jobs"
-
-
-def test_no_document_is_on_both_sides_and_copies_are_dropped(tmp_path, config):
-    copied = write_jsonl(tmp_path / "copied.jsonl", [*texts(60), *texts(60), "", "  \n"])
-    corpus = read(config(copied))
-    fit, report = pieces(corpus.fit), pieces(corpus.report)
-    assert len(fit) > 20
-    assert len(report) > 5
-    assert max(Counter(fit + report).values()) == 1
-    assert corpus.counts["duplicate_documents"] == 62, "60 copies and 2 empty ones"
-    assert read(config()).counts["duplicate_documents"] == 0
-    assert torch.equal(read(config()).fit.tokens, corpus.fit.tokens)
-
-
-def test_the_side_of_a_document_does_not_depend_on_the_others(tmp_path, config):
-    alone = config(write_jsonl(tmp_path / "b.jsonl", texts(40)))
-    more = config(write_jsonl(tmp_path / "a.jsonl", texts(80, first=100)), tmp_path / "b.jsonl")
-    (fit, report), (wider_fit, wider_report) = sides(alone), sides(more)
-    assert set(fit) < set(wider_fit)
-    assert set(report) < set(wider_report)
 
 
 def paragraphs(count, size=300, joint="\n\n"):

@@ -21,18 +21,14 @@ BY_LABELS = "stitch.loss=cross_entropy"  # which has a floor
 MORE = (BY_LABELS, "stitch.both=true", "stitch.seeds=2", "stitch.lr_multiples=[3]", "layers=[[0,1],[2,2]]")
 
 
-@pytest.fixture(scope="module")
-def penalty_of():
-    def total(arrays, name, prefix=""):
-        tokens, target = arrays[f"{prefix}tokens"].sum(), arrays[f"{prefix}target"].sum()
-        return (arrays[f"{prefix}{name}"].sum(-1) - target) / tokens
-
-    return total
+def penalty_of(arrays, name, prefix=""):
+    tokens, target = arrays[f"{prefix}tokens"].sum(), arrays[f"{prefix}target"].sum()
+    return (arrays[f"{prefix}{name}"].sum(-1) - target) / tokens
 
 
 @pytest.mark.slow
 @pytest.mark.drawn
-def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching, penalty_of):
+def test_both_directions_and_seeds_are_fits_of_their_own(cli, small_stitching):
     result = cli("train.py", *small_stitching, *MORE).result
     table, arrays = result.table, result.arrays
     a, b = table["source"].iloc[0], table["target"].iloc[0]

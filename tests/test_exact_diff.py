@@ -13,7 +13,7 @@ from thinkalike.errors import StitchError
 from thinkalike.instruments.diff.exact import edits_of, settings_that_differ
 from thinkalike.instruments.diff.screen import weights_in_words
 from thinkalike.models.load import load_model
-from thinkalike.models.parts import changed_parts, one_form
+from thinkalike.models.parts import one_form
 from thinkalike.stitches.stitch_map import Site
 
 EMBEDDING = "transformer.wte.weight"
@@ -164,11 +164,6 @@ def test_a_mixture_names_the_model_that_was_mixed_in(base):
     without = weights_in_words(edits_of(first, second)[0])
     assert "mixed" not in without, "control"
     assert "A mixture is tried with a model that measure.other= names." in without
-
-
-def test_a_tied_matrix_is_one_part(base, changed):
-    first, second = load_model(base), load_model(changed(swap(70, 90)))
-    assert [str(part) for part in changed_parts(first, second)] == ["embedding"]
 
 
 def test_rows_that_one_model_lacks_are_left_out(base, changed, cli, text_files):

@@ -18,7 +18,6 @@ from thinkalike import hub as requests
 from thinkalike.config import ModelConfig
 from thinkalike.data.sources import commit_of
 from thinkalike.errors import DataError, ModelError
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
@@ -62,30 +61,6 @@ def test_no_hub_and_no_cache(stitch, tmp_path):
     line = stitch(hub.NOWHERE).error
     assert all(word in line for word in (SOLU, "127.0.0.1:9", "HF_HOME", "model.path=", "a mini"))
     assert not (tmp_path / "results").exists()
-
-
-def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tmp_path):
-    """The same weights through the legacy layout and directly give the same logits."""
-    from transformer_lens.model_bridge.sources import tl_legacy
-    from transformers import AutoTokenizer
-
-    from thinkalike.models.survey import without_hooks
-
-    def local(repository, filename, **_):
-        return str(repositories / repository / filename)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", local)
-    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_files", lambda *_, **__: ["tiny_final.pth"])
-    tokenizer = AutoTokenizer.from_pretrained(repositories / "NeelNanda" / "tokenizer")
-    bridge = tl_legacy.boot(SOLU, device="cpu", tokenizer=tokenizer)
-    reference = tiny.frozen(n_layers=3)
-    loaded = FrozenModel(without_hooks(bridge.original_model), reference.family, tiny.tokenizer(), name="l", context=64)
-    tokens = torch.randint(300, (2, 20))
-    torch.testing.assert_close(loaded.full(tokens), reference.full(tokens), atol=1e-5, rtol=1e-5)
-    for layer in ("embed", 0, 1, 2):
-        torch.testing.assert_close(
-            loaded.tail(loaded.head(tokens, layer), layer), loaded.full(tokens), atol=1e-4, rtol=0
-        )
 
 
 @pytest.mark.slow
@@ -171,10 +146,10 @@ def test_what_the_cache_has_is_used_while_the_hub_is_down(served, caplog):
 
 
 CAUSES = {
-    "gated": (Fault(status=403, headers={"X-Error-Code": "GatedRepo"}), "someone/. is gated: .*HF_TOKEN"),
+    "gated": (Fault(status=403, code="GatedRepo"), "someone/. is gated: .*HF_TOKEN"),
     "no token": (Fault(status=401), r"reading someone/. \(401\).*HF_TOKEN"),
-    "no repository": (Fault(status=404, headers={"X-Error-Code": "RepoNotFound"}), "no repository someone/"),
-    "no revision": (Fault(status=404, headers={"X-Error-Code": "RevisionNotFound"}), "has no revision main"),
+    "no repository": (Fault(status=404, code="RepoNotFound"), "no repository someone/"),
+    "no revision": (Fault(status=404, code="RevisionNotFound"), "has no revision main"),
     "no hub": (Fault(status=404), "answers 404 .* for someone/"),
     "silence": (Fault(silence=0.8), "does not answer in time"),
 }
@@ -232,8 +207,10 @@ def old(root):
 
 def test_a_legacy_model_needs_all_weights_and_a_tokenizer(served, old):
     served({"final.pth": Fault(status=503, times=1)})
-    loaded = load_model(dataclasses.replace(OLD, dtype="bfloat16"))
-    assert (loaded.dtype, loaded.revision) == (torch.bfloat16, hub.COMMIT)
+    loaded, tokens = load_model(OLD), torch.randint(300, (2, 20))
+    assert loaded.revision == hub.COMMIT
+    torch.testing.assert_close(loaded.full(tokens), tiny.frozen().full(tokens), atol=1e-5, rtol=1e-5)
+    assert load_model(dataclasses.replace(OLD, dtype="bfloat16")).dtype == torch.bfloat16
     weights = torch.load(old / "tiny_final.pth", weights_only=True)
     torch.save({name: weight for name, weight in weights.items() if "blocks.1." not in name}, old / "tiny_final.pth")
     served(cache="holed")

@@ -77,13 +77,13 @@ class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
 
     def run(self, config, work: Work) -> Outcome:
         self.calls.append("run")
+        work.opened.callback(lambda: self.calls.append("closed"))
         kept = work.resume("half")
         start = 0 if kept is None else int(kept["done"])
         numbers = torch.randn(config.measure.size)
         if self.break_off:
             work.keep("half", {"done": 2, "numbers": numbers})
             raise self.break_off
-        work.opened.callback(lambda: self.calls.append("closed"))
         table = pd.DataFrame({"number": numbers.numpy(), "start": start})
         return Outcome(table, {"mean": float(numbers.mean())}, {"numbers": numbers.numpy()}, models=[{"name": "toy"}])
 
@@ -267,18 +267,10 @@ def test_a_state_holds_nothing_that_could_run_code(tmp_path):
 
 
 def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
-    closed = []
-
-    class Failing(Toy, kind="failing", reads=("measure",), config=Config):
-        """Breaks off after it opened something."""
-
-        def run(self, config, work):
-            work.opened.callback(lambda: closed.append(True))
-            raise DataError("no more")
-
+    toy = Toy(break_off=DataError("no more"))
     with pytest.raises(DataError):
-        perform(Failing(), config(tmp_path))
-    assert closed == [True]
+        perform(toy, config(tmp_path))
+    assert toy.calls == ["run", "closed"]
 
 
 NEUTRAL = {

@@ -318,12 +318,6 @@ def test_means_are_those_of_pandas_in_any_chunks(batch, model, monkeypatch):
         assert 0 < backed < REPORT.numel(), "control: some pairs are new, and some are not"
 
 
-def test_one_pass_gives_both(model):
-    (both,) = BigramMeans(model, [1], FIT, REPORT).tokens.residuals(REPORT, [1])
-    (alone,) = TokenMeans(model, [1], FIT, REPORT).residuals(REPORT, [1])
-    assert (both - alone).abs().max() == 0
-
-
 def test_a_new_token_gets_the_mean_of_all(model):
     report = torch.full((1, 16), 77)
     expected = model.head(FIT, 0).flatten(0, 1).double().mean(0)

@@ -230,13 +230,6 @@ def test_rows_end_where_states_would_depend_on_longer_rows():
     assert readers.longest_row(module) == 16
 
 
-def test_fingerprint_sees_one_changed_weight():
-    first, second = tiny.frozen(), tiny.frozen()
-    assert first.fingerprint() == second.fingerprint()
-    second.module.ln_out.bias[0] += 1e-6
-    assert first.fingerprint() != second.fingerprint()
-
-
 def test_same_seed_same_weights_whatever_the_activation():
     solu, gelu, other = tiny.native(3), tiny.native(3, act_fn="gelu"), tiny.native(4)
     assert torch.equal(solu.layers[2].mlp.fc_in.weight, gelu.layers[2].mlp.fc_in.weight)

@@ -177,14 +177,14 @@ def planted(models, monkeypatch):
 def test_given_the_position_its_effect_counts_for_nothing(config, models, planted):
     values = {}
     for given in ("token", "token_position"):
-        job = config("measure.tokens_per_batch=1024", "measure.batches=8", f"measure.given={given}")
+        job = config("measure.tokens_per_batch=1024", "measure.batches=4", f"measure.given={given}")
         metric = CKA(4, 4, given="token")
         for pool in read(job, models):
             for batch in pool:
                 metric.update(*batch.states, number=batch.number, groups=batch.tokens)
         values[given] = metric.compute().value
     assert values["token"].min() > 0.8
-    assert values["token_position"].abs().max() < 0.02
+    assert values["token_position"].abs().max() < 0.03
 
 
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):

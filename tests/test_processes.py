@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
@@ -109,18 +108,6 @@ def test_all_but_the_first_end_with_their_share():
 )
 def test_what_processes_cannot_share_is_refused(words, message, cli):
     assert message in cli("analyze.py", *words, "trainer=ddp").error
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
-def test_two_processes_give_the_bits_of_one(cli, measure):
-    words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=9"]
-    words += ["measure.tokens_per_batch=4096", "model.device=cpu", "target.device=cpu"]
-    shared = cli.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two").result
-    alone = cli("analyze.py", *words, "store=one").result
-    assert shared.key == alone.key
-    assert shared.table.equals(alone.table)
-    assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
 
 
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}

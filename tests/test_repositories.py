@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -67,29 +66,6 @@ def test_a_model_may_be_given_by_its_folder(word, side, path, monkeypatch, tmp_p
     monkeypatch.chdir(tmp_path)
     model = getattr(compose_job("train", [word]), side)
     assert (model.name, model.path, model.bos) == ("local", path, None)
-
-
-def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):
-    folder = checkpoints["gpt2"]
-    monkeypatch.chdir(folder.parent)
-    named = composed(f"model={folder}", f"model@target=./{folder.name}", "model.context=32")
-    assert named.model == composed("model=local", f"model.path={folder}", "model.context=32").model
-    assert Path(named.target.path) == Path(folder.name)
-
-
-@pytest.mark.parametrize(
-    ("name", "repository", "bos"),
-    [
-        ("llama-3.2-1b", "meta-llama/Llama-3.2-1B", True),
-        ("qwen3-8b", "Qwen/Qwen3-8B", False),
-        ("gemma-3-4b-it", "google/gemma-3-4b-it", True),
-    ],
-)
-def test_recent_models_have_names(name, repository, bos):
-    model = composed(f"model={name}").model
-    assert (model.hub_id, model.bos) == (repository, bos)
-    assert (model.family, model.context, model.corpus) == ("auto", 1024, "pile-val")
-    assert model.dtype in ("bfloat16", "float32")
 
 
 def test_the_guide_names_every_model():

@@ -3,7 +3,6 @@
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,7 @@ from transformers.pytorch_utils import Conv1D
 
 import tiny
 from pages import script
-from stores import layer_pairs, profile
+from stores import layer_pairs, made, profile
 from thinkalike.config import (
     MEASURES,
     SUBJECTS,
@@ -44,15 +43,8 @@ from thinkalike.training.stitching import Fit, StitchTraining
 WIDTHS = (60, 67, 80, 100, 160)
 UNBOUNDED = 1_000
 NAMES = ("gelu-3l-mini", "organisation/solu-3l-mini")
+DOCUMENTS = {"documents": 58.0, "effective_documents": 47.7}
 FRAME = re.compile(r"[\s┃━┏┳┓┡╇┩│─└┴┘├┼┤]+")
-
-
-def made(table: pd.DataFrame, scalars=None, provenance=None, arrays=None, config=None, **tables) -> Result:
-    """A result that no job computed and no folder holds."""
-    result = Result(Path("nowhere"))
-    record = {"kind": "k", "key": "x", "scalars": scalars or {}, "provenance": provenance or {}}
-    vars(result).update(_record=record, table=table, tables=tables, arrays=arrays or {}, config=config or {})
-    return result
 
 
 def stitched(aligned: bool) -> Result:
@@ -68,24 +60,14 @@ def stitched(aligned: bool) -> Result:
     table = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
     table["verdict"] = "same up to an affine map"
     scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
-    scalars |= {"documents": 58.0, "effective_documents": 47.7}
-    return made(table, scalars, {"data": {"report_tokens": 98816}})
+    return made(table, scalars | DOCUMENTS, {"data": {"report_tokens": 98816}})
 
 
 def compared() -> Result:
-    scalars = {
-        "batches": 64.0,
-        "documents": 58.0,
-        "effective_documents": 47.7,
-        "rows_used": 0.9,
-        "distance": 0.5,
-        "distance_low": 0.4,
-        "distance_high": 0.6,
-    }
-    chance = {"largest_calibrated": 0.5, "largest_p": 0.05}
-    return made(
-        layer_pairs(*NAMES, 3, 4), scalars | chance, config={"measure": {"given": "token", "tokens_per_batch": 1024}}
-    )
+    scalars = DOCUMENTS | {"batches": 64.0, "rows_used": 0.9, "largest_calibrated": 0.5, "largest_p": 0.05}
+    scalars |= {"distance": 0.5, "distance_low": 0.4, "distance_high": 0.6}
+    config = {"measure": {"given": "token", "tokens_per_batch": 1024}}
+    return made(layer_pairs(*NAMES, 3, 4), scalars, config=config)
 
 
 def explained(subjects: bool) -> Result:
@@ -141,11 +123,9 @@ def concluded() -> Result:
 
 
 def lost() -> Result:
-    ends = {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895, "documents": 58.0}
-    numbers, named = {**ends, "effective_documents": 47.7}, {"models": [{"name": NAMES[1]}]}
-    return made(
-        pd.DataFrame([{"model": NAMES[1], **numbers}]), numbers, named, config={"data": {"name": "pile-uncopyrighted"}}
-    )
+    numbers = DOCUMENTS | {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895}
+    table, named = pd.DataFrame([{"model": NAMES[1], **numbers}]), {"models": [{"name": NAMES[1]}]}
+    return made(table, numbers, named, config={"data": {"name": "pile-uncopyrighted"}})
 
 
 def judged() -> Result:

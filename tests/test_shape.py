@@ -100,7 +100,7 @@ def test_rows_of_a_prepared_layer_move_as_rows_do(measure):
     assert float(moved) != pytest.approx(float(measure.of(x, y)), abs=1e-4), "control"
 
 
-LINES = torch.eye(N)[:, :1]
+LINES, EIGHT = torch.eye(N)[:, :1], torch.randn(8, 3)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +120,10 @@ LINES = torch.eye(N)[:, :1]
         (disagreement, torch.randn(3, 5), torch.randn(3, 6), "5 and 6 entries are not of one vocabulary"),
         (disagreement, torch.tensor([[0.0, torch.nan]]), torch.randn(1, 2), "X: a logit is NaN"),
         (jensen_shannon, torch.full((1, 2), -torch.inf), torch.randn(1, 2), "X: a logit is NaN"),
+        (partial(mutual_knn, k=7), EIGHT, EIGHT, "8 rows are too few to compare: give at least 9"),
+        (partial(mutual_knn, k=2), EIGHT, torch.full((8, 3), torch.nan), "Y: a value is not finite"),
+        (partial(mutual_knn, k=2), EIGHT.index_fill(0, torch.tensor(4), 0), EIGHT, "X: row 4 is zero"),
+        (partial(mutual_knn, k=2), EIGHT, torch.ones(8, 3), "Y: all rows"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(measure, x, y, message):
@@ -281,26 +285,6 @@ def test_planted_neighbours_are_counted():
     moved[[1, 3]] = circle[[3, 1]]
     assert float(mutual_knn(circle, moved, 1)) == pytest.approx(8 / 12)
     assert float(mutual_knn(circle, circle, 1)) == 1
-
-
-def test_features_with_nothing_in_common_share_what_chance_gives():
-    values = [float(mutual_knn(torch.randn(N, 8), torch.randn(N, 8), 5)) for _ in range(60)]
-    error = np.std(values) / np.sqrt(len(values))
-    assert abs(np.mean(values) - 5 / (N - 1)) < 4 * error
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "k", "message"),
-    [
-        (torch.randn(8, 3), torch.randn(8, 3), 7, "8 rows are too few to compare: give at least 9"),
-        (torch.randn(8, 3), torch.full((8, 3), torch.nan), 2, "Y: a value is not finite"),
-        (torch.randn(8, 3).index_fill(0, torch.tensor(4), 0), torch.randn(8, 3), 2, "X: row 4 is zero"),
-        (torch.randn(8, 3), torch.ones(8, 3), 2, "Y: all rows"),
-    ],
-)
-def test_what_has_no_neighbours_is_refused(x, y, k, message):
-    with pytest.raises(ValueError, match=message):
-        mutual_knn(x, y, k)
 
 
 @pytest.mark.parametrize("measure", [mutual_measure, jaccard_measure, second_order_measure])

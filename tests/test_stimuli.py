@@ -292,19 +292,8 @@ def test_the_correlation_is_that_of_all_pairs(words):
     np.testing.assert_allclose(found.to_numpy(), explicit(part), rtol=0, atol=1e-12)
     assert list(found) == list(found.index) == COLUMNS
     assert 0.2 < found.loc["PoS", "Tense"] < 0.9, "control: it is not a matrix of 0 and 1"
-
-
-def test_the_correlation_ignores_level_names_and_order():
-    table = pd.DataFrame({"f": list("xyzxyzzz"), "g": [1, 2, None, 1, 1, None, 2, 2]})
-    found = made(table).correlation().table
-    renamed = made({"f": table.f.map({"x": "q", "y": "a", "z": "m"}), "g": table.g * 7 - 3}).correlation().table
-    shuffled = made(table.sample(frac=1, random_state=0)).correlation().table
-    pd.testing.assert_frame_equal(found, renamed)
-    pd.testing.assert_frame_equal(found, shuffled)
-    merged = made(table.assign(f=table.f.replace("x", "y"))).correlation().table
-    assert not np.allclose(found, merged), "control"
-    ((first, second, value), *_) = made(table.assign(copy=table.f * 2)).correlation().strongest(3)
-    assert (first, second, value) == ("f", "copy", pytest.approx(1))
+    twice = made({"f": list("xyxyzz"), "g": [1, 2, None, 1, 1, 2], "copy": list("qaqamm")})
+    assert twice.correlation().strongest(3)[0] == ("f", "copy", pytest.approx(1))
 
 
 def test_kinds_follow_from_types_unless_they_are_declared():

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import thinkalike
-from stores import finish
-from thinkalike import open_result, results
+from stores import finish, made
+from thinkalike import open_result
 from thinkalike.cli import main
 from thinkalike.config import MEASURES, SUBJECTS, TASKS
 from thinkalike.contrib.papers import experiment_named
@@ -25,7 +25,7 @@ from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.instruments import instrument
 from thinkalike.listing import Query, search, selected, show_sweep
 from thinkalike.measures import bootstrap_interval, fold_interval
-from thinkalike.store import Headline, Job, Result, first_scalar, locked, newest_state, read_state, seal, write_state
+from thinkalike.store import Headline, Job, first_scalar, locked, newest_state, read_state, seal, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -86,18 +86,6 @@ def test_what_was_put_in_comes_out(tmp_path):
     assert set(result.arrays) == {"curve", "sums"}
     np.testing.assert_array_equal(result.arrays["curve"], np.arange(3.0))
     assert result.figures == []
-
-
-def test_all_results_of_a_store_are_one_table(tmp_path):
-    assert len(results(tmp_path)) == 0
-    for key, penalty in (("a", 0.5), ("b", 0.25)):
-        done(tmp_path, key, penalty)
-    with job(tmp_path, "c").running():
-        write(job(tmp_path, "c"))
-        table = results(tmp_path)
-    found = table[["kind", "key", "models", "penalty"]].values.tolist()
-    assert found == [["stitching", "a", "tiny", 0.5], ["stitching", "b", "tiny", 0.25]]
-    assert open_result(table["folder"][1]).key == "b"
 
 
 def fail(work: Job, error: BaseException, state: bool) -> None:
@@ -181,19 +169,10 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     assert done(tmp_path).exists()
 
 
-def planted(scalars: dict[str, float], provenance: dict, **read) -> Result:
-    """Return a result of which everything was read already."""
-    result = Result(Path("nowhere"))
-    vars(result).update(read, _record={"scalars": scalars, "provenance": provenance})
-    return result
-
-
-def of(kind: str, table: pd.DataFrame, scalars=None, **more) -> dict[str, Headline]:
+def of(kind: str, table: pd.DataFrame, scalars=None, provenance=None, **more) -> dict[str, Headline]:
     """Return by name the headline numbers of a planted result of a kind."""
-    provenance = more.pop("provenance", {})
-    result = planted(scalars or {}, provenance, table=table, **{"tables": {}, **more})
-    modules = SUBJECTS if "subjects" in provenance else {**TASKS, **MEASURES}
-    found = instrument(modules[kind]).headlines(result)
+    modules = SUBJECTS if provenance else {**TASKS, **MEASURES}
+    found = instrument(modules[kind]).headlines(made(table, scalars, provenance, **more))
     return {each.name: each for each in found}
 
 
@@ -245,7 +224,7 @@ def test_a_model_beside_itself_says_nothing_by_its_diagonal():
 def test_mlem_and_rsa_have_their_means_and_their_best():
     by_fold = np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])  # layers, folds
     scores = pd.DataFrame({"score": [0.2, 0.6], "low": [0.0, 0.5], "high": [0.4, 0.7]})
-    found = of("mlem", pd.DataFrame(), tables={"scores": scores}, arrays={"scores": by_fold})
+    found = of("mlem", pd.DataFrame(), scores=scores, arrays={"scores": by_fold})
     mean = fold_interval(torch.tensor([0.3, 0.4, 0.5], dtype=torch.float64))
     assert found["mean_score"][1:4] == pytest.approx(tuple(map(float, mean)))
     assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
@@ -261,12 +240,12 @@ def test_mlem_and_rsa_have_their_means_and_their_best():
 def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
     provenance, scalars = {"subjects": ["s1", "s2", "s3"]}, {"subjects": 3.0, "ceiling": 0.5, "best": 0.4}
     table = pd.DataFrame({"value": [0.1, 0.4], "low": [0.0, 0.3], "high": [0.2, 0.5]})
-    found = of("rsa", table, scalars, provenance=provenance, tables={"models": table})
+    found = of("rsa", table, scalars, provenance, models=table)
     assert found["best"][1:4] == (0.4, 0.3, 0.5)
     assert found["ceiling"].value == 0.5
     wide = table.assign(both_low=[-0.1, 0.2], both_high=[0.3, 0.6])
-    assert of("rsa", wide, scalars, provenance=provenance, tables={"models": table})["best"][1:4] == (0.4, 0.2, 0.6)
-    assert list(of("rsa", table, scalars, provenance=provenance)) == ["ceiling"], "no model was asked for"
+    assert of("rsa", wide, scalars, provenance, models=table)["best"][1:4] == (0.4, 0.2, 0.6)
+    assert list(of("rsa", table, scalars, provenance)) == ["ceiling"], "no model was asked for"
 
 
 def test_a_populations_headline_is_its_flips_at_the_worst_cut():
@@ -282,7 +261,7 @@ def test_a_populations_headline_is_its_flips_at_the_worst_cut():
 
 def test_an_experiment_says_how_many_of_its_claims_hold():
     experiment = experiment_named("brown2023/figure1")
-    (found,) = experiment.headlines(planted({"claims": 5.0, "claims_that_hold": 3.0}, {}))
+    (found,) = experiment.headlines(made(TABLE, {"claims": 5.0, "claims_that_hold": 3.0}))
     assert (found.name, found.value, found.of) == ("claims_that_hold", 3.0, 5)
     assert str(found) == "claims that hold 3 of 5"
 
@@ -371,9 +350,13 @@ def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
 
 
 def test_in_python_it_is_a_table(store):
-    table = thinkalike.results(store).set_index("key")
+    with job(store, "dd").running():
+        write(job(store, "dd"))
+        table = thinkalike.results(store).set_index("key")
     assert table.index.tolist() == ["cc", "aa", "bb"]
     assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
+    assert table["models"].tolist() == ["gelu-3l-mini", *[", ".join(BOTH)] * 2]
+    assert open_result(table["folder"]["bb"]).key == "bb"
     assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=UTC)
     assert thinkalike.results(store, kind=["loss"])["key"].tolist() == ["cc"]
     assert len(thinkalike.results(store, model="solu-3l-mini")) == 2

@@ -92,22 +92,11 @@ def test_python_tokenizers_differ_by_class_settings_and_files(tmp_path):
     assert tokenizer_fingerprint(slow[0]) == tokenizer_fingerprint(slow[0]) != tokenizer_fingerprint(slow[1])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "config.json",
-        "a.safetensors",
-        "a.bin",
-        "a.pt",
-        "a.pth",
-        "tokenizer.json",
-        "vocab.txt",
-        "spiece.model",
-        "source.spm",
-        "qwen.tiktoken",
-        "bpe.codes",
-    ],
-)
+WEIGHTS = ["a.safetensors", "a.bin", "a.pt", "a.pth"]
+CUTTING = ["tokenizer.json", "vocab.txt", "spiece.model", "source.spm", "qwen.tiktoken", "bpe.codes"]
+
+
+@pytest.mark.parametrize("name", ["config.json", *WEIGHTS, *CUTTING])
 def test_a_folders_fingerprint_covers_every_file_loaded(name, tmp_path):
     config = ModelConfig(name="m", path=str(tmp_path))
     (tmp_path / "config.json").write_text("{}")

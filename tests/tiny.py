@@ -60,14 +60,11 @@ def enlarge(model: torch.nn.Module) -> None:
             weight.mul_(3)  # so that every block matters
 
 
-def write_classifier(
-    folder: Path, classes: Sequence[str] | int = 3, seed: int = 1, *, binary: bool = False, layers: int = LAYERS
-) -> Path:
+def write_classifier(folder: Path, classes: Sequence[str] | int = 3, seed: int = 1, *, layers: int = LAYERS) -> Path:
     """A BERT that tells classes of texts apart, untrained.
 
     Args:
         classes: as its config.json names them, or only how many.
-        binary: weights as pytorch_model.bin.
     """
     import transformers as hf
 
@@ -78,9 +75,6 @@ def write_classifier(
     model = hf.BertForSequenceClassification(hf.BertConfig(**size, **heads, **names))
     enlarge(model)
     model.save_pretrained(folder)
-    if binary:
-        (folder / "model.safetensors").unlink()
-        torch.save(model.state_dict(), folder / "pytorch_model.bin")
     tokenizer().save_pretrained(folder)
     return folder
 
@@ -223,18 +217,6 @@ def pair_tokenizer(vocabulary: int = 300):
 
     pairs = nli_training(120), nli_challenge(120)
     return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)
-
-
-def write_pairs(pairs, path: Path) -> Path:
-    """As MNLI and HANS are published: .jsonl, or cells between tabs."""
-    texts, labels = (pairs.premises, pairs.hypotheses), [pairs.classes[place] for place in pairs.labels.tolist()]
-    columns = ("sentence1", "sentence2", "gold_label", "heuristic", "subcase")
-    rows = list(zip(*texts, labels, pairs.heuristics, pairs.subcases, strict=True))
-    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
-    if path.suffix != ".jsonl":
-        lines = ["\t".join(row) for row in [columns, *rows]]
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def write_llama(folder: Path, kind: str = "F32", **sizes) -> Path:

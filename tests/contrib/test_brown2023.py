@@ -130,17 +130,6 @@ def test_statistics_of_cells_are_what_their_names_say():
     assert float(experiments.off_diagonal(1 - torch.eye(5))) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.ci_slow
-def test_given_models_replace_the_experiments_own(cli, small, minis):
-    given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
-    result = cli("analyze.py", "experiment=brown2023/figure10", *small, *given).result
-    assert set(zip(result.table["source"], result.table["target"], strict=True)) == {("a", "a"), ("wide", "wide")}
-    assert list(result.provenance["parts"]) == ["a, a", "wide, wide"]
-    claims = list(result.tables["claims"]["claim"])
-    assert claims == ["the likeness of a model's layers grows with scale", "wide has blocks: early, middle, last"]
-
-
 @pytest.fixture(scope="module")
 def repositories(tmp_path_factory):
     """Tiny models under the names and in the formats of the paper's, with widths of their own."""

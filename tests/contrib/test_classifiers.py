@@ -20,7 +20,7 @@ from thinkalike.contrib.populations.class_losses import check_labels, class_loss
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, new_classifier
 from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
-from thinkalike.models.families import CLASSIFIER, EMBED, after
+from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model, randomised
 
@@ -104,13 +104,6 @@ def test_a_new_classifier_has_its_bases_body_and_new_classes(checkpoints):
     assert all(torch.equal(module.bert.state_dict()[name], weight) for name, weight in body.items())
     assert list(module.config.id2label.values()) == THREE
     assert tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
-
-
-def test_the_family_is_read_from_config_json(checkpoints, folder):
-    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
-    classifier, masked = load_model(local(folder, THREE)), load_model(local(checkpoints["bert"]))
-    assert (classifier.family.name, classifier.predicts) == (CLASSIFIER, "class")
-    assert (masked.family.name, masked.predicts) == ("bert", "hidden")
 
 
 def test_accuracy_and_loss_are_those_of_transformers_and_sklearn(folder):

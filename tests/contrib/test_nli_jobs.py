@@ -8,8 +8,8 @@ import signal
 import numpy as np
 import pytest
 import torch
+from test_nli_pairs import write
 
-import tiny
 from classifiers import (
     CONTEXT,
     THREE,
@@ -56,7 +56,11 @@ def pairs(base):
 
 
 def command(tmp_path, pairs, members, *more):
-    files = [tiny.write_pairs(pairs[0], tmp_path / "mnli.jsonl"), tiny.write_pairs(pairs[1], tmp_path / "hans.txt")]
+    files = []
+    for each, name in zip(pairs, ("mnli.jsonl", "hans.txt"), strict=True):
+        labels = [each.classes[label] for label in each.labels.tolist()]
+        rows = zip(each.premises, each.hypotheses, labels, each.heuristics, each.subcases, strict=True)
+        files.append(write(list(rows), tmp_path / name))
     first, second = (",".join(map(str, group)) for group in (members[:2], members[2:]))
     groups = [f"population.generalizing=[{first}]", f"population.heuristic=[{second}]"]
     own = ["pairs=files", f"pairs.report={files[0]}", f"pairs.challenge={files[1]}", f"store={tmp_path}/results"]

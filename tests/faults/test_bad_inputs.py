@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from conftest import composed
-
 TEXT = [f"logger=none data=text data.files=[{{here}}/{name}]" for name in (
     "nowhere.txt", "surrogate.jsonl", "blank.txt", "latin.txt", "nul.txt", "*.nothing", "words.csv",
 )]  # fmt: skip
@@ -68,21 +66,6 @@ BAD: dict[str, list[str]] = {  # by script
     ],
 }
 
-RIGHT = [
-    "train stitch=low_rank stitch.rank=4",
-    "train stitch=identity stitch.steps=0",
-    "train layers=[[0,0],[0,1]]",
-    "train seed=4294967295",
-    "train trainer=ddp trainer.devices=2",
-    "train +hydra.job.env_set.A=1",
-    "train ++stitch.steps=300",
-    "train data=text 'data.files=[\"größe 1.txt\"]'",
-    "train +model.architecture.rotary_dim=2",
-    "analyze measure=cka measure.batches=null",
-    "analyze measure=mlem measure.interactions=[[PoS,Number],[PoS,Tense]]",
-    "analyze stimuli.sample=5 stimuli.balance=[PoS] measure=rsa",
-]
-
 FILES = {
     "surrogate.jsonl": '{"text": "fine"}\n{"text": "\\ud800"}\n',
     "blank.txt": " \n\t\n",
@@ -124,11 +107,3 @@ def test_a_bad_line_is_refused_in_one_line(line, cli, tmp_path):
     assert "Traceback" not in refused.stderr
     assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
     assert files(tmp_path) == before
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", RIGHT)
-def test_a_line_that_is_nearly_bad_composes(line):
-    """The positive control."""
-    script, *words = shlex.split(line)
-    assert composed(*words, entry=script)
