@@ -19,7 +19,7 @@ contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
 distances.neural: distance_vectors mantel noise_covariance rsa rsa_estimate
-estimates: Estimate FEW bootstrap_interval documents_and_seeds_interval effective_number fold_interval
+estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
 estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
@@ -30,7 +30,7 @@ mlem.features: FeatureEncoder Features
 mlem.importance: Importance feature_importance split_half_reference
 neighbours: mutual_knn mutual_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-rows: RowGroups leverage rows_of
+rows: leverage rows_of
 shape: PROCRUSTES procrustes_distance
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}

@@ -14,8 +14,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.contract import BatchRows, Blocks, LayerMeasure, Pair, joined
-from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 from thinkalike.processes import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing

@@ -18,8 +18,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.estimates import PARTS
-from thinkalike.measures.rows import RowGroups, common_dtype, labels_of_rows, places_of, rows_of, size_of
+from thinkalike.measures.estimates import PARTS, RowGroups, common_dtype
+from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 

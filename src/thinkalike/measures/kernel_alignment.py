@@ -15,8 +15,8 @@ from torch import Tensor
 
 from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
-from thinkalike.measures.estimates import FEWEST, ROUNDINGS
-from thinkalike.measures.rows import CentredRows, RowGroups, centre, centre_groups, common_dtype, refuse_flaws
+from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
+from thinkalike.measures.rows import CentredRows, centre, centre_groups, refuse_flaws
 
 CHOICES = {
     "estimator": ("unbiased", "biased"),

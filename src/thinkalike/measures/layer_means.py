@@ -21,8 +21,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures import estimates
 from thinkalike.measures.chance import BatchNull, Chance, chance_of
 from thinkalike.measures.contract import Batch, BatchRows, Blocks, LayerMeasure, Pair, States, joined
-from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate
-from thinkalike.measures.rows import RowGroups
+from thinkalike.measures.estimates import FEWEST_EQUAL, FEWEST_GROUPS, PARTS, Estimate, RowGroups
 
 ORDINARY = 128  # powers of two within which products of four numbers fit float64
 

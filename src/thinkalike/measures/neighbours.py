@@ -10,8 +10,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
-from thinkalike.measures.estimates import ROUNDINGS, seeded
-from thinkalike.measures.rows import RowGroups, size_of
+from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
+from thinkalike.measures.rows import size_of
 
 NEIGHBOURS = 10
 AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32

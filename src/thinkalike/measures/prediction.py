@@ -16,9 +16,9 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression
 from thinkalike.measures.contract import APART, Batch
-from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, jackknife, without_parts
+from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
-from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
+from thinkalike.measures.rows import labels_of_rows, rows_of
 
 MAPS = 2**31  # bytes of maps in memory at once; batches are read again for those of further layer pairs
 READING = 2**32  # between the numbers of a batch in two readings

@@ -25,8 +25,8 @@ from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, numbered_by_part, seeded
-from thinkalike.measures.rows import MASSIVE, RowGroups, massive, places_of
+from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, seeded
+from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import check_rows

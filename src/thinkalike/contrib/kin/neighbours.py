@@ -11,8 +11,8 @@ from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.contract import LayerMeasure, both_in_order, each_pair
+from thinkalike.measures.estimates import RowGroups
 from thinkalike.measures.neighbours import NEIGHBOURS, directions, in_order, nearest
-from thinkalike.measures.rows import RowGroups
 
 
 @takes_arrays
