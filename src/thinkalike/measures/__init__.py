@@ -13,21 +13,22 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
+changes: two_sided
 chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
 distances.neural: distance_vectors mantel noise_covariance rsa rsa_estimate
-estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
-estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
+estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number interval_around
+estimates: jackknife splits stimulus_folds student_t sum_by_document
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
 metric: CKA CKAResult
 mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
-mlem.importance: Importance feature_importance split_half_reference
+mlem.importance: Importance feature_importance fold_interval split_half_reference
 neighbours: mutual_knn mutual_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
 rows: leverage rows_of

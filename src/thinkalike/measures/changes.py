@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, two_sided
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
@@ -148,6 +148,15 @@ def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"],
     vectors = vectors[:k] * ((rows @ vectors[:k].T).mean(0).sign() + 0.5).sign()[:, None]
     cosines = [(vectors @ principal(rows[part])[1][: k + 2].T).abs().amax(1) for part in (half, ~half)]
     return Directions(vectors, values[:k] / values.sum(), torch.stack(cosines).amin(0))
+
+
+def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
+    """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
+    from scipy.special import stdtr
+
+    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
+    t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
+    return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 
 
 def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
