@@ -182,7 +182,7 @@ def compared(xs: Features, ys: Features, metric: CKA, memory: float, options: ar
     times |= {name: once(call, options.device) for name, call in slow.items()}
     error = abs(float(values[0, -1]) - exact)
     rows = [Row("ours", times["ours"], f"{memory:.0f} MB; off float64 by {error:.1e}")]
-    rows.append(Row("floor", floor(2 * LAYERS * N * N * D, times["peak"])))
+    rows.append(Row("floor", floor(2 * LAYERS * N * N * D, times["peak"], device=options.device)))
     for name, call in {**fast, **slow}.items():
         rows.append(Row(name, times[name], f"differs by {float((call() - values).abs().max()):.1e}"))
     return rows

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "pytorch-cka", "rsatoolbox")
-PEAK = 2048  # rows and columns of the product whose speed is called the peak
+PEAK = {"cpu": 2048, "cuda": 8192}  # rows and columns of the product whose speed is called the peak
 
 
 class Times(NamedTuple):
@@ -72,16 +72,20 @@ def seconds(call: Callable[[], object], device: str = "cpu") -> float:
 
 
 def large_product(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Callable[[], object]:
-    """Return a product of 2 · PEAK³ operations, in which a floor of products is given; see `floor`."""
-    square = torch.randn(PEAK, PEAK, dtype=dtype, device=device)
+    """Return a product whose speed is called the peak, in which a floor of products is given; see `speed`."""
+    square = torch.randn(PEAK[device], PEAK[device], dtype=dtype, device=device)
     out = torch.empty_like(square)
     return lambda: torch.mm(square, square, out=out)
 
 
-def floor(operations: float, peak: Times, *others: Times) -> Times:
+def speed(product: float, device: str = "cpu") -> float:
+    """Return the operations a second of `large_product`, of its seconds."""
+    return 2 * PEAK[device] ** 3 / product
+
+
+def floor(operations: float, peak: Times, *others: Times, device: str = "cpu") -> Times:
     """Return what so many operations take at the speed of `large_product`, and other calls besides."""
-    share = operations / (2 * PEAK**3)
-    return Times(*(share * own + sum(rest) for own, *rest in zip(peak, *others, strict=True)))
+    return Times(*(operations / speed(own, device) + sum(rest) for own, *rest in zip(peak, *others, strict=True)))
 
 
 def scaled(times: Times, factor: float) -> Times:

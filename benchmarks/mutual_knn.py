@@ -42,7 +42,7 @@ def main() -> None:
     error = float((mutual_measure(K).matrix(layers, layers).cpu() - by_sklearn(layers)).abs().max())
     rows = [
         Row("ours", times["ours"]),
-        Row("floor", floor(2 * LAYERS * N * N * D, times["peak"], scaled(times["top"], LAYERS))),
+        Row("floor", floor(2 * LAYERS * N * N * D, times["peak"], scaled(times["top"], LAYERS), device=options.device)),
         Row("scikit-learn's neighbours", times["scikit-learn"], f"differs by {error:.1e}"),
     ]
     print(table(f"{LAYERS} layers, n = {N}, d = {D}, k = {K}, float32, {options.device}", rows))

@@ -51,7 +51,7 @@ def main() -> None:
     times = in_turn(work, options.rounds, options.device)
     operations = count * n**2 * options.width + count**2 * pairs
     rows = [Row("ours", times["ours"])]
-    rows.append(Row("floor", floor(operations, times["peak"], scaled(times["sort"], count))))
+    rows.append(Row("floor", floor(operations, times["peak"], scaled(times["sort"], count), device=options.device)))
     if Dataset is not None:
         error = float((found.cpu() - by_toolbox(layers)).abs().max())
         rows.append(Row("rsatoolbox", times["rsatoolbox"], f"differs by {error:.1e}"))

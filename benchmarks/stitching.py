@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import PEAK, large_product, options_of
+from measuring import large_product, options_of, speed
 from tail import in_turn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
@@ -97,7 +97,7 @@ def utilisation(source: FrozenModel, target: FrozenModel, tokens: torch.Tensor, 
     with FlopCounterMode(display=False) as counter:
         ours(source, target, PAIRS, tokens)()
     taken = counter.get_total_flops()
-    return taken / medians["together"] / (2 * PEAK**3 / medians["product"])
+    return taken / medians["together"] / speed(medians["product"], tokens.device.type)
 
 
 def peak_of_loss(chunked: bool, device: str, queue: multiprocessing.Queue) -> None:
@@ -139,7 +139,7 @@ def main() -> None:
         ratio, floor = medians[name] / medians["together"], counts[name] / counts["together"]
         print(f"  {label:34s}{medians[name]:8.2f} s   {ratio:.2f} of all together (multiply-adds {floor:.2f})")
     share = utilisation(source, target, tokens, medians)
-    print(f"  all together, model FLOP utilisation: {share:.0%} of the speed of a product of {PEAK} x {PEAK}")
+    print(f"  all together, model FLOP utilisation: {share:.0%} of the speed of a large product")
     context = multiprocessing.get_context("spawn")
     for label, chunked in (("in chunks", True), ("all logits", False)):
         queue = context.Queue()

@@ -16,7 +16,7 @@ import transformers
 import thinkalike
 import tiny
 from thinkalike import functions, load_model, open_result, plugins
-from thinkalike.config import AnalyzeConfig, DataConfig, StimuliConfig, measure_schema
+from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, StimuliConfig, measure_schema
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.frozen import FrozenModel
@@ -122,7 +122,10 @@ JOBS = {"stitch": ["stitch"], "compare": ["cka", "r2", "ruler", "mutual_knn", "s
         "mlem": ["mlem"], "rsa": ["rsa"], "diff": ["diff"], "trajectory": ["trajectory"]}  # fmt: skip
 
 
-COMMON = {each.name for schema in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(schema)}
+COMMON = {each.name for schema in (DataConfig, StimuliConfig, AnalyzeConfig) for each in fields(schema)} | {
+    "site",
+    "head",
+}
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -136,7 +139,7 @@ def test_keywords_are_settings_with_their_defaults(name):
                 continue  # of another measure
             part, _, setting = functions.place_of(keyword, kind).rpartition(".")
             root = StitchJob if kind == "stitch" else AnalyzeConfig
-            own = {"stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
+            own = {"model": ModelConfig, "stitch": StitchConfig, "data": DataConfig, "stimuli": StimuliConfig, "": root}
             schema = measure_schema(kind) if part == "measure" else own[part]
             found += [item for item in fields(schema) if item.name == setting]
         usual = [None if is_open(item) else default_of(item) for item in found]

@@ -22,7 +22,7 @@ from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
-         "data.report_share=0.4", "model.context=32")  # fmt: skip
+         "data.report_share=0.4", "model.context=32", "ruler=null")  # fmt: skip
 SETS = ("NeelNanda/pile-10k", "pile-10k", "pile-val", "old/tales")
 SOLU = "NeelNanda/SoLU_3L512W_C4_Code"
 

@@ -24,6 +24,7 @@ from thinkalike.evaluation.likeness import Likeness, in_parts, likeness_of, outp
 from thinkalike.evaluation.tokens_alone import AHEAD, Beyond, TokenAtPlace, TokensBefore
 from thinkalike.measures import surprises, token_codes
 from thinkalike.measures.closed_forms import halves_of
+from thinkalike.models.families import EMBED
 from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]
@@ -276,6 +277,16 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     assert 0.05 < values["other seed"]["r2_output_beyond"] < 0.9
     estimate = found["other seed"]["r2_output_beyond"]
     assert estimate.low < estimate.value < estimate.high
+
+
+def test_a_bag_of_whole_embeddings_has_learnt_nothing(minis, source_text):
+    own, places = minis[0], torch.arange(32)[:, None]
+    fading = torch.where(places >= places.T, 0.9 ** (places - places.T), 0.0)
+    bag = Planted(own, lambda tokens, states: fading @ own.residuals(tokens, [EMBED])[0])
+    sides = [TokenRows(*(each.view(-1, 32) for each in (own.tokens, own.documents))) for own in source_text]
+    found = at_layer_1(bag, own, sides)
+    assert found["r2_output_beyond"].low > 0, "control: the leading components of tokens before do not hold it"
+    assert found["r2_output_learnt"].high < 0
 
 
 LAYERS = [0, 2]

@@ -88,6 +88,7 @@ def stitch(
 def compare(
     source: Model | Arrays, target: Model | Arrays | None = None, *, measure: str | Callable[..., Any] = "cka",
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
+    site: str | Sequence[str] = "resid_post", head: int | str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
     massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
@@ -100,6 +101,8 @@ def compare(
     """How alike is every layer of one model to every layer of another? By CKA, or by another measure of layer pairs.
 
     Args:
+        site: where states are taken, by TransformerLens's names, such as "attn_out", "mlp_out", "z" or "resid_mid"; of
+            a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
         measure: its name on the command line, such as mutual_knn, procrustes, r2 or ruler, or a function of two
             matrices (n, d) and (n, e) to a number. A function has no key, so that it goes with no `store`.
 
@@ -117,12 +120,13 @@ def mlem(
     model: Model | Arrays, target: Model | Arrays | None = None, *, stimuli: Table | None = None,
     features: Sequence[str] | None = None, kinds: Mapping[str, Any] | None = None,
     columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
-    layers: Layers | None = None, weights: str = "diagonal", alphas: Sequence[float] | None = None,
-    difference: str = "indicator", missing: str = "own_level", scale: str = "auto", folds: int = 5,
-    together: str = "sentence", permutations: int = 5, given: str | None = None,
-    interactions: Sequence[Sequence[str]] = (), null: int = 0, references: int = 3, distance: str = "euclidean",
-    embed: bool = False, massive: str = "drop", skip_first: int = 0, recipe: str = "honest", seed: int = 0,
-    threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+    layers: Layers | None = None, site: str | Sequence[str] = "resid_post", head: int | str | None = None,
+    weights: str = "diagonal", alphas: Sequence[float] | None = None, difference: str = "indicator",
+    missing: str = "own_level", scale: str = "auto", folds: int = 5, together: str = "sentence", permutations: int = 5,
+    given: str | None = None, interactions: Sequence[Sequence[str]] = (), null: int = 0, references: int = 3,
+    distance: str = "euclidean", embed: bool = False, massive: str = "drop", skip_first: int = 0,
+    recipe: str = "honest", seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None,
+    force: bool = False,
 ) -> Result:  # fmt: skip
     """Which features of words explain their distances in each layer? The table has the importance of each feature.
 
@@ -141,7 +145,8 @@ def rsa(
 def rsa(
     models: Sequence[Any], others: None = None, distance: str = "euclidean", comparator: str = "spearman", *,
     stimuli: Table, features: Sequence[str] | None = None, columns: Mapping[str, str | None] | None = None,
-    token: str = "last", sample: int | None = None, layers: Layers | None = None, permutations: int = 0,
+    token: str = "last", sample: int | None = None, layers: Layers | None = None,
+    site: str | Sequence[str] = "resid_post", head: int | str | None = None, permutations: int = 0,
     noise: str = "shrinkage", resamples: int = 1000, embed: bool = False, massive: str = "drop", skip_first: int = 0,
     seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
 ) -> Result: ...  # fmt: skip
@@ -149,7 +154,8 @@ def rsa(
     models: Any, others: Any = None, distance: str = "euclidean", comparator: str = "spearman", *,
     stimuli: Table | None = None, features: Sequence[str] | None = None,
     columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
-    layers: Layers | None = None, permutations: int = 0, noise: str = "shrinkage", resamples: int = 1000,
+    layers: Layers | None = None, site: str | Sequence[str] = "resid_post", head: int | str | None = None,
+    permutations: int = 0, noise: str = "shrinkage", resamples: int = 1000,
     embed: bool = False, massive: str = "drop", skip_first: int = 0, seed: int = 0, threads: int | None = None,
     store: str | os.PathLike[str] | None = None, force: bool = False,
 ) -> Any:  # fmt: skip
@@ -191,8 +197,9 @@ def trajectory(
     model: str | os.PathLike[str] | ModelConfig, *, texts: Text | None = None, stimuli: Table | None = None,
     steps: str | Sequence[int] = "all", checkpoints: str = "*", tokens: int = 4096, importance: bool = True,
     folds: int = 5, least: int = 20, permutations: int = 99, features: Sequence[str] | None = None,
-    sample: int | None = None, field: str | None = None, group: str | None = None, context: int | None = None,
-    seed: int = 0, threads: int | None = None, store: str | os.PathLike[str] | None = None, force: bool = False,
+    sample: int | None = None, site: str = "resid_post", head: int | None = None, field: str | None = None,
+    group: str | None = None, context: int | None = None, seed: int = 0, threads: int | None = None,
+    store: str | os.PathLike[str] | None = None, force: bool = False,
 ) -> Result:  # fmt: skip
     """How do representations form over the checkpoints of a run, a folder or a model of the hub?
 
@@ -206,6 +213,8 @@ def trajectory(
 def place_of(keyword: str, kind: str) -> str:
     """Return the setting that a keyword of a function is, such as stitch.steps, given the kind of its job."""
     own = {"stitch": StitchConfig} if kind == "stitch" else {"measure": measure_schema(kind)}
+    if keyword in ("site", "head"):
+        return f"model.{keyword}"
     for part, schema in {**own, "data": DataConfig, "stimuli": StimuliConfig}.items():
         if keyword in {each.name for each in fields(schema)}:
             return f"{part}.{keyword}"
@@ -248,7 +257,8 @@ def _done(
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
     if len(models) > 2:
         raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
-    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "": {"store": store}}
+    parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}}
+    parts[""] = {"store": store}
     for setting, value in settings.items():
         part, _, name = setting.rpartition(".")
         parts[part][name] = value
@@ -264,11 +274,14 @@ def _done(
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
         }  # fmt: skip
         made["data"] = part_named("data", *_text(texts, parts["data"], folder))
+        configs = [replace(each, **parts["model"]) for each in configs]
         made |= dict(zip(["target"] if files else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_job(entry, words, **made, **({"scale": _scale(models)} | parts[""]))
         inputs = {"data": texts, "stimuli": stimuli}
         keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
+        if files:  # the model beside them is the target
+            keys = [key.replace("model.", "target.") for key in keys]
         check_read([f"{key}=0" for key in keys], config)
         return run_job(config, shown=False)
 
@@ -279,7 +292,9 @@ def naming(keywords: Iterable[str]) -> Iterator[None]:
     try:
         yield
     except ThinkalikeError as error:
-        said = re.sub(rf"\b(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})\b", r"\1", str(error))
+        said = re.sub(
+            rf"\b(?:(?:stitch|measure|data|stimuli)\.({'|'.join(keywords)})|model\.(site|head))\b", r"\1\2", str(error)
+        )
         error.args = (re.sub(r"\bdata=", "texts=", said),)
         raise
 
@@ -315,9 +330,10 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
     facts = [model.fingerprint(), sorted(map(repr, settings_of(model.module).items())), type(model.module).__name__]
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
+    at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}
     digest = hashlib.sha256(json.dumps([*facts, runs]).encode()).hexdigest()[:16]
     place = f"memory:{digest}"
-    return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs)
+    return ModelConfig(name=model.name, path=place, device=str(model.device), corpus=model.corpus, **runs, **at)
 
 
 def _scale(models: Sequence[Any]) -> str:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, ByteSize, Field
 
@@ -27,7 +27,7 @@ from thinkalike.config.schema import (
 from thinkalike.errors import ConfigError
 
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
-HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # all of them
+HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing", "site", "head")  # all of them
 PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories
 REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
@@ -35,6 +35,9 @@ ModuleMap = dict[Annotated[str, Field(min_length=0)], Any]  # device by module; 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
 SMALL = 2**28  # bytes of a checkpoint: of 64 million parameters in float32
 Files = Annotated[list[FilePath], Field(min_length=1)]
+Site = Literal[
+    "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
+]  # as TransformerLens calls them, in the order in which states pass them
 
 
 @dataclass
@@ -60,6 +63,9 @@ class ModelConfig(Checked, part="model"):
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
+    # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
+    site: Site | Annotated[list[Site], Field(min_length=1)] = "resid_post"
+    head: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # of z; null: all heads side by side
     implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
     classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
@@ -71,6 +77,10 @@ class ModelConfig(Checked, part="model"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        sites = [site for site in get_args(Site) if site in ([self.site] if isinstance(self.site, str) else self.site)]
+        self.site = sites if len(sites) > 1 else sites[0]
+        if self.head is not None and "z" not in sites:
+            raise ConfigError(f"model.head={self.head} is a head of model.site=z, and model.site={self.site}")
         if self.name is not None:
             self.processing, self.dtype = self.processing or "raw", self.dtype or "float32"
         if self.name == "local" and not self.path:

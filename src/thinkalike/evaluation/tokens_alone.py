@@ -39,13 +39,14 @@ AHEAD = 8  # how many of the next tokens a source may know
 COMPONENTS = 64  # of the embedding, by which a bag of tokens is described
 LAGS = (1, 2, 3, 4, 5, 6)  # of the tokens before that are taken one by one
 DECAYS = (0.5, 0.7, 0.85, 0.95)  # of running means of the tokens before, beside the mean of all
+BAGS = (0.5, 0.8, 0.95, None)  # of running means of whole embeddings
 RANK, PLACES = 64, 8  # of what token and place decide together, and how many functions of places are found
 BENT = 128  # random nonlinear functions of a token's embedding, beside its components
 ROWS_PER_COVARIATE = 8  # at least
 RIDGE, LOW_RIDGE = 1e-6, 1e-2  # of the mean variance: of covariates, of what token and place decide together
 EARLY_ROWS = 4  # on which it is tried whether states move with later tokens
 RADIUS = 0.2  # of the weights of recurrent networks; others between 0 and 1 share less
-MORE = 2.0  # times what a network without training shares, above which no draw of one and no state without context was
+MORE = (2.0, 2.0, *(1.25 for _ in BAGS))  # times what a twin, a recurrent network and bags share, above which none was
 
 
 def inner(states: Shaped[Tensor, " ..."]) -> Shaped[Tensor, " ..."]:
@@ -299,6 +300,18 @@ class Recurrent:
         return [torch.stack(found, 1)] * len(layers)
 
 
+class Bag:
+    """A running mean of the whole embedding of the tokens before: context without a network."""
+
+    def __init__(self, before: TokensBefore, decay: float | None):
+        self.before, self.decay = before, decay
+
+    def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+        """Return the means, once for each layer."""
+        known, places = rows.unique(return_inverse=True)
+        return [_running(self.before.embedded(known).float()[places], self.decay)] * len(layers)
+
+
 class Judged:
     """What a regression misses of held-out rows: sums of squares by part of their documents."""
 
@@ -329,12 +342,12 @@ class Judged:
 class Untrained:
     """What networks that were never trained share with the target beyond the tokens, on the rows of a comparison.
 
-    They are the target's architecture with its own embedding, at each of its depths, and a recurrent network of the
-    source's width: wider states hold more functions of the last tokens, and some of these are the target's.
+    They are the target's architecture with its own embedding, at each of its depths, a recurrent network of the
+    source's width, as wider states hold more functions of the last tokens, and bags of the tokens before.
     """
 
     def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
-        self.networks = [twin(before.target, 0), Recurrent(before, width, 0)]
+        self.networks = [twin(before.target, 0), Recurrent(before, width, 0), *(Bag(before, each) for each in BAGS)]
         self.depths, self.roots = depths, roots
         self.moments = [HalvedMoments([(depth, depth) for depth in depths]) for _ in self.networks]
 
@@ -360,11 +373,12 @@ class Untrained:
                 each.add(left[depth], batch.left[depth], parts)
 
     def beside(self, source: Judged, depth: int, documents: int) -> tuple[Estimate, Estimate]:
-        """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times it.
+        """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times any.
 
         The difference is paired over documents.
         """
         place = self.depths.index(depth)
-        own, *drawn = (each.r2(documents, whole=True) for each in (source, *(each[place] for each in self._judges)))
-        most = max(drawn, key=lambda each: float(each[0]))
-        return tuple(jackknife(each[0], each[1:]) for each in (most, own - MORE * most.clamp(min=0)))  # type: ignore[return-value]
+        own, *known = (each.r2(documents, whole=True) for each in (source, *(each[place] for each in self._judges)))
+        limits = [more * each.clamp(min=0) for more, each in zip(MORE, known, strict=True)]
+        most, limit = (max(every, key=lambda each: float(each[0])) for every in (known, limits))
+        return tuple(jackknife(each[0], each[1:]) for each in (most, own - limit))  # type: ignore[return-value]

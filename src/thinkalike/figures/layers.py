@@ -43,6 +43,20 @@ def layer_heatmaps(
         save(figure, folder, file)
 
 
+def components(
+    cells: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), about: str = ""
+) -> None:
+    """Draw a measure at each component of each layer; the title says what the numbers are about."""
+    with canvas(0.45 * cells.shape[1] + 2.6, 0.3 * cells.shape[0] + 1.8) as (figure, axes):
+        image = _drawn(axes, cells, scale, "both models", "")
+        axes.set_aspect("auto")
+        axes.set_xlabel("component")
+        axes.tick_params(axis="x", labelrotation=45)
+        _explain(figure, axes, image, label, scale[0], float(np.nanmin(cells.to_numpy())))
+        axes.set_title(about, fontsize=8)
+        save(figure, folder, file)
+
+
 def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0.0, 1.0), ax: Any = None) -> tuple[Any, Any]:
     """Draw a matrix of all layer pairs, rows the source's, into axes or a new figure; returns figure and axes."""
     cells = pd.DataFrame(values)

@@ -38,6 +38,7 @@ class OfStimuli(Instrument):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
+    takes_sites: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
@@ -132,15 +133,15 @@ def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> tuple[Compared, 
 
 def _with_layers(config: AnalyzeConfig, sides: list[StimulusStates]) -> list[StimulusStates]:
     """Return the sides with the layers of models that `layers=` names, and all layers of recordings."""
-    models = [side for side in sides if isinstance(side.layers[0], int)]
+    models = [side for side in sides if not side.runs]
     if config.layers in ("same", "all") or not models:
         return sides
     ends = models[0], models[-1]
-    chosen = layers_of_sides(config.layers, *(max(side.layers) + 1 for side in ends), itself=len(models) == 1)
+    chosen = layers_of_sides(config.layers, *(max(side.numbers) + 1 for side in ends), itself=len(models) == 1)
     wanted = {side.name: {-1, *layers} for side, layers in zip(ends, chosen, strict=True)}
     for place, side in enumerate(sides):
         if side.name in wanted:
-            at = [number for number, layer in enumerate(side.layers) if layer in wanted[side.name]]
+            at = [place for place, number in enumerate(side.numbers) if number in wanted[side.name]]
             sides[place] = side._replace(layers=[side.layers[n] for n in at], states=[side.states[n] for n in at])
     return sides
 

@@ -63,6 +63,7 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 }  # fmt: skip
 # what `budget=` leaves of a job, from all of it to little: layers of each model, and one part of so many of the text
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
+OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -199,6 +200,7 @@ class Instrument(ABC):
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     run_all: ClassVar[Callable[..., list[Outcome | ThinkalikeError]] | None] = None  # does several jobs with less work:
     # given (instrument, configuration, work) of each, it returns the outcome of each, or its error
+    takes_sites: ClassVar[bool] = False  # whether states can be those of another site than the stream after each block
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
 
     def __init_subclass__(
@@ -241,7 +243,7 @@ class Instrument(ABC):
         if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
             return key not in self.ignores
         parts = {*self.reads, *self.inner_jobs_read, *(["activations"] if self.takes_activations else [])}
-        if key in self.ignores or not {part, key} & parts:
+        if key in self.ignores or not {part, key} & parts or (key in OF_SITES and not self.takes_sites):
             return False
         own, given = getattr(read, part, None), getattr(config, part)
         if not setting:
@@ -381,6 +383,8 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
             continue
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+        if key in OF_SITES and not any(kind.takes_sites for kind, _ in jobs):
+            raise ConfigError(f"{key}=: {names} reads the stream after each block, resid_post, alone; leave it out")
         if part in parts and part != key:
             raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
         key = key if key != "target" else "model@target"

@@ -20,7 +20,23 @@ from thinkalike.errors import ConfigError, ModelError, nearest, one_of
 from thinkalike.models.places import base_of, held, known_shape, named_folder
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
-Layer = int | Literal["embed"]
+
+
+class Place(NamedTuple):
+    """A site of a layer, or one head of it, other than the residual stream after a block; see `models.sites`."""
+
+    site: str
+    layer: int  # -1 before the blocks, and their number after them
+    head: int | None = None
+
+    def __int__(self) -> int:
+        return self.layer
+
+    def __str__(self) -> str:
+        return f"{self.layer}.{self.site}" if self.head is None else f"{self.layer}.{self.site}.{self.head}"
+
+
+Layer = int | Literal["embed"] | Place
 
 # the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
 Predicts = Literal["next", "hidden", "class", "states"]

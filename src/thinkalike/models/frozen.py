@@ -27,7 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
-from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
+from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
 from thinkalike.models.survey import (
     Tokens,
     accepted,
@@ -78,6 +78,7 @@ class FrozenModel:
         quantization: how its weights are or were quantised, such as "8bit" or "Q4_1 x 210, F32 x 62"; "": they are not.
         classes: what a classifier's logits are of, in their order.
         corpus: the text that suits it, by its name in `data=`; None: nothing is known of it.
+        sites: the `Sites` at which its states are taken; None: after each block.
 
     Args:
         is_proved: whether the module is a copy of one that passed, with other weights.
@@ -91,6 +92,7 @@ class FrozenModel:
     """
 
     corpus: str | None = None
+    sites: Any = None
 
     def __init__(
         self,
@@ -135,7 +137,7 @@ class FrozenModel:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 
         Args:
-            layers: numbers of blocks from 0 on; EMBED is the site before block 0.
+            layers: numbers of blocks from 0 on; EMBED is the site before block 0; places of the model's `sites`.
 
         Raises:
             ModelError: a layer is out of range, or the model cannot read these tokens.
@@ -146,11 +148,14 @@ class FrozenModel:
         with contextlib.ExitStack() as hooks:
             hooks.enter_context(alone(self.module))
             for layer in set(layers):
-                if layer == EMBED:
+                if isinstance(layer, Place):
+                    hooks.enter_context(self.sites.captured(layer, tokens.shape, states))
+                elif layer == EMBED:
                     hooks.enter_context(captured_input(self.blocks[0], layer, states))
                 else:
                     hooks.enter_context(captured_output(self.blocks[int(layer)], layer, states))
-            hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
+            if deepest <= self.n_layers:
+                hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
 
@@ -223,8 +228,10 @@ class FrozenModel:
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Raise a ModelError if the model lacks one of these layers."""
         for layer in layers:
+            if isinstance(layer, Place) and self.sites:
+                continue
             is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-            if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
+            if layer != EMBED and not (is_block and 0 <= int(layer) < self.n_layers):
                 raise ModelError(f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and '{EMBED}'")
 
     def parameters(self) -> tuple[int, int]:
@@ -350,7 +357,7 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
 def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Store the state that enters a module in every pass as `states[key]` while the context is open."""
     return module.register_forward_pre_hook(
-        lambda _, args, named: states.update({key: _state_in(args, named)}), with_kwargs=True
+        lambda _, args, named: states.update({key: state_in(args, named)}), with_kwargs=True
     )
 
 
@@ -404,11 +411,11 @@ def _end(*_: Any) -> None:
 
 def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
     """Return the state that a block was given, in the form in which the block returns one."""
-    state = _state_in(args, kwargs)
+    state = state_in(args, kwargs)
     return state if form is None else (state, *[None] * (form - 1))
 
 
-def _state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
+def state_in(args: tuple, kwargs: dict[str, Any]) -> Any:
     return args[0] if args else kwargs[_name_of_state(kwargs)]
 
 

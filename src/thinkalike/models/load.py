@@ -33,7 +33,7 @@ from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
 
-IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes"}  # settings of models that are not read
+IN_MEMORY = {"dtype", "device", "context", "bos", "side", "classes", "site", "head"}  # of models that are not read
 END = "<|endoftext|>"  # the only special token of a mini
 ROWS = 2**13  # of a matrix that are rounded at once: the embedding is half of a small model
 
@@ -50,11 +50,10 @@ def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenMode
     loaded: list[tuple[ModelConfig, FrozenModel]] = []
 
     def called(config: ModelConfig, name: str) -> FrozenModel:
-        known = [model for each, model in loaded if each == config]
-        if same := [model for model in known if model.name == name]:
+        known = [model for each, model in loaded if replace(each, site=config.site, head=config.head) == config]
+        if same := [model for each, model in loaded if each == config and model.name == name]:
             return same[0]
-        model = copy(known[0]) if known else load_model(config, name)
-        model.name = name
+        model = _at_sites(known[0], config, name) if known else load_model(config, name)
         loaded.append((config, model))
         return model
 
@@ -95,9 +94,7 @@ def load_model(
     config = configured(model, settings)
     name = name or tokenizer or label(config)
     if (model := held(config)) is not None:
-        found = copy(model)
-        found.name = name
-        return found
+        return _at_sites(model, config, name)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     with _LOADING, explained(config), doing(f"model {name}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
@@ -111,7 +108,19 @@ def load_model(
             _check_settings(config, family)
             adapter = named_folder(config) if base else None
             read = _read(source, family, place, device, dtype, adapter)
-        return _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
+        found = _frozen(config, family, read, name=name, device=_device_of(read.module, device), revision=revision)
+        return _at_sites(found, config, name)
+
+
+def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel:
+    """Return the same model under a name, with its states at the sites of a configuration."""
+    found = copy(model)
+    found.name, found.sites = name, None
+    if config.site != "resid_post":
+        from thinkalike.models.sites import Sites
+
+        found.sites = Sites(model, [config.site] if isinstance(config.site, str) else config.site, config.head)
+    return found
 
 
 def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[str, Any]) -> FrozenModel:
@@ -142,7 +151,8 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
         whole = cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
         part = one_side(whole, config) if family.predicts == "states" else whole
         read = Checkpoint(part, tokenizer, longest_row(whole))
-        return _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
+        return _at_sites(found, config, config.name)
 
 
 def _family_of(module: Any) -> Family:

@@ -46,6 +46,11 @@ class StimulusStates(NamedTuple):
     origin: dict[str, str]  # for the provenance
     runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
 
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of a model's layers, also where several sites of each have names, see `Place`."""
+        return [int(str(layer).partition(".")[0]) for layer in self.layers]
+
 
 def sides_of(config: AnalyzeConfig) -> list[str | ModelConfig]:
     """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
@@ -149,7 +154,7 @@ def without_massive(
     before = torch.tensor([len(stimuli.texts[number][:start].split()) for number, (start, _) in places])
     late = before >= measure.skip_first
     every = Compared(stimuli, list(sides)).of(late)
-    layers = [layer for side in every.sides if isinstance(side.layers[0], int) for layer in side.states]
+    layers = [layer for side in every.sides if not side.runs for layer in side.states]
     outliers = massive(layers, before[late] == 0) if layers and measure.massive == "drop" else None
     if outliers is None:
         return every, None

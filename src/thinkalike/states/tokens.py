@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.data.documents import group_of
 from thinkalike.errors import DataError
-from thinkalike.models.families import EMBED, Layer
+from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel
 
 Span = tuple[int, int]  # characters: first, one past the last
@@ -20,14 +21,18 @@ WORDS_AT_ONCE = 128  # of a piece of text, at most
 
 
 def sites(model: FrozenModel, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
-    """Return these layers of a model, by default all, before them EMBED if asked for."""
+    """Return these layers of a model at its sites, by default all, before them EMBED if asked for."""
     before: list[Layer] = [EMBED] if embed else []
-    return [*before, *(range(model.n_layers) if layers is None else layers)]
+    chosen = range(model.n_layers) if layers is None else layers
+    return [*before, *(model.sites.at(chosen) if model.sites else chosen)]
 
 
-def site_numbers(sites: Iterable[Layer]) -> list[int]:
-    """Return the numbers that tables have of sites, where -1 stands for EMBED."""
-    return [-1 if site == EMBED else int(site) for site in sites]
+def site_numbers(sites: Iterable[Layer]) -> list[Any]:
+    """Return what tables call sites: numbers of layers, where -1 stands for EMBED, or names if there are several."""
+    listed = list(sites)
+    if len({(site.site, site.head) for site in listed if isinstance(site, Place)}) > 1:
+        return [*map(str, listed)]
+    return [-1 if site == EMBED else int(site) for site in listed]
 
 
 def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:

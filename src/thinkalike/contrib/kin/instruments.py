@@ -56,6 +56,7 @@ class Outputs(OfLayerMeasure):
     """A measure of the logits of two models."""
 
     takes_activations: ClassVar[bool] = False
+    takes_sites: ClassVar[bool] = False
 
     def named(self, sites: Sequence[Layer]) -> list[Any]:
         return ["logits"]

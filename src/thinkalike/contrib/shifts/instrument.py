@@ -61,7 +61,10 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         return {name: getattr(estimates, name) for name in ("cosine", "norm_source", "norm_target")}
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.shifts(result.table, folder, rows_of(result))
+        if "components" in result.tables:
+            super().draw(result, folder)
+        else:
+            figures.shifts(result.table, folder, rows_of(result))
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         ends = result.table.iloc[int(result.table["value"].argmax())][["value", "low", "high"]]
@@ -69,6 +72,12 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
 
     def show(self, result: Result) -> None:
         table = result.table
+        if "components" in result.tables:
+            super().show(result)
+            differ = result.tables["components"].query("value > @ROUNDING")
+            if len(differ):
+                show_text(f"They begin to differ at {differ['component'].iloc[0]} of layer {differ['layer'].iloc[0]}.")
+            return
         source, target = table["source"].iloc[0], table["target"].iloc[0]
         rows = table.iloc[few(len(table))]
         ends = rows[["value", "low", "high"]].to_numpy(float)

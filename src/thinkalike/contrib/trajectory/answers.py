@@ -37,6 +37,7 @@ from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import StimulusStates, stimulus_states
+from thinkalike.states.tokens import sites
 
 SETTLED = 0.9  # of the way from the first to the last checkpoint
 Kept = Sequence[Mapping[str, Any]]  # what each checkpoint gave
@@ -83,7 +84,7 @@ class Reading:
             found = {"states": states, "losses": losses, "model": model.describe(), **self._accuracies(words)}
         if self.measure.importance:
             with self.work.phase("importance"):  # of each feature in each layer on each fold, (l, f, k)
-                side = StimulusStates(model.name, list(range(model.n_layers)), list(words), {})
+                side = StimulusStates(model.name, list(range(len(words))), list(words), {})
                 config = replace(self.config, measure=MLEMConfig(folds=self.measure.folds))
                 found["importance"] = fit_profiles(config, self.stimuli, [side])[1].by_fold()
         return found
@@ -103,8 +104,8 @@ def _of_text(model: FrozenModel, rows: Tensor) -> tuple[list[Tensor], Tensor]:
     parts, losses = [], []
     with torch.no_grad():
         for tokens in rows.split(max(BATCH_TOKENS // rows.shape[1], 1)):
-            states = model.residuals(tokens, list(range(model.n_layers)))
-            losses.append(next_token_losses(model, states[-1:], tokens)[0].float().cpu())
+            *states, last = model.residuals(tokens, [*sites(model), model.n_layers - 1])
+            losses.append(next_token_losses(model, [last], tokens)[0].float().cpu())
             parts.append([layer.flatten(0, 1).float().cpu() for layer in states])
     return [torch.cat(each) for each in zip(*parts, strict=True)], torch.cat(losses)
 

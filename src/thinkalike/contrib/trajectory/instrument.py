@@ -63,6 +63,7 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
     """
 
     of_models: ClassVar[str] = "each"
+    takes_sites: ClassVar[bool] = True
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return replace(config, model=replace(config.model, revision=None))
@@ -82,6 +83,8 @@ class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         stimuli = read_stimuli(config.stimuli)
+        if not isinstance(config.model.site, str) or config.model.head == "all":
+            raise ConfigError("trajectory follows one site: give one model.site, and one model.head of z")
         tasks_of_features(config, stimuli)  # so that errors come before anything is loaded or trained
         return {"stimuli": stimuli, "data": text_fingerprint(config.data), "labels": config.model.called}
 

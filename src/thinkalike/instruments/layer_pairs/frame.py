@@ -25,6 +25,7 @@ from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
+from thinkalike.instruments.layer_pairs.components import as_matrix, components_of, show_components
 from thinkalike.instruments.layer_pairs.screen import headlines_of, rows_of, show_layer_pairs
 from thinkalike.job import LADDER, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+AFTER = "resid_post"  # the usual site
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
 
 
@@ -84,6 +86,8 @@ def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
     counts = [shape.layers for shape in both]
     if config.layers not in ("same", "all"):
         counts = [len(set(side)) for side in zip(*pairs_of_layers(config.layers, *counts), strict=True)]
+    for side, model in enumerate((config.model, config.target)):
+        counts[side] *= 1 if isinstance(model.site, str) else len(model.site)
     return {each: count + config.measure.embed for each, count in zip(both, counts, strict=True)}  # type: ignore[attr-defined]
 
 
@@ -107,6 +111,7 @@ class LayerPairs(Instrument):
     is_distance: ClassVar[bool] = False  # whether less is closer
     same_layers: ClassVar[bool] = False  # whether only layers of one number have a value
     takes_activations: ClassVar[bool] = True
+    takes_sites: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
     run_all = staticmethod(run_together)
@@ -290,10 +295,12 @@ class LayerPairs(Instrument):
         within = {"within_source": estimates.within_source, "within_target": estimates.within_target}
         values = estimates.value.diagonal() if self.same_layers else estimates.value
         arrays = {"value": values, **{name: each.value for name, each in within.items() if each is not None}}
+        table = self._table(job, estimates, rows, columns, further)
         return Outcome(
-            self._table(job, estimates, rows, columns, further),
+            table,
             scalars | self.scalars(estimates),
             {name: each.cpu().numpy() for name, each in (arrays | self.arrays(estimates)).items()},
+            tables=components_of(table[table["source"] != table["target"]], self.is_distance),
             models=[job.source.describe(), job.target.describe()],
             facts=job.batches.facts,
             blank=tuple(further),  # within a model
@@ -335,15 +342,26 @@ class LayerPairs(Instrument):
             log.warning("warning: p is missing: %d documents of a batch have as many rows as others", count)
 
     def draw(self, result: Result, folder: Path) -> None:
+        if "components" in result.tables:
+            cells = as_matrix(result.tables["components"])
+            scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
+            figures.components(cells, folder, self.kind, self.label(result), scale, rows_of(result))
+            return
         figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale, about=rows_of(result))
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""
-        given = result.table["given"].iloc[0] if "given" in result.table else None
-        return f"{self.name} given the {given}" if given else self.name
+        given = f" given the {result.table['given'].iloc[0]}" if "given" in result.table else ""
+        models = [model for side in ("model", "target") if (model := result.config.get(side))]
+        sites = {str(model.get("site", AFTER)) for model in models} - {AFTER}
+        at = f" at {sites.pop()}" if len(sites) == 1 and "components" not in result.tables else ""
+        return f"{self.name}{at}{given}"
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         return headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
 
     def show(self, result: Result) -> None:
-        show_layer_pairs(self.label(result), result, self.is_distance)
+        if "components" in result.tables:
+            show_components(self.label(result), result, self.is_distance)
+        else:
+            show_layer_pairs(self.label(result), result, self.is_distance)
