@@ -243,7 +243,7 @@ class BatchNull:
             documents *= estimates.effective_number(owners.unique(return_counts=True)[1]) >= FEWEST_EQUAL
             assert self.measure.similarities is not None
             similarities = [self.measure.similarities(layer) for layer in self.layers]
-            owned, models = [*self.within.blocks(owners)], self.blocks.models
+            owned, models = [*self.within.blocks(owners.to(similarities[0][0].device))], self.blocks.models
             signed = {
                 (a, b): signed_similarities(similarities, (models[a], models[b]), owned, self.permutations)
                 for a, b in self.blocks.pairs

@@ -97,8 +97,9 @@ class Moments:
             return
         means = {layer: states.mean(0) for layer, states in rows.items()}
         before = self._means or {layer: torch.zeros_like(mean) for layer, mean in means.items()}
-        for layer, mean in means.items():
-            if not mean.isfinite().all():
+        finite = torch.stack([mean.isfinite().all() for mean in means.values()]).tolist()
+        for (layer, mean), is_finite in zip(means.items(), finite, strict=True):
+            if not is_finite:
                 raise ValueError(f"{layer[0]} layer {layer[1]} is not finite; run the model in a wider dtype")
             if mean.shape != before[layer].shape:
                 raise ValueError(f"{layer[0]} layer {layer[1]} has width {len(mean)}, but {len(before[layer])} so far")
@@ -177,14 +178,14 @@ def gained(
     return 2 * shrunk @ linear - ((shrunk @ quadratic) * shrunk).sum(1)
 
 
-def chosen(gains: Float[Tensor, "k p"]) -> int | None:
-    """Return the number of the penalty that predicts k parts of the documents best, or None, which is ∞, the map 0.
+def chosen(gains: Float[Tensor, "k p"], penalties: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+    """Return the penalty that predicts k parts of the documents best, or ∞, which gives the map 0.
 
     That is so where the best predicts better than the mean by less than `SURE` standard errors over the parts.
     """
-    best = int(gains.sum(0).argmax())
-    own = gains[:, best]
-    return best if own.mean() > SURE * own.std() / len(own) ** 0.5 else None
+    best = gains.sum(0).argmax(keepdim=True)
+    own = gains.index_select(1, best)[:, 0]
+    return torch.where(own.mean() > SURE * own.std() / len(own) ** 0.5, penalties.index_select(0, best)[0], math.inf)
 
 
 class Regression(NamedTuple):
@@ -246,8 +247,7 @@ def penalty_of(
     for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
         gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))
-    best = chosen(torch.stack(gains))
-    return unit * (math.inf if best is None else penalties[best])
+    return unit * chosen(torch.stack(gains), penalties)
 
 
 def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d e"]]:

@@ -182,17 +182,17 @@ class BatchRows(NamedTuple):
     documents: Int[Tensor, " n"]
     tokens: Int[Tensor, " n"] | None
 
-    def of(self, chosen: Shaped[Tensor, " m"]) -> BatchRows:
+    def of(self, chosen: Int[Tensor, " m"]) -> BatchRows:
         tokens = None if self.tokens is None else self.tokens[chosen]
         return self._replace(order=self.order[chosen], documents=self.documents[chosen], tokens=tokens)
 
-    def in_units(self) -> tuple[BatchRows, Float[Tensor, " k"]]:
+    def in_units(self) -> tuple[BatchRows, list[Float[Tensor, ""]]]:
         """Divide float64 layers by powers of two, and return these; 1 of float32, which needs none."""
         if self.layers[0].dtype != torch.float64:
-            return self, torch.ones(len(self.layers), dtype=torch.float64, device=self.layers[0].device)
+            return self, [self.layers[0].new_ones((), dtype=torch.float64)] * len(self.layers)
         units = [size_of(layer) for layer in self.layers]
         layers = [layer / unit for layer, unit in zip(self.layers, units, strict=True)]
-        return self._replace(layers=layers), torch.stack(units)
+        return self._replace(layers=layers), units
 
 
 class Batch(NamedTuple):

@@ -160,7 +160,9 @@ class Accumulator(Metric):
         """Add a batch; see `update`."""
 
     def next_number(self, number: int | None) -> int:
-        return max((int(each) for each in self.numbers), default=-1) + 1 if number is None else number
+        if number is None:
+            return int(dim_zero_cat(self.numbers).max()) + 1 if len(self.numbers) else 0
+        return number
 
     def check(self, source: States, target: States, groups: Tensor | None) -> None:
         """Raise a ValueError unless a batch has the announced layers, and groups where they are wanted."""
@@ -173,7 +175,8 @@ class Accumulator(Metric):
     def add(self, number: int, documents: Int[Tensor, " n"], **parts: Shaped[Tensor, " ..."]) -> None:
         """Add what a batch leaves to the lists."""
         self.documents.append(documents.detach().to(self.device))  # type: ignore[union-attr]
-        for name, part in {"numbers": torch.tensor(number), **parts}.items():
+        self.numbers.append(torch.full((1,), number, device=self.device))  # type: ignore[union-attr]
+        for name, part in parts.items():
             getattr(self, name).append(part.detach()[None].to(self.device))
 
     def gathered(self) -> dict[str, Tensor]:
@@ -200,17 +203,22 @@ def _within(measure: LayerMeasure, rows: BatchRows) -> tuple[LayerMeasure, RowGr
     return measure.given(within), within
 
 
+def sizes_of_parts(parts: Int[Tensor, " n"]) -> list[int]:
+    return (parts[:, None] == torch.arange(PARTS, device=parts.device)).sum(0).tolist()  # type: ignore[no-any-return]
+
+
 def without_each(
     measure: LayerMeasure, parts: Int[Tensor, " n"], rows: BatchRows, blocks: Blocks, whole: Mapping[Pair, Tensor]
 ) -> list[Mapping[Pair, Tensor]]:
     """Return the values without the rows of each part in turn; NaN where what is left has no value."""
     nothing = {pair: torch.full_like(each, torch.nan) for pair, each in whole.items()}
     found: list[Mapping[Pair, Tensor]] = []
-    for kept in (parts != part for part in range(PARTS)):
-        found.append(whole if kept.all() else nothing)
+    apart = parts.argsort(stable=True).split(sizes_of_parts(parts))
+    for number, part in enumerate(apart):
+        found.append(nothing if len(part) else whole)
         with contextlib.suppress(ValueError):
-            if not kept.all():
-                left = rows.of(kept)
+            if len(part):
+                left = rows.of(torch.cat([*apart[:number], *apart[number + 1 :]]).sort().values)
                 compared, _ = _within(measure, left)
                 found[-1] = compared.compare(compared.prepared(left.layers, left.names, left.order), blocks)
     return found
@@ -284,8 +292,7 @@ class LayerMeans(Accumulator):
         nulls, shared = {}, {}
         with torch.autocast(rows.layers[0].device.type, enabled=False):
             if measure.compare_without_parts:
-                sizes = torch.bincount(rows.documents % PARTS, minlength=PARTS).tolist()
-                values = measure.compare_without_parts(layers, blocks, sizes)
+                values = measure.compare_without_parts(layers, blocks, sizes_of_parts(rows.documents % PARTS))
             else:
                 first = measure.compare(layers, blocks)
                 rest = without_each(self.measure, rows.documents % PARTS, rows, blocks, first)
@@ -311,7 +318,7 @@ class LayerMeans(Accumulator):
                 own = [measure.leverage(layers[place]).double() for place in (*places[a], *places[b])]
                 found["leverages"] = torch.stack(own)
             if self.measure.has_units:
-                found["units"] = units[[*places[a], *places[b]]]
+                found["units"] = torch.stack([units[place] for place in (*places[a], *places[b])])
             metric.add(batch.number, rows.documents, **found)
 
     def compute(self) -> LayerPairEstimate:

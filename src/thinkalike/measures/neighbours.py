@@ -50,14 +50,17 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
     rows = features.detach()
     rows = rows / size_of(rows)
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-    if not norms.isfinite().all():
-        raise ValueError(f"{name}: a value is not finite")
-    if (norms == 0).any():
-        raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
     order = groups.order.to(rows.device)
     kept = rows[order].div_(norms[order])
-    shared = sum(block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(kept))
-    spread, eps = float(1 - shared / len(kept)), torch.finfo(kept.dtype).eps
+    shared = torch.stack([block.shape[1] * block.mean(1).square().sum() for block in groups.blocks(kept)]).sum()
+    is_finite, has_zero, spread = torch.stack(
+        [norms.isfinite().all(), (norms == 0).any(), 1 - shared / len(kept)]
+    ).tolist()
+    if not is_finite:
+        raise ValueError(f"{name}: a value is not finite")
+    if has_zero:
+        raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
+    eps = torch.finfo(kept.dtype).eps
     if spread <= DIGITS * eps and kept.dtype == torch.float32:
         return directions(features.double(), groups, name)
     if spread <= ROUNDINGS * eps:
@@ -131,8 +134,8 @@ def _share_in_common(
             flat = member.flatten(1)
             shared += (flat @ flat.T).double()
         start += count * size
-    shares = shared / (k * rows)
-    return {(a, b): shares[list(blocks.models[a])][:, list(blocks.models[b])] for a, b in blocks.pairs}
+    by_model = blocks.by_model((shared / (k * rows)).unbind())
+    return {(a, b): blocks.by_model(by_model[a].unbind(1))[b].T for a, b in blocks.pairs}
 
 
 def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[Tensor, "_ _ _"]]:

@@ -86,8 +86,8 @@ class LinearPrediction:
             self.maps, self._moments = [self._solved(self._moments, pair) for pair in self.pairs], None
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self.documents) if number is None else number
-        sums = torch.zeros_like(self._sums)
-        for place, (pair, ways) in enumerate(zip(self.pairs, self.maps, strict=True)):
+        parts: list[Tensor] = []
+        for pair, ways in zip(self.pairs, self.maps, strict=True):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
                     states_apart = states[key[1]].double() - way.mean_x
@@ -97,10 +97,10 @@ class LinearPrediction:
                 raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
             owners = torch.arange(len(x)) + number * APART if documents is None else documents
             belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
-            for direction, (given, wanted) in enumerate(((x, y), (y, x))):
-                residual = wanted - given @ ways[direction].weight
-                squares = torch.stack([residual.square().sum(1), wanted.square().sum(1)], 1)
-                sums[:, place, direction] = (belongs @ squares).cpu()
+            for given, wanted, way in ((x, y, ways[0]), (y, x, ways[1])):
+                residual = wanted - given @ way.weight
+                parts.append(belongs @ torch.stack([residual.square().sum(1), wanted.square().sum(1)], 1))
+        sums = torch.stack(parts, 1).cpu().view_as(self._sums)
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
         self._sums, found = self._sums + sums, owners.unique().cpu()

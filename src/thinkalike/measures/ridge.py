@@ -5,7 +5,6 @@ Whole documents are held out, both to choose the penalty and to judge; see `thin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -97,11 +96,10 @@ class Predictor:
             across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
             fitted, penalties = fold.basis.vectors.T @ across, fold.basis.penalties
             gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
-            found.append((fitted, apart))
+            found.append((fitted, apart, penalties))
         sums = torch.zeros(PARTS, 2, dtype=torch.float64)
-        for number, (fold, (fitted, apart)) in enumerate(zip(self._folds, found, strict=True)):
-            best = chosen(torch.stack([*gains[:number], *gains[number + 1 :]]))
-            shift = math.inf if best is None else fold.basis.penalties[best]
+        for number, (fold, (fitted, apart, penalties)) in enumerate(zip(self._folds, found, strict=True)):
+            shift = chosen(torch.stack([*gains[:number], *gains[number + 1 :]]), penalties)
             left = apart - (fold.inside / (fold.basis.values + shift)) @ fitted
             squares = torch.stack([left.square().sum(1), apart.square().sum(1)], 1).cpu()
             sums.index_add_(0, self.documents[fold.rows].cpu() % PARTS, squares)

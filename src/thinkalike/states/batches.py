@@ -380,7 +380,8 @@ def array_batches(
 
     def pool(number: int) -> Iterator[StateBatch]:
         own = parts[number]
-        states = {key: [layer[own] for layer in side] for key, side in different.items()}
+        places = {layer.device: own.to(layer.device) for side in different.values() for layer in side[:1]}
+        states = {key: [layer[places[layer.device]] for layer in side] for key, side in different.items()}
         yield StateBatch(number, [states[id(side)] for side in sides], numbers[own])
 
     return StateBatches(pool, total, total, "stimulus", {"data": {"rows": n, "batches": total}})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -41,9 +41,16 @@ def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]
     return _checked(logits, name).log_softmax(1)
 
 
-def _top(logits: Float[Tensor, "n v"], name: str) -> Int[Tensor, "n 2"]:
-    top = _checked(logits, name).argmax(1)
-    return torch.stack([top, torch.full_like(top, logits.shape[1])], 1)
+class _Tops(NamedTuple):
+    places: Int[Tensor, " n"]
+    vocabulary: int
+
+    def moved(self, order: Int[Tensor, " n"]) -> _Tops:
+        return self._replace(places=self.places[order])
+
+
+def _top(logits: Float[Tensor, "n v"], name: str) -> _Tops:
+    return _Tops(_checked(logits, name).argmax(1), logits.shape[1])
 
 
 def _checked(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
@@ -68,9 +75,9 @@ def _divergences(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> 
     return torch.cat(sums)
 
 
-def _disagreements(source: Int[Tensor, "n 2"], target: Int[Tensor, "n 2"]) -> Float[Tensor, " n"]:
-    _check_vocabulary(int(source[0, 1]), int(target[0, 1]))
-    return (source[:, 0] != target[:, 0]).double()
+def _disagreements(source: _Tops, target: _Tops) -> Float[Tensor, " n"]:
+    _check_vocabulary(source.vocabulary, target.vocabulary)
+    return (source.places != target.places).double()
 
 
 def mean_of_rows(
@@ -78,10 +85,8 @@ def mean_of_rows(
 ) -> LayerMeasure:
     """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
     without = partial(_means_without_parts, values)
-    return LayerMeasure(
-        prepare, each_pair(lambda x, y: values(x, y).mean()), rows_in_order, 1, compare_without_parts=without,
-        is_unbiased=True, **options,
-    )  # fmt: skip
+    options = {"moved": rows_in_order, "fewest": 1, "is_unbiased": True, **options}
+    return LayerMeasure(prepare, each_pair(lambda x, y: values(x, y).mean()), compare_without_parts=without, **options)
 
 
 def _means_without_parts(
@@ -89,13 +94,14 @@ def _means_without_parts(
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
     """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
 
-    def means(x: Any, y: Any) -> Float[Tensor, " _"]:
+    def totals(x: Any, y: Any) -> Float[Tensor, " _"]:
         sums = torch.stack([part.sum() for part in values(x, y).split([*sizes])])
-        left = torch.stack([sums.sum(), *(sums.sum() - sums)])
-        return left / left.new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])
+        return torch.stack([sums.sum(), *(sums.sum() - sums)])
 
-    return {pair: each.movedim(-1, 0) for pair, each in each_pair(means)(layers, blocks).items()}
+    found = {pair: each.movedim(-1, 0) for pair, each in each_pair(totals)(layers, blocks).items()}
+    counts = found[blocks.pairs[0]].new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])[:, None, None]
+    return {pair: each / counts for pair, each in found.items()}
 
 
 JENSEN_SHANNON = mean_of_rows(_log_shares, _divergences, best=0.0, higher_is_closer=False)
-DISAGREEMENT = mean_of_rows(_top, _disagreements, best=0.0, higher_is_closer=False)
+DISAGREEMENT = mean_of_rows(_top, _disagreements, moved=_Tops.moved, best=0.0, higher_is_closer=False)

@@ -51,7 +51,9 @@ class Features:
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
         """Return a table in which these features have moved between stimuli together."""
-        moves = torch.isin(torch.arange(len(self.scaled)), torch.tensor(features)).to(order.device)
+        moves, order = torch.zeros(len(self.scaled), dtype=torch.bool), order.to(self.levels.device)
+        moves[[*features]] = True
+        moves = moves.to(self.levels.device)
         levels, positions = (part[order].where(moves, part) for part in (self.levels, self.positions))
         return replace(self, levels=levels, positions=positions)
 

@@ -1,0 +1,204 @@
+"""All that computes runs on a GPU that is not there, mixes no devices, and waits only where that is listed.
+
+A wait in a loop over batches, layers or layer pairs has its reason in `REASONS`; those of the end of a job need none.
+"""
+
+from functools import partial
+from itertools import product
+
+import pandas as pd
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorDeviceMismatchError
+from torch.utils._python_dispatch import _disable_current_modes
+
+import tiny
+from fake_device import FakeDevice, move
+from test_work import KINDS, OUTPUTS
+from thinkalike import measures
+from thinkalike.config import instrument, measure_module, measure_schema
+from thinkalike.data.corpus import TokenRows
+from thinkalike.evaluation.changes import by_part, seen
+from thinkalike.evaluation.likeness import likeness_of
+from thinkalike.instruments.ruler import alike
+from thinkalike.measures.ridge import Predictor
+from thinkalike.models.parts import changed_parts
+from thinkalike.states.batches import array_batches
+from thinkalike.training.recipe import StitchConfig
+from thinkalike.training.stitching import STITCH_LOSSES, Microbatch, StitchTraining, mean_losses
+
+GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
+REASONS = {
+    "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
+    "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
+        rows.refuse_flaws kernel_alignment._refuse_flat changes._checked neural.of neural.u_centred
+        comparators.comparable comparators.unit_ranks neighbours.directions closed_forms.is_constant""",
+    "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
+    "a few numbers go to the GPU or come from it: once a batch": """
+        contract._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
+        likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen changes.distances_of_tokens
+        changes.kl frozen._run batches.pool features.differences""",
+    "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
+        neural.squared_distances neural.squared""",
+    "how many levels, components, tokens or directions there are is a shape": """
+        comparators.ranks_of_levels shape._components estimates.without_means estimates._inverse_of_positions
+        ridge._fold closed_forms.whitening tokens_alone.__init__ features._differ""",
+    "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
+    "an assignment is solved on the host": "shape.transport_plan",
+    "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
+        closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
+    "at the end of a fit, once a layer pair": """
+        encoding_model._ends encoding_model.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
+        tokens_alone.later_shares""",
+}
+IN_LOOPS = {place for places in REASONS.values() for place in places.split()}
+
+
+def states(layers, seed, dtype=torch.float32, width=12):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(ROWS, width, generator=generator).to(dtype).to(GPU) for _ in range(layers)]
+
+
+def compared(kind, batches, layers, dtype=torch.float32, **chosen):
+    measure = measure_schema(kind)()
+    measure.fit_batches, layers = 1, 1 if kind in OUTPUTS else layers
+    for name, choice in chosen.items():
+        setattr(measure, name, choice)
+    metric = instrument(measure_module(kind)).metric(measure, layers, layers).to(GPU)
+    for number in range(batches + (kind == "r2")):
+        labels = {"documents": torch.arange(ROWS) // 6 + 100 * number}
+        labels |= {"groups": torch.arange(ROWS) % 5} if chosen.get("given", "none") != "none" else {}
+        labels = {name: each.to(GPU) for name, each in labels.items()}
+        metric.update(states(layers, 2 * number, dtype), states(layers, 2 * number + 1, dtype), **labels)
+    return metric.compute()
+
+
+def table():
+    generator = torch.Generator().manual_seed(0)
+    return pd.DataFrame({name: torch.randint(3, (ROWS,), generator=generator).numpy() for name in "abc"})
+
+
+def explained(_, layers, dtype=torch.float32):
+    model = measures.MLEM(alpha=1.0).fit(table(), states(layers, 0, dtype))
+    measures.feature_importance(model, table(), states(1, 0, dtype), permutations=2)
+
+
+def learnt(steps, _, dtype=torch.float32):
+    model, layer = measures.MLEM(alpha=1.0), states(1, 0, dtype)[0]
+    features = model.fit(table(), layer).encoder_.encode_values(model.read(table(), layer).values)
+    for loss, _ in product(("squared_error", "pearson", "spearman"), range(steps)):
+        learning = move(measures.DifferentiableMLEM(3, loss=loss), GPU)
+        learning.loss(features, layer.requires_grad_()).backward()
+
+
+def distances(_, layers, dtype=torch.float32):
+    sides, groups = [states(layers, seed, dtype) for seed in range(2)], torch.arange(ROWS) // 3
+    measures.rsa_estimate(*sides, folds=3, groups=groups)
+    measures.mantel(*sides, permutations=2, groups=groups)
+
+
+def ruled(_, layers, dtype=torch.float32):
+    documents = torch.arange(ROWS) // 4
+    alike(*([Predictor(each, documents) for each in states(layers, seed, dtype)] for seed in range(2)))
+
+
+def iterated(batches, layers, dtype=torch.float32):
+    sides = [states(layers, seed, dtype) for seed in range(2)]
+    found = array_batches(sides, torch.arange(ROWS) // 4, rows_per_batch=ROWS // batches)
+    for number in range(found.total):
+        list(found.pool(number))
+
+
+def made(seed, place):
+    with _disable_current_modes():
+        model = tiny.frozen(seed)
+    move(model.module, place)
+    model.device = torch.device(place)
+    return model
+
+
+def rows(seed):
+    tokens = torch.randint(40, (12, 32), generator=torch.Generator().manual_seed(seed))
+    return TokenRows(tokens, torch.arange(12)[:, None].repeat(1, 32))
+
+
+def stitched(steps, pairs, loss="cross_entropy", size=(12, 3)):
+    """The source is on another GPU."""
+    with _disable_current_modes():
+        config = StitchConfig(steps=6, warmup=1, tokens_per_step=128, loss=loss)
+        module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0), (1, 2), (2, 1)][:pairs], config)
+    move(module, GPU).models = made(1, OTHER), made(2, GPU)
+    module.fits = tuple(fit._replace(reads=module.models[0]) for fit in module.fits)
+    optimizer, tokens = module.configure_optimizers()["optimizer"], rows(0).tokens.to(GPU)
+    for _ in range(steps):
+        mean_losses(module.losses, module._weights, tokens, Microbatch(*size)).sum().backward()
+        module.configure_gradient_clipping(optimizer)
+        optimizer.step()
+
+
+def likened(_, pairs):
+    likeness_of(made(1, OTHER), made(2, GPU), [(0, 0), (1, 2), (2, 1)][:pairs], rows(0), rows(1))
+
+
+def changed(batches, parts):
+    base, other = made(1, GPU), made(2, GPU)
+    batches = [found for number in range(batches) for found, _ in seen(base, other, rows(number), 6)]
+    by_part(base, other, changed_parts(base, other)[:parts], batches, 2)
+
+
+STATES = {"mlem": explained, "differentiable": learnt, "rsa": distances, "ruler": ruled, "batches": iterated}
+JOBS = {kind: partial(compared, kind) for kind in KINDS} | STATES
+MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSSES}
+MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness": likened, "diff": changed}
+
+
+def waits(job, *sizes, **chosen):
+    with FakeDevice() as device:
+        job(*sizes, **chosen)
+    return device.waits
+
+
+@pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")
+@pytest.mark.parametrize("name", [*JOBS, *MODELS])
+def test_no_job_mixes_devices_or_waits_in_a_loop(name):
+    job = (JOBS | MODELS)[name]
+    few, more = waits(job, 1, 2), waits(job, 2, 3)
+    assert {place for place, count in more.items() if count > few[place]} <= IN_LOOPS | {"test"}, more - few
+
+
+@pytest.mark.parametrize("name", [*JOBS])
+def test_half_precision_mixes_no_devices(name):
+    assert waits(JOBS[name], 1, 2, dtype=torch.bfloat16)
+
+
+CHOICES = [(kind, {"null": True, "permutations": 2}) for kind in KINDS if kind not in ("distance", "r2")]
+CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 2}) for kind in ("cka", "mutual_knn", "r2")]
+
+
+@pytest.mark.parametrize(("kind", "chosen"), CHOICES)
+def test_nulls_and_groups_mix_no_devices(kind, chosen):
+    assert waits(partial(compared, kind), 1, 1, **chosen)
+
+
+@pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2", "token_rsa"])
+def test_the_values_are_those_of_a_cpu(kind, monkeypatch):
+    with FakeDevice():
+        found = compared(kind, 1, 2).value
+        assert found.device.type == ("cpu" if kind == "r2" else "cuda")
+    monkeypatch.setitem(globals(), "GPU", "cpu")
+    torch.testing.assert_close(found.actual, compared(kind, 1, 2).value, atol=1e-6, rtol=0)
+
+
+def test_a_mix_and_a_wait_are_found():
+    with FakeDevice() as device:
+        x, y, z = torch.ones(3, device=GPU), torch.ones(3), torch.ones(3, device=OTHER)
+        for other in (y, z):
+            with pytest.raises(FakeTensorDeviceMismatchError):
+                x + other
+        assert (x * 2).sum() == 6
+        assert x.tolist() == [1, 1, 1]
+        assert len(x[x > 0]) == 3
+        assert device.waits == {"test": 3}
+        x.requires_grad_().square().sum().backward()
+        assert x.grad.device == (z.to(x.device) * x).device == x.device, "copies between GPUs are no waits"
+        assert device.waits == {"test": 3}
