@@ -205,5 +205,5 @@ def test_fewer_tokens_of_a_large_vocabulary_have_logits_at_once():
         return rows.new_zeros(len(rows), 1).expand(-1, 2**24)
 
     losses = token_loss(states, finish, torch.zeros(40, dtype=torch.long))
-    assert max(seen) == 4
+    assert max(seen) == 2
     torch.testing.assert_close(losses, torch.full((40,), math.log(2**24)))

@@ -33,9 +33,9 @@ MANY = 8192  # rows in float64, from which on products of features cost less tha
 class GramStatistics(NamedTuple):
     """All that HSIC needs of the Gram matrices of the layers of models, in float64; K̃ is K with a zero diagonal."""
 
-    products: dict[Pair, Float[Tensor, "l m"]]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of
-    sums: list[Float[Tensor, "l n"]]  # of each row of K̃, by model
-    diagonals: list[Float[Tensor, "l n"]]  # of K, by model
+    products: dict[Pair, Float[Tensor, "*p l m"]]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of
+    sums: list[Float[Tensor, "*p l n"]]  # of each row of K̃, by model; 0 of rows that are left out
+    diagonals: list[Float[Tensor, "*p l n"]]  # of K, by model, likewise
 
     def rounding(self, blocks: Blocks, dtype: torch.dtype, groups: int = 1) -> dict[int, Float[Tensor, " l"]]:
         """Return what rounding may leave of the unbiased HSIC of each layer with itself, whose terms cancel."""
@@ -75,25 +75,30 @@ def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
     return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 
-def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the HSIC of every two symmetric Gram matrices compared, summed over blocks of `groups` of one size."""
+def all_hsics(
+    statistics: GramStatistics, estimator: str, groups: int = 1, rows: Float[Tensor, "p 1 1"] | None = None
+) -> dict[Pair, Float[Tensor, "*p l m"]]:
+    """Return the HSIC of every two symmetric Gram matrices compared, summed over blocks of `groups` of one size.
+
+    `rows` are how many are left, where some are left out.
+    """
     formula, products = unbiased_from_sums, statistics.products
     sums, own = statistics.sums, statistics.diagonals
     if estimator == "biased":  # of K itself
-        formula, products = _biased, {(a, b): each + own[a] @ own[b].T for (a, b), each in products.items()}
+        formula, products = _biased, {(a, b): each + own[a] @ own[b].mT for (a, b), each in products.items()}
         sums = [off + diagonal for off, diagonal in zip(sums, own, strict=True)]
-    totals = [each.unflatten(1, (groups, -1)).sum(2) for each in sums]
-    n = sums[0].shape[1] // groups
-    parts = {(a, b): (sums[a] @ sums[b].T, totals[a] @ totals[b].T) for a, b in products}
+    totals = [each.unflatten(-1, (groups, -1)).sum(-1) for each in sums]
+    n = sums[0].shape[-1] // groups if rows is None else rows
+    parts = {(a, b): (sums[a] @ sums[b].mT, totals[a] @ totals[b].mT) for a, b in products}
     return {pair: formula(n, each, *parts[pair]) for pair, each in products.items()}
 
 
-def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+def unbiased_from_sums(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
     """Return `hsic1` from Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, the product of the rows' sums of K̃ and L̃, and that of their totals."""
     return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+def _biased(n: int | Tensor, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
     return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
 
 
@@ -159,6 +164,7 @@ def gram_products(
     n, counts, parts = len(rows[0]), [len(places) for places in blocks.models], (len(sizes), len(sizes))
     tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
     total = {(a, b): rows[0].new_zeros(*parts, counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    belongs = _belongs(sizes, rows[0], torch.float64)
     largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
     memory = [rows[0].new_empty(count * largest) for count in counts]
     for top, left, h, w in tiling.tiles(n):
@@ -175,10 +181,17 @@ def gram_products(
         by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
         for column, across in _within(sizes, left, w):
             for a, b in blocks.pairs:
-                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT)
-                for row, down in _within(sizes, top, h):
-                    total[a, b][row, column] += found[down].sum(0, dtype=torch.float64)
+                found = torch.bmm(by_row[a][..., across], by_row[b][..., across].mT).double().flatten(1)
+                total[a, b][:, column] += (belongs[:, top : top + h] @ found).unflatten(1, (counts[a], counts[b]))
     return {pair: each + each.transpose(0, 1) for pair, each in total.items()}  # of both halves
+
+
+def _belongs(sizes: Sequence[int], rows: Float[Tensor, "n _"], dtype: torch.dtype) -> Float[Tensor, "p n"]:
+    """Return 1 where a row is of a part, else 0."""
+    belongs = rows.new_zeros(len(sizes), len(rows), dtype=dtype)
+    for part, (start, stop) in zip(belongs, itertools.pairwise(itertools.accumulate(sizes, initial=0)), strict=True):
+        part[start:stop] = 1
+    return belongs
 
 
 @torch.no_grad()
@@ -187,32 +200,33 @@ def left_out_statistics(
     blocks: Blocks,
     sizes: Sequence[int],
     products: Mapping[Pair, Float[Tensor, "p p l m"]],
-) -> Iterator[GramStatistics]:
-    """Yield the statistics of K = X X' of all rows, then of all but each part, from the `gram_products` of parts."""
-    starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    belongs = rows[0].new_zeros(len(sizes), len(rows[0]))
-    for part, (start, stop) in zip(belongs, itertools.pairwise(starts), strict=True):
-        part[start:stop] = 1
+) -> GramStatistics:
+    """Return the statistics of K = X X' of all rows, then of all but each part, from the `gram_products` of parts."""
+    belongs = _belongs(sizes, rows[0], rows[0].dtype)
     own = blocks.by_model([torch.linalg.vector_norm(x, dim=1).double().square() for x in rows])
     to_parts = blocks.by_model([((belongs @ x) @ x.T).double() for x in rows])  # (l, p, n): the sums of K over parts
-    sums = [each.sum(1) - norms for each, norms in zip(to_parts, own, strict=True)]
-    whole = {pair: each.sum((0, 1)) for pair, each in products.items()}
-    yield GramStatistics(whole, sums, own)
-    for number, (start, stop) in enumerate(itertools.pairwise(starts)):
-        left = {
-            pair: whole[pair] - each[number].sum(0) - each[:, number].sum(0) + each[number, number]
-            for pair, each in products.items()
-        }
-        without = [every - part[:, number] for every, part in zip(sums, to_parts, strict=True)]
-        yield GramStatistics(left, *([torch.cat([each[:, :start], each[:, stop:]], 1) for each in kind]
-                                     for kind in (without, own)))  # fmt: skip
+    kept = torch.cat([torch.ones_like(belongs[:1]), 1 - belongs]).double()[:, None]
+    left = {}
+    for pair, each in products.items():
+        without = each.sum((0, 1)) - each.sum(0) - each.sum(1) + each.diagonal().movedim(-1, 0)
+        left[pair] = torch.cat([each.sum((0, 1))[None], without])
+    sums = [each.sum(1, keepdim=True) - norms[:, None] for each, norms in zip(to_parts, own, strict=True)]
+    without_part = [torch.cat([every, every - part], 1).movedim(1, 0) * kept
+                    for every, part in zip(sums, to_parts, strict=True)]  # fmt: skip
+    return GramStatistics(left, without_part, [each * kept for each in own])
 
 
 @torch.no_grad()
 def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> GramStatistics:
     """Return the statistics of K = X X' for the rows X of each different layer, which are about centred."""
     sizes = [len(rows[0])]
-    return next(left_out_statistics(rows, blocks, sizes, gram_products(rows, blocks, sizes)))
+    return of_all(left_out_statistics(rows, blocks, sizes, gram_products(rows, blocks, sizes)))
+
+
+def of_all(statistics: GramStatistics) -> GramStatistics:
+    """Return those of all rows out of `left_out_statistics`."""
+    products, *others = statistics
+    return GramStatistics({pair: each[0] for pair, each in products.items()}, *([e[0] for e in own] for own in others))
 
 
 @torch.no_grad()
@@ -353,18 +367,17 @@ def hsics_without_parts(
     """Return `layer_hsics` of the linear kernel of all rows, and without each part; NaN of fewer than 4 rows."""
     _refuse_flawed(layers, blocks)
     rows = [layer.rows for layer in layers]
-    found: dict[Pair, list[Tensor]] = {pair: [] for pair in blocks.pairs}
-    products = gram_products(rows, blocks, sizes)
-    for place, statistics in enumerate(left_out_statistics(rows, blocks, sizes, products)):
-        if place and len(rows[0]) - sizes[place - 1] < FEWEST:
-            hsics = {pair: torch.full_like(each[0], torch.nan) for pair, each in found.items()}
-        else:
-            hsics = all_hsics(statistics, estimator)
-        if place == 0 and estimator == "unbiased":
-            _refuse_flat(hsics, statistics.rounding(blocks, rows[0].dtype), layers, blocks)
-        for pair, each in hsics.items():
-            found[pair].append(each)
-    return _in_units({pair: torch.stack(each) for pair, each in found.items()}, layers, blocks)
+    statistics = left_out_statistics(rows, blocks, sizes, gram_products(rows, blocks, sizes))
+    left = len(rows[0]) - _belongs(sizes, rows[0], torch.float64).sum(1)
+    left = torch.cat([left.new_full((1,), len(rows[0])), left])[:, None, None]
+    hsics = {
+        pair: each.where(left >= FEWEST, torch.nan)
+        for pair, each in all_hsics(statistics, estimator, rows=left).items()
+    }
+    if estimator == "unbiased":
+        own = {pair: each[0] for pair, each in hsics.items()}
+        _refuse_flat(own, of_all(statistics).rounding(blocks, rows[0].dtype), layers, blocks)
+    return _in_units(hsics, layers, blocks)
 
 
 def hsics_within(
