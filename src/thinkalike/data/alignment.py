@@ -31,14 +31,13 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thinkalike.digests import BYTE_OF, tokenizer_facts
+from thinkalike.digests import BYTE_OF, PROBES, tokenizer_facts
 from thinkalike.errors import ModelError
 
 QUARTERS = 4
 TIES = 2**20  # more than ever end at one place
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of a tokenizer that falls back to bytes
 BLANK = [code for code in range(0x3001) if chr(code).isspace()]
-PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
 OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 
 Places = NDArray[np.int64]
