@@ -4,14 +4,18 @@
     make bench ARGS="cka rsa"                   some; the tables of others stay as they are
     make bench ARGS="cka mutual_knn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
 
-Each benchmark has a part of RESULTS.md of its own, between two marks, with the command, the machine and the versions.
+Each benchmark has a part of RESULTS.md of its own, between two marks, with the command, the machine, the versions, and
+a digest of the code that it is about: a test fails where that has changed since. What moved by more than a quarter of
+what the part had before is printed below it.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import hashlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,27 +25,34 @@ import torch
 from measuring import machine
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "RESULTS.md"
+RESULTS, SOURCE = HERE / "RESULTS.md", HERE.parent / "src" / "thinkalike"
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 class Benchmark(NamedTuple):
-    """One file beside this one, and the heading of its part."""
+    """One file beside this one, the heading of its part, and the code that it is about, below `src/thinkalike`."""
 
     heading: str
+    about: tuple[str, ...]
     on_gpu: bool = False
     on_cpu: bool = True
     prints_tables: bool = True
 
 
+PAIRS = ("contract.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py", "changes.py")
 BENCHMARKS = {
-    "stitching": Benchmark("Stitching: all stitches at once", on_gpu=True, prints_tables=False),
-    "cka": Benchmark("CKA", on_gpu=True),
-    "mutual_knn": Benchmark("Mutual nearest neighbours", on_gpu=True),
-    "rsa": Benchmark("RSA", on_gpu=True),
-    "mlem": Benchmark("MLEM", on_gpu=True),
-    "similarity": Benchmark("Every measure of layer pairs"),
-    "gpu": Benchmark("What was asked of a GPU", on_gpu=True, on_cpu=False),
+    "stitching": Benchmark(
+        "Stitching: all stitches at once",
+        ("training/stitching.py", "stitches/stitch_map.py", "measures/losses.py"),
+        on_gpu=True,
+        prints_tables=False,
+    ),
+    "cka": Benchmark("CKA", ("measures/kernel_alignment.py", "measures/layer_means.py"), on_gpu=True),
+    "mutual_knn": Benchmark("Mutual nearest neighbours", ("measures/neighbours.py",), on_gpu=True),
+    "rsa": Benchmark("RSA", ("measures/distances/comparators.py", "measures/distances/neural.py"), on_gpu=True),
+    "mlem": Benchmark("MLEM", ("measures/mlem/solver.py", "measures/mlem/sums.py"), on_gpu=True),
+    "similarity": Benchmark("Every measure of layer pairs", tuple(f"measures/{name}" for name in PAIRS)),
+    "gpu": Benchmark("What was asked of a GPU", tuple(f"measures/{name}" for name in PAIRS), on_gpu=True, on_cpu=False),
 }
 BEGIN, END = "<!-- {} begins -->", "<!-- {} ends -->"
 
@@ -62,8 +73,41 @@ def run(name: str, device: str) -> str:
     )  # fmt: skip
     printed = done.stdout.strip() if own.prints_tables else f"```\n{done.stdout.rstrip()}\n```"
     command = f"`python benchmarks/{' '.join(words)}`"
-    where = f"{datetime.date.today()}, commit {_commit()}, {before}"
+    where = f"{datetime.date.today()}, commit {_commit()}, code {digest(name)}, {before}"
     return f"### {own.heading}\n{command}, {where}.\n\n{printed}"
+
+
+def digest(name: str) -> str:
+    """Return a digest of the code that a benchmark is about."""
+    code = b"".join((SOURCE / each).read_bytes() for each in BENCHMARKS[name].about)
+    return hashlib.sha256(code).hexdigest()[:8]
+
+
+def outdated(text: str) -> list[str]:
+    """Return the parts of RESULTS.md whose code has changed since."""
+    parts = re.findall(f"<!-- ({'|'.join(BENCHMARKS)})( on a GPU)? begins -->\n(.*?)<!--", text, re.DOTALL)
+    return [f"{name}{place}" for name, place, part in parts if f"code {digest(name)}," not in part]
+
+
+def moved(before: str, after: str) -> list[str]:
+    """Return a line for each ratio of a table that is more than a quarter away from what it was."""
+    old, new = ({cells[0]: cells for cells in _rows(text)} for text in (before, after))
+    lines = []
+    for name in old.keys() & new.keys():
+        for was, now in zip(*(_ratios(each[name]) for each in (old, new)), strict=False):
+            if not 0.8 <= now / was <= 1.25:
+                lines.append(f"moved: {name}, {was:.3g} -> {now:.3g}")
+    return lines
+
+
+def _rows(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+def _ratios(cells: list[str]) -> list[float]:
+    """Return the least and the median ratio to ours, or the last column where there are none."""
+    numbers = [float(cell) for cell in cells[1:] if re.fullmatch(r"[\d.]+", cell)]
+    return [each for each in (numbers[2:4] or numbers[2:]) if each]
 
 
 def _commit() -> str:
@@ -100,9 +144,10 @@ def main() -> None:
     ]
     for name in chosen:
         part = run(name, options.device)
-        print(f"{part}\n", flush=True)
-        place = name if options.device == "cpu" else f"{name} on a GPU"
-        RESULTS.write_text(placed(RESULTS.read_text(), place, part))
+        place, text = name if options.device == "cpu" else f"{name} on a GPU", RESULTS.read_text()
+        before = text.partition(BEGIN.format(place))[2].partition(END.format(place))[0]
+        print(part, *moved(before, part), sep="\n", end="\n\n", flush=True)
+        RESULTS.write_text(placed(text, place, part))
 
 
 if __name__ == "__main__":
