@@ -197,7 +197,7 @@ def ranks_of_levels(
 
 def mid_ranks(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
-    return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64))
+    return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64), values.shape[-1])
 
 
 def unit_ranks(
