@@ -161,13 +161,6 @@ def upper(matrix):
     return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))]
 
 
-def test_two_levels_are_the_model_with_one_weight():
-    table, states = drawn(60, levels=(2, 2, 2))
-    for alpha in (0.0, 5.0):
-        found = MLEM(difference="levels", alpha=alpha).fit(table, states)
-        torch.testing.assert_close(found.weights_, MLEM(alpha=0.0).fit(table, states).weights_, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("recipe", ["stimuli", "paper"])
 def test_alpha_is_the_best_over_folds(recipe):
     table, states = drawn(50)

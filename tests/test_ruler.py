@@ -11,6 +11,7 @@ import tiny
 from conftest import composed
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
+from thinkalike.instruments.layer_pairs.readings import pairs_read
 from thinkalike.instruments.ruler import Side
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
@@ -137,10 +138,10 @@ def copies(tmp_path_factory):
 def read(copies, text_files):
     """Return the result of a job of two of these models, which have one store."""
 
-    def job(source, target, *words):
+    def job(source, target, *words, measure=("measure=ruler", "measure.words=2048")):
         models = [f"model.path={copies}/{source}", f"target.path={copies}/{target}"]
         text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"store={copies}/store"]
-        return run_job(composed("measure=ruler", *models, *text, "measure.words=2048", *words, entry="analyze"))
+        return run_job(composed(*measure, *models, *text, *words, entry="analyze"))
 
     return job
 
@@ -201,6 +202,40 @@ def test_rungs_are_kept_when_a_job_stops(read, monkeypatch, tmp_path):
 def test_few_documents_are_refused(read, text_files):
     with pytest.raises(DataError, match="the text of 5 documents"):
         read("base", "copy3", "data.report_share=0.05")
+
+
+# ---- readings of measures of layer pairs
+
+OF_LAYERS = {
+    "cka": ["measure=cka", "measure.batches=4"],
+    "r2": ["measure=r2", "measure.batches=4", "measure.fit_batches=4"],
+    "words": ["measure=cka", "measure.batches=2", "measure.level=word", "measure.given=token"],
+    "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
+}
+
+
+@pytest.mark.parametrize("target", ["copy4", "copy3", "base", "other"])
+@pytest.mark.parametrize("measure", OF_LAYERS)
+def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
+    words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
+    result = read("base", target, "ruler=bits", measure=words)
+    found, rungs = (result.tables[name] for name in ("readings", "rungs"))
+    if target in ("copy4", "copy3"):
+        own = rungs[(rungs["model"] == found["source"][0]) & (rungs["bits"] == int(target[-1]))]
+        assert found["value"].to_numpy() == pytest.approx(own["value"].to_numpy(), abs=1e-3), "the same rows"
+        assert found["source_bits"].to_numpy() == pytest.approx(int(target[-1]), abs=0.03)
+    else:
+        assert found["source_bits"].to_numpy() == pytest.approx(8 if target == "base" else 2, abs=0.5)
+    assert "an untrained twin" in " ".join(capsys.readouterr().out.lower().split())
+    alone = read("base", target, measure=words)
+    assert alone.table.equals(result.table)
+    assert (alone.key != result.key, "readings" in alone.tables) == (True, False)
+
+
+def test_readings_are_of_few_layer_pairs():
+    assert pairs_read("all", 30, 18) == [(0, 0), (7, 4), (14, 8), (22, 13), (29, 17)]
+    assert pairs_read([[0, 0], [3, 1]], 30, 18) == [(0, 0), (3, 1)]
+    assert len(pairs_read([[layer, layer] for layer in range(12)], 30, 18)) == 5
 
 
 # ---- penalties of stitches

@@ -265,6 +265,7 @@ class AnalyzeConfig(JobConfig):
     activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
+    ruler: Literal["bits"] | None = None  # bits: values stand beside copies of both models of 2 to 8 bits
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
 
     def __post_init__(self) -> None:

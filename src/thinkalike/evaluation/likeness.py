@@ -35,11 +35,12 @@ from thinkalike.evaluation.tokens_alone import (
 from thinkalike.measures.closed_forms import LEFT, HalvedMoments, LayerPair, PairStatistics, regression, whitening
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 from thinkalike.measures.losses import token_loss
+from thinkalike.memory import hand_back
 from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
-FOR_GRADIENTS, KEPT = 2**31, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
+FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
@@ -118,6 +119,7 @@ def output_roots(
     for depth, products in sums.items():
         values, vectors = torch.linalg.eigh(products / products.trace())
         roots[depth] = (vectors * values.clamp(min=0).sqrt()).to(target.device)
+    hand_back(target.device)
     return roots
 
 

@@ -220,7 +220,7 @@ def band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -
     axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
-def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Path) -> None:
+def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Path, label: str) -> None:
     """Draw a panel for each model: the layer pairs' values with intervals over documents, and its rungs."""
     models = list(dict.fromkeys([table["source"].iloc[0], table["target"].iloc[0]]))
     pairs = [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]
@@ -238,6 +238,6 @@ def ruler(table: pd.DataFrame, rungs: pd.DataFrame, documents: float, folder: Pa
             axes.set(title=f"beside copies of {model}", ylim=(min(-0.02, table["low"].min()), 1.02))
             axes.set_xlabel(f"layers; intervals over {documents:.0f} documents")
             ticks(axes.xaxis, pairs, 6)
-        panels[0][0].set_ylabel("share of what varies beyond word and place")
+        panels[0][0].set_ylabel(label)
         panels[0][0].legend(loc="upper right")
         save(figure, folder, "ruler")

@@ -13,7 +13,7 @@ import torch
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, listed
-from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.metric import CKA
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text, span
@@ -47,7 +47,7 @@ class CKAConfig(WithNull):
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=8, reads=("model", "target", "layers", "data", "measure", "stimuli")):
+class LayerCKA(LayerPairs, kind="cka", version=8, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"

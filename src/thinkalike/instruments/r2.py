@@ -28,7 +28,7 @@ class R2Config(LayerPairsConfig):
     # chosen by cross-validation over documents
 
 
-class LayerR2(LayerPairs, kind="r2", version=9, reads=("model", "target", "layers", "data", "measure")):
+class LayerR2(LayerPairs, kind="r2", version=9, reads=("model", "target", "layers", "data", "measure", "ruler")):
     """Predicts all layers of `model@target` from all of `model`, and back."""
 
     name = "R²"
@@ -43,7 +43,8 @@ class LayerR2(LayerPairs, kind="r2", version=9, reads=("model", "target", "layer
         compared = layers_compared(config, shapes)
         both = shapes["model"], shapes.get("target", shapes["model"])
         readings = readings_of(*((compared[each], each.width) for each in both))
-        return [replace(each, tokens=readings * each.tokens) for each in super().passes(config, shapes)]
+        found = super().passes(config, shapes)
+        return [replace(each, tokens=readings * each.tokens) if each.is_shared else each for each in found]
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns

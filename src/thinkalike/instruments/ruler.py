@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,12 @@ from typing import Any, ClassVar, Literal
 
 import pandas as pd
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, DataConfig, MeasureConfig, ranged
 from thinkalike.data.corpus import warn_of_few
-from thinkalike.data.documents import beginning, held_out_texts
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.job import Instrument, Outcome, Work
@@ -34,7 +33,6 @@ from thinkalike.measures.estimates import (
     RowGroups,
     next_rung,
     numbered_by_part,
-    seeded,
 )  # fmt: skip
 from thinkalike.measures.ridge import FOLDS, Predictor, fold_of, with_ends, with_interval
 from thinkalike.measures.rows import massive
@@ -56,14 +54,12 @@ from thinkalike.screen import (
     text_column,
 )  # fmt: skip
 from thinkalike.states.batches import say_massive
-from thinkalike.states.tokens import Pieces, pieces, word_states
+from thinkalike.states.tokens import Pieces, drawn_pieces, word_states
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
 DEPTHS = 5  # layers of each model, at equal relative depth, unless `layers=` names some
-SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
-LONGEST = 4096  # bytes of a document, as long as there are enough of them
 AT_ONCE = 8  # pieces of text in a pass
 REPEATED = 2  # rows of one word in a fold, at least: less their mean they say what the word alone does not
 UNTRAINED, TEXT = "untrained", "other text"
@@ -83,10 +79,10 @@ class RulerConfig(MeasureConfig):
     # layers: the own layers 1, 2 and 4 blocks away; text: states of other text; names and folders of further models
     rungs: list[str] = field(default_factory=lambda: ["bits"])
 
-    @property
-    def further(self) -> list[str]:
-        """The names of all rungs but those of bits."""
-        return [each for name in self.rungs for each in OWN.get(name, (name,))]
+    def further_of(self, model: FrozenModel) -> list[str]:
+        """Return the names of a model's rungs but those of bits: without layers further away than any has another."""
+        names = [each for name in self.rungs for each in OWN.get(name, (name,))]
+        return [name for name in names if 2 * AWAY.get(name, 0) <= model.n_layers]
 
 
 class Words:
@@ -97,13 +93,7 @@ class Words:
     """
 
     def __init__(self, data: DataConfig, models: Sequence[FrozenModel], words: int):
-        wanted = SPREAD * words
-        found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, wanted)
-        if found.count < words:
-            found = pieces(held_out_texts(data), models, wanted)
-        order = torch.randperm(len(found.texts), generator=seeded(0))
-        counts = torch.tensor([len(found.words[place]) for place in order])
-        self.text: Pieces = found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
+        self.text: Pieces = drawn_pieces(data, models, words)
         if len(set(self.text.documents)) < FOLDS:
             raise DataError(f"the ruler needs the text of {FOLDS} documents, not {len(set(self.text.documents))}")
         warn_of_few(data, len(set(self.text.documents)))
@@ -177,19 +167,46 @@ class Side:
         hand_back(self.model.device)
         return alike(self.predictors, self.words.predictors(states))
 
-    def those_of(self, names: Sequence[str]) -> list[str]:
-        """Return those of these rungs that every layer has, on one side or the other."""
-        return [name for name in names if 2 * AWAY.get(name, 0) <= self.model.n_layers]
-
     def _changed(self, name: str) -> tuple[FrozenModel, list[int]]:
         """Return the model that a rung is of, and its layers that stand beside those of this one."""
         model, layers = self.model, self.layers
         if name == UNTRAINED or name.isdigit():
-            return (twin(model, TWIN) if name == UNTRAINED else rounded(model, int(name))), layers
+            return changed(model, name), layers
         if name in AWAY:
             return model, [layer - away if layer >= (away := AWAY[name]) else layer + away for layer in layers]
         other = load_model(name)
         return other, [round(layer * (other.n_layers - 1) / max(model.n_layers - 1, 1)) for layer in layers]
+
+
+def changed(model: FrozenModel, rung: str) -> FrozenModel:
+    """Return a copy of so many bits, or the untrained twin."""
+    return twin(model, TWIN) if rung == UNTRAINED else rounded(model, int(rung))
+
+
+def measured(
+    value: Float[Tensor, "l 2 replicates"],
+    todo: dict[int, tuple[FrozenModel, Callable[[str], Tensor]]],
+    work: Work,
+    further: Callable[[FrozenModel], Sequence[str]] = lambda model: (),
+) -> list[dict[str, Tensor]]:
+    """Return the rungs of both models around each value, each kept as it comes; a model beside itself has one ruler.
+
+    Args:
+        todo: By side, a model, and what gives its rung of a name, of the shape of the value. A side leaves when its
+            turn comes, so that its model may go, the larger one last.
+        further: Gives the names of a model's rungs that are not of bits.
+    """
+    kept = work.resume("rungs") or {}
+    rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
+    for number in sorted(todo, key=lambda number: todo[number][0].parameters()[0]):
+        (model, rung), own = todo.pop(number), rungs[number]
+        with work.phase(f"rungs of {model.name}"):
+            while name := _next(value.mean(1), own, further(model)):
+                log.info("%s beside %s", model.name, _called(name))
+                own[name] = rung(name)
+                hand_back(model.device)
+                work.keep("rungs", {str(each): found for each, found in enumerate(rungs)})
+    return [own or rungs[0] for own in rungs]
 
 
 def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tensor, "l 2 replicates"]:
@@ -198,7 +215,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=5, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -222,6 +239,7 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
         with work.phase("loading"):
             models = load_models(config.model, config.target)
             words = Words(config.data, list(dict.fromkeys(models)), measure.words)
+            hand_back(models[0].device)
         pairs = _pairs(config.layers, *(model.n_layers for model in models))
         names, described = ([model.name for model in models], [model.describe() for model in models])
         with work.phase("models"):
@@ -230,29 +248,21 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
             if measure.massive == "drop":
                 words.leave_out([layer for side in sides for layer in side.states])
             value = alike(*(words.predictors(side.states) for side in sides))
-        kept = work.resume("rungs") or {}
-        rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
-        todo = dict(enumerate(sides[: 1 if models[0] is models[1] else 2]))
-        del models, sides  # the model of a side is gone when its rungs are done, and the larger one is last
-        for number in sorted(todo, key=lambda number: todo[number].model.parameters()[0]):
-            side, own = todo.pop(number), rungs[number]
-            with work.phase(f"rungs of {side.model.name}"):
-                while name := _next(value.mean(1), own, side.those_of(measure.further)):
-                    log.info("%s beside %s", side.model.name, _called(name))
-                    own[name] = side.rung(name)
-                    work.keep("rungs", {str(each): found for each, found in enumerate(rungs)})
-        rungs = [own or rungs[0] for own in rungs]  # a model beside itself has one ruler
+        todo: dict[int, Any] = {number: (side.model, side.rung) for number, side in enumerate(sides[: len({*models})])}
+        del models, sides  # the model of a side is gone when its rungs are done
+        rungs = measured(value, todo, work, measure.further_of)
         numbers = document_numbers(torch.bincount(words.documents))
         if (count := numbers["documents"]) < FEWEST_GROUPS:
             log.warning("warning: %.0f documents are too few for intervals", count)
-        table = _table(names, pairs, value, rungs)
+        table = table_of(names, pairs, value, rungs)
         scalars = numbers | {"words": float(len(words.documents)), "words_used": words.share}
         facts = {"data": {"name": config.data.name, "level": "word"}}
-        tables = {"rungs": _rungs(names, layers, rungs)}
+        tables = {"rungs": rungs_table(names, layers, rungs)}
         return Outcome(table, scalars, tables=tables, models=described, facts=facts, blank=BLANK)
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder)
+        label = "share of what varies beyond word and place"
+        figures.ruler(result.table, result.tables["rungs"], result.scalars["documents"], folder, label)
 
     def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the reading of each side at the middle layer pair."""
@@ -265,15 +275,8 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
     def show(self, result: Result) -> None:
         table = result.table
         source, target = table["source"].iloc[0], table["target"].iloc[0]
-        columns = [
-            Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
-            Column("shared", [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
-            *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
-              for side, name in _sides(source, target)),
-            number_column("untrained", table[["source_untrained", "target_untrained"]].max(axis=1), ".2f"),
-        ]  # fmt: skip
         title = f"What a linear map predicts of {source} and {target} beyond the word and its place, as bits of a copy"
-        show_table(Table(title, columns))
+        show_readings(table, title, "shared")
         show_text(sentence(table, result.scalars))
         rungs = result.tables["rungs"]
         named = rungs[rungs["bits"].isna() & (rungs["rung"] != UNTRAINED)]
@@ -286,24 +289,40 @@ class Ruler(Instrument, kind="ruler", version=4, reads=("model", "target", "laye
             show_table(Table(f"What {model} shares, by layer, with", columns))
 
 
+def show_readings(table: pd.DataFrame, title: str, label: str) -> None:
+    """Print the values of layer pairs, with their readings in bits of both models and what an untrained twin has."""
+    columns = [
+        Column("layers", [f"{a} → {b}" for a, b in zip(table["source_layer"], table["target_layer"], strict=True)]),
+        Column(label, [span(a, b, c, ".2f") for a, b, c in table[["value", "low", "high"]].to_numpy(float)]),
+        *(Column(f"bits of {name}", [_in_bits(row, side) for _, row in table.iterrows()])
+          for side, name in _sides(table["source"].iloc[0], table["target"].iloc[0])),
+        number_column("untrained", table[["source_untrained", "target_untrained"]].max(axis=1), ".2f"),
+    ]  # fmt: skip
+    show_table(Table(title, columns))
+
+
 def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
     """Return what a ruler's table says of the middle layer pair, in words."""
     row = table.iloc[len(table) // 2]
     over = f"over {number_of_documents(scalars)}"
     place = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
-    if not row["beyond_low"] > 0:
+    if row["beyond_low"] <= 0 or row["beyond"] <= 0:
         return (
             f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
             f"untrained twin does ({row['value']:.2f} of what varies, {over})."
         )
-    bits = [
-        f"{name} {{}}with its copy of {_in_bits(row, side)} bits" for side, name in _sides(row["source"], row["target"])
-    ]
     return (
         f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share "
-        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {', and '.join(bits).format('shares ', '')}. "
+        f"{100 * row['value']:.0f} % of what varies, {over}: as much as {copies_in_words(row, 'shares')}. "
         f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
     )
+
+
+def copies_in_words(row: Any, verb: str) -> str:
+    """Return the copies that the models of a layer pair are as alike as, in words."""
+    sides = _sides(row["source"], row["target"])
+    bits = [f"{name} {{}}with its copy of {_in_bits(row, side)} bits" for side, name in sides]
+    return ", and ".join(bits).format(f"{verb} ", "")
 
 
 def _sides(source: str, target: str) -> list[tuple[str, str]]:
@@ -315,6 +334,11 @@ def _in_bits(row: Any, side: str) -> str:
     if value <= RUNGS[0]:
         return f"below {RUNGS[0]}"
     return f"{RUNGS[-1]} or more" if value >= RUNGS[-1] else span(value, low, high, ".1f")
+
+
+def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
+    """Return whether a difference from an untrained twin is above 0: by its interval where there is one."""
+    return torch.where(difference.low.isfinite(), difference.low, difference.value) > 0
 
 
 def _pairs(layers: Any, source: int, target: int) -> list[tuple[int, int]]:
@@ -330,13 +354,13 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Seq
     """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
     if UNTRAINED not in rungs:
         return UNTRAINED
-    beyond = with_interval(value - rungs[UNTRAINED].mean(1)).low > 0
+    beyond = _is_beyond(with_interval(value - rungs[UNTRAINED].mean(1)))
     known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
     return str(bits) if bits else next((name for name in further if name not in rungs), None)
 
 
-def _table(
+def table_of(
     names: Sequence[str], pairs: Sequence[tuple[int, int]], value: Tensor, rungs: Sequence[Mapping[str, Tensor]]
 ) -> pd.DataFrame:
     """Return one row for each layer pair: what is shared, both ways, and the reading in bits of each side."""
@@ -353,7 +377,7 @@ def _table(
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]
-        found = [_reading(both[layer], own, layer, bool(beyond.low[layer] > 0)) for layer in range(len(pairs))]
+        found = [_reading(both[layer], own, layer, bool(_is_beyond(beyond)[layer])) for layer in range(len(pairs))]
         for end, part in zip(("", "_low", "_high"), zip(*found, strict=True), strict=True):
             columns[f"{side}_bits{end}"] = torch.stack(part)
     return pd.DataFrame({name: each.numpy() if isinstance(each, Tensor) else each for name, each in columns.items()})
@@ -369,7 +393,7 @@ def _reading(value: Tensor, rungs: Mapping[str, Tensor], layer: int, is_beyond: 
     return found if is_beyond else Estimate(lowest, lowest, found.high)
 
 
-def _rungs(
+def rungs_table(
     names: Sequence[str], layers: Sequence[Sequence[int]], rungs: Sequence[Mapping[str, Tensor]]
 ) -> pd.DataFrame:
     """Return one row for each rung and layer of each model."""

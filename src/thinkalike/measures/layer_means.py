@@ -358,6 +358,10 @@ class LayerMeans(Accumulator):
         counts = {"batches": len(found["values"]), **numbers_of(found["documents"])}
         return {"across": across, "within_source": first, "within_target": second, **counts, **further}
 
+    def replicates(self) -> Float[Tensor, "r l m"]:
+        """Return the values across the two models, of all documents and then without each part of them."""
+        return self.finished(self.gathered())[:, : self.source_layers, self.source_layers :]
+
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
         values, (documents, counts) = found["values"], found["documents"].unique(return_counts=True)

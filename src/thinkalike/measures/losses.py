@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CHUNK, LOGITS = 1024, 2**26  # tokens, at most, and logits, at most, of a chunk
+CHUNK, LOGITS = 1024, 2**25  # tokens, at most, and logits, at most, of a chunk
 
 # Takes log-probabilities (m, v) to losses (m); if asked to, overwrites the former by the gradients of the logits
 _Loss = Callable[[Tensor, bool], Tensor]

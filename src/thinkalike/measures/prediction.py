@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
@@ -117,15 +117,18 @@ class LinearPrediction:
         """
         if not len(self.documents):
             raise ValueError("there is no R² of no rows: call fit, then judge")
-        sums = self._sums
-        if constant := (sums[..., 1].sum(0) == 0).nonzero().tolist():
+        if constant := (self._sums[..., 1].sum(0) == 0).nonzero().tolist():
             place, direction = constant[0]
             side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
             raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
-        left, whole = torch.cat([sums.sum(0)[None], without_parts(sums, self.documents)]).unbind(-1)
-        explained = 1 - left / whole
+        explained = self.replicates()
         both = jackknife(explained[0], explained[1:])
         return both[:, 0], both[:, 1]
+
+    def replicates(self) -> Float[Tensor, "r pairs 2"]:
+        """Return R² from the source, and back, of all documents and then without each part of them."""
+        left, whole = torch.cat([self._sums.sum(0)[None], without_parts(self._sums, self.documents)]).unbind(-1)
+        return 1 - left / whole
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
@@ -256,6 +259,11 @@ class LayerPredictions(Accumulator):
             back=back,
             rows_used=kept / rows if self.given == "token" else None,
         )
+
+    def replicates(self) -> Float[Tensor, "r l m"]:
+        """Return the mean R² of both directions, of all documents and then without each part of them."""
+        parts = torch.cat([each.replicates().mean(-1) for each in self.predictions], 1)
+        return parts.unflatten(1, (self.source_layers, self.target_layers))
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the predictions, as torch keeps what is no list of a metric."""

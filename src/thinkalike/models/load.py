@@ -313,9 +313,9 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
 
 @torch.no_grad()
 def twin(model: FrozenModel, seed: int) -> FrozenModel:
-    """Return the architecture with new initial weights and the model's own embedding of tokens."""
+    """Return the architecture with new initial weights and the model's own embedding of tokens, in the same memory."""
     found = fresh(model, seed)
-    embedding_of(found.module).copy_(embedding_of(model.module))
+    embedding_of(found.module).data = embedding_of(model.module).data
     return found
 
 

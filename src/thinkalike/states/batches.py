@@ -11,6 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -30,12 +31,13 @@ from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.survey import check_rows
-from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, pieces, word_states
+from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, drawn_pieces, pieces, word_states
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
+READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
 SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
@@ -63,6 +65,8 @@ class StateBatches:
     batches: int  # in all pools
     level: str  # of the rows: token, word or stimulus
     facts: dict[str, Any] = field(default_factory=dict)  # of the data, for the provenance of a result
+    # gives the same rows of text as another model has them
+    of: Callable[[FrozenModel, Sequence[Layer]], StateBatches] | None = None
 
     def beside(self, every: StateBatches) -> StateBatches:
         """Return these batches, each with that of `every` row beside it, massive ones included."""
@@ -167,8 +171,9 @@ class TextBatches(ABC):
         data: DataConfig,
         measure: Any,
         runs: ModelRuns,
+        is_spread: bool = False,
     ):
-        self.models, self.measure, self.runs = models, measure, runs
+        self.models, self.measure, self.runs, self.is_spread = models, measure, runs, is_spread
         self.layers = dict(zip(models, map(tuple, at), strict=True))
         self.is_whole = getattr(measure, "flatten", "token") != "token"
         self.read(data)
@@ -176,7 +181,7 @@ class TextBatches(ABC):
         tokens = _tokens_at_once(measure, {model: len(own) for model, own in self.layers.items()})
         most = 1 if self.is_whole else tokens // measure.tokens_per_batch
         self.pools = _drawn_pools(self.units, self.batches, fitted, most)
-        self.said = False  # what is left out is said once, however often the pools are read
+        self.left_out: dict[int, Tensor | None] = {}  # by pool; it is said once, however often the pools are read
 
     @abstractmethod
     def read(self, data: DataConfig) -> None:
@@ -201,10 +206,12 @@ class TextBatches(ABC):
         key: Hashable = (labels.content, self.at_once)
         pool = self.of_models(key, partial(self.states, units=units))
         keeps_all = self.measure.massive == "keep" or self.is_whole
-        outliers = None if keeps_all else massive([layer for own in pool.values() for layer in own])
-        if outliers is not None and number == 0 and not self.said:
-            say_massive(outliers, self.named(units, labels.tokens[outliers]), f"{self.level}s")
-            self.said = True
+        if number not in self.left_out:
+            found = None if keeps_all else massive([layer for own in pool.values() for layer in own])
+            self.left_out[number] = found
+            if found is not None and number == 0:
+                say_massive(found, self.named(units, labels.tokens[found]), f"{self.level}s")
+        outliers = self.left_out[number]
         if self.measure.given == "token_position" and labels.positions is not None:
             key = (key, "residuals")
             pool = self.of_models(key, self.residuals(pool, labels, numbers))
@@ -218,6 +225,15 @@ class TextBatches(ABC):
         for own, chosen, every in zip(numbers, left.split(size), order.split(size), strict=False):
             whole = batch(own, every, key) if own < beside else None
             yield batch(own, chosen, moved)._replace(with_massive=whole)
+
+    def batches_of(self) -> StateBatches:
+        return StateBatches(self.pool, len(self.pools), self.batches, self.level, {"data": self.facts}, self.of)
+
+    def of(self, model: FrozenModel, at: Sequence[Layer]) -> StateBatches:
+        """Return the batches of the same rows, without the same ones, of another model that reads as these do."""
+        other = copy(self)
+        other.models, other.layers, other.runs = [model], {model: tuple(at)}, ModelRuns()
+        return other.batches_of()
 
     def of_models(self, key: Hashable, run: Callable[..., list[Tensor]]) -> Pool:
         """Return the states of each model, of this content, which `run` makes unless another job has had them."""
@@ -275,8 +291,9 @@ class TokenBatches(TextBatches):
         context = data.context or min(*(model.context for model in self.models), max(held // FEWEST_ROWS, SHORTEST))
         wanted = -(-tokens // context)
         data, bos = replace(data, report_tokens=SPREAD * wanted * context), first.bos_each_row
-        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=1, whole=True)
-        corpus = self.runs.text((repr(data), tokenizer_fingerprint(first.tokenizer), context, bos), read)
+        read = partial(read_corpus, data, first.tokenizer, context, bos=bos, fit_tokens=1, whole=not self.is_spread)
+        asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, bos, self.is_spread)
+        corpus = self.runs.text(asked, read)
         chosen = torch.randperm(len(corpus.report), generator=seeded(0))[:wanted].sort().values
         self.rows, documents = corpus.report.tokens[chosen], corpus.report.documents[chosen]
         for model in self.models:
@@ -314,8 +331,13 @@ class WordBatches(TextBatches):
         size, different = self.measure.tokens_per_batch, list(dict.fromkeys(self.models))
         wanted = self.measure.batches * size
         cut_for = frozenset((tokenizer_fingerprint(model.tokenizer), model.context) for model in different)
-        asked = (repr(data), wanted, cut_for)
-        self.text: Pieces = self.runs.text(asked, lambda: pieces(held_out_texts(data), different, wanted))
+        asked = (repr(data), wanted, cut_for, self.is_spread)
+
+        def read() -> Pieces:
+            whole = not self.is_spread
+            return pieces(held_out_texts(data), different, wanted) if whole else drawn_pieces(data, different, wanted)
+
+        self.text: Pieces = self.runs.text(asked, read)
         if not self.text.count:
             raise DataError(f"the report has no words; give more text, or raise data.report_share={data.report_share}")
         warn_of_few(data, len(set(self.text.documents)))
@@ -338,7 +360,13 @@ class WordBatches(TextBatches):
 
 
 def text_batches(
-    models: Sequence[FrozenModel], at: Sequence[Sequence[Layer]], data: DataConfig, measure: Any, runs: ModelRuns
+    models: Sequence[FrozenModel],
+    at: Sequence[Sequence[Layer]],
+    data: DataConfig,
+    measure: Any,
+    runs: ModelRuns,
+    *,
+    is_spread: bool = False,
 ) -> StateBatches:
     """Return batches of the states of several models at these layers of each, on held-out text.
 
@@ -349,6 +377,7 @@ def text_batches(
             states of a pool. Any other `flatten` than "token" keeps rows of text whole, and the first `fit_batches`
             share no row of text with the others.
         runs: where states are kept for other jobs until they are forgotten.
+        is_spread: whether only beginnings of documents are read, so that little text is of more of them.
     """
     level = measure.level
     if level == "auto":
@@ -357,8 +386,13 @@ def text_batches(
             log.info(" and ".join(model.name for model in models) + " have different tokenizers: compared word by word")
     if level == "word" and (measure.skip_first or measure.skip_special_tokens):
         raise DataError("words are compared one by one: skip_first and skip_special_tokens are for tokens")
-    drawn = (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs)
-    return StateBatches(drawn.pool, len(drawn.pools), drawn.batches, level, {"data": drawn.facts})
+    return (TokenBatches if level == "token" else WordBatches)(models, at, data, measure, runs, is_spread).batches_of()
+
+
+def sampled(measure: Any, level: str = "auto") -> Any:
+    """Return the settings of the few batches that readings in bits are of."""
+    fewer = {name: min(getattr(measure, name), READ) for name in ("batches", "fit_batches") if hasattr(measure, name)}
+    return replace(measure, level=level, **fewer, **({"null": False} if hasattr(measure, "null") else {}))
 
 
 def array_batches(

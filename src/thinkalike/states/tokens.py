@@ -11,13 +11,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.data.documents import group_of
+from thinkalike.config import DataConfig
+from thinkalike.data.documents import beginning, group_of, held_out_texts
 from thinkalike.errors import DataError
+from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import EMBED, Layer, Place
 from thinkalike.models.frozen import FrozenModel
 
 Span = tuple[int, int]  # characters: first, one past the last
 WORDS_AT_ONCE = 128  # of a piece of text, at most
+SPREAD = 4  # times as much text is read as is compared, so that it is of more documents
+LONGEST = 4096  # bytes of a document, as long as there are enough of them
 
 
 def sites(model: FrozenModel, embed: bool = False, layers: Iterable[int] | None = None) -> list[Layer]:
@@ -88,6 +92,19 @@ def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int) -> P
                 if left <= 0:
                     return found
     return found
+
+
+def drawn_pieces(data: DataConfig, models: Sequence[FrozenModel], words: int) -> Pieces:
+    """Return pieces of at least so many held-out words, drawn from `SPREAD` times as many, so of more documents.
+
+    Documents are their first `LONGEST` bytes, as long as there are enough of them.
+    """
+    found = pieces((beginning(text, LONGEST) for text in held_out_texts(data)), models, SPREAD * words)
+    if found.count < words:
+        found = pieces(held_out_texts(data), models, SPREAD * words)
+    order = torch.randperm(len(found.texts), generator=seeded(0))
+    counts = torch.tensor([len(found.words[place]) for place in order])
+    return found.chosen(order[: int((counts.cumsum(0) < words).sum()) + 1].sort().values)
 
 
 def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:

@@ -27,7 +27,7 @@ from thinkalike import measures, plugins
 from thinkalike.config import MEASURES, AnalyzeConfig, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, PluginError
-from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, WithNull
+from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.models.families import Layer
@@ -124,7 +124,7 @@ class Declared(NamedTuple):
     is_distance: bool = False
     settings: type[ComparedAgain] = ComparedAgain
     bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
-    reads: tuple[str, ...] = ("model", "target", "layers", "data", "measure", "stimuli")
+    reads: tuple[str, ...] = OF_STATES
     version: int = 8
 
 
@@ -170,7 +170,8 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLaye
             "is_distance": each.is_distance,
             "measure_of": staticmethod(each.measure),
         }
-        made[kind] = type(kind, each.bases, content, kind=kind, reads=each.reads, version=each.version)
+        reads = [part for part in each.reads if part != "ruler" or not each.is_distance]
+        made[kind] = type(kind, each.bases, content, kind=kind, reads=reads, version=each.version)
     return made
 
 

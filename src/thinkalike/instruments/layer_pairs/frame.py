@@ -32,7 +32,7 @@ from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, text_batches
+from thinkalike.states.batches import ModelRuns, StateBatches, pool_tokens, sampled, text_batches
 from thinkalike.states.tokens import site_numbers, sites
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 AFTER = "resid_post"  # the usual site
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
+OF_STATES = ("model", "target", "layers", "data", "measure", "stimuli", "ruler")  # what a measure of states reads
+COPIES, READ_PAIRS = 5, 5  # of each model, about, and layer pairs, at most, that a reading in bits takes
 
 
 @dataclass
@@ -135,6 +137,7 @@ class LayerPairs(Instrument):
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
             read.stimuli = None
+        read.ruler = config.ruler if self.is_read(config) else None
         return read  # type: ignore[no-any-return]
 
     def sites(self, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> list[list[Layer]]:
@@ -163,7 +166,11 @@ class LayerPairs(Instrument):
         tokens = float(_batches(config.measure) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
         row = config.data.context or min(shape.context for shape in shapes.values())
         models = dict.fromkeys(shapes.values())
-        return [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
+        found = [each.passes("forward passes", tokens, row, full=False, is_shared=True) for each in models]
+        if self.is_read(config):
+            few = float(_batches(sampled(config.measure)) * config.measure.tokens_per_batch)  # type: ignore[attr-defined]
+            found += [each.passes("readings", few * (1 + COPIES), row, full=False) for each in models]
+        return found
 
     def seconds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return what comparing takes, from the time of one and of two layers of each model, which is found once."""
@@ -175,7 +182,9 @@ class LayerPairs(Instrument):
         two = 10 / 3 * one if one > 1 else remembered(f"{told} {width}, two", partial(self._timed, told, 2, width))
         pair = max((two - 2 * one) / 4, 0.0)  # 2 layers have 3 pairs, and 4 have 10, those within a model included
         whole = max(one - 3 * pair, 0.0) / 2 * count + pair * count * (count + 1) / 2
-        return whole if hasattr(measure, "fit_batches") else whole * int(measure.batches)
+        read = READ_PAIRS * (1 + 2 * COPIES) * one * self.is_read(config)
+        is_solved = hasattr(measure, "fit_batches")  # once, whatever the number of batches
+        return whole + read if is_solved else whole * int(measure.batches) + read * int(sampled(measure).batches)
 
     def _timed(self, measure: Any, layers: int, width: int) -> float:
         """Return the seconds that it takes to compare random states of so many layers of each model."""
@@ -197,6 +206,7 @@ class LayerPairs(Instrument):
         names = [name for name in ("batches", "fit_batches") if hasattr(config.measure, name)]
         for layers, share in LADDER:
             fewer = {f"measure.{name}": max(getattr(config.measure, name) // share, 1) for name in names if share > 1}
+            fewer |= {"ruler": "bits"} if "ruler" in self.reads else {}
             yield ({"layers": layers_at_depths(layers, *depths)} if layers < max(depths) else {}) | fewer
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
@@ -207,7 +217,8 @@ class LayerPairs(Instrument):
         most = pool_tokens(batch, sum(width for width, _ in sizes), sum(each.parameters for each in layers))
         pool = min(most, batch * _batches(measure)) if config.data else 0
         pool *= 1 + (measure.given == "token_position")  # as they are, and less the means
-        return float(sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
+        copy = max(shape.bytes for shape in layers) * self.is_read(config)
+        return float(copy + sum(width * ((pool + batch) * size + 4 * batch) for width, size in sizes))
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models: those of the null."""
@@ -227,6 +238,7 @@ class LayerPairs(Instrument):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         runs = ModelRuns()
+        models: Sequence[FrozenModel] = ()
         with work.phase("loading"):
             if config.activations:
                 from thinkalike.instruments.of_stimuli import comparison_of_stimuli
@@ -242,7 +254,23 @@ class LayerPairs(Instrument):
                 runs.forget(of_batch=True)
         outcome = self.outcome(job)
         work.processes.end_of_share()
-        return outcome
+        return self.with_readings(outcome, config, models, job.batches.level, work) if self.is_read(config) else outcome
+
+    def is_read(self, config: AnalyzeConfig) -> bool:
+        """Return whether values have readings in bits of both models, which are of the stream after each block."""
+        is_stream = config.model.site == config.target.site == AFTER and not config.activations
+        return config.ruler is not None and "ruler" in self.reads and is_stream
+
+    def with_readings(
+        self, outcome: Outcome, config: AnalyzeConfig, models: Sequence[FrozenModel], level: str, work: Work
+    ) -> Outcome:
+        """Return the outcome with what its values are in bits of both models."""
+        from thinkalike.instruments.layer_pairs.readings import readings  # which few jobs have
+        from thinkalike.instruments.ruler import BLANK
+
+        tables, numbers = readings(self, config, models, level, work)
+        scalars, blank = outcome.scalars | numbers, (*outcome.blank, *BLANK)
+        return replace(outcome, tables=outcome.tables | tables, scalars=scalars, blank=blank)
 
     # ---- what is compared
 
@@ -348,6 +376,9 @@ class LayerPairs(Instrument):
             figures.components(cells, folder, self.kind, self.label(result), scale, rows_of(result))
             return
         figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale, about=rows_of(result))
+        if "readings" in result.tables:
+            tables = (result.tables[name] for name in ("readings", "rungs"))
+            figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""
@@ -365,3 +396,7 @@ class LayerPairs(Instrument):
             show_components(self.label(result), result, self.is_distance)
         else:
             show_layer_pairs(self.label(result), result, self.is_distance)
+        if "readings" in result.tables:
+            from thinkalike.instruments.layer_pairs.readings import show_read
+
+            show_read(result, self.label(result))

@@ -43,7 +43,7 @@ from thinkalike.measures.closed_forms import (
     reduced_rank,
 )
 from thinkalike.measures.estimates import next_rung
-from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, in_use
+from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import can_be_rounded, load_models, rounded
@@ -112,6 +112,7 @@ def load_setting(config: StitchJob) -> Setting:
     pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
     _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
     corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
+    hand_back(target.device)
     return Setting(stitch, config.seed, source, target, pairs, corpus, memory, config.ruler)
 
 
@@ -246,6 +247,7 @@ def compared(setting: Setting) -> Compared:
     given = [seen] if len(parts) == 1 else []
     alike = Likeness.joined([likeness_of(source, target, part, fit, report, *given) for part in parts])
     means.read(target, tokens[read : max(read, MOST_TOKENS // fit.context)])
+    hand_back(target.device)
     return Compared(alike, moments if read and setting.only_beside else None, means)
 
 

@@ -202,7 +202,7 @@ class Stitching(
             if share > 1:
                 fewer["data.report_tokens"] = report // share
             if report // share < FEWER and min(shape.context for shape in shapes.values()) > SHORT:
-                fewer["data.context"] = SHORT  # so that the little text is of more documents
+                fewer |= {"data.context": SHORT, "data.aligned": True}  # so that little text is of more documents
             yield fewer
 
     def holds(self, config: StitchJob, shapes: Shapes) -> float:

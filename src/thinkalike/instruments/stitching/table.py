@@ -314,6 +314,7 @@ def stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> 
         if isinstance(report, PairedRows):
             sums |= {"target_bytes": report.target_bytes, "source_bytes": report.source_bytes}
             sums |= {"documents": report.names}
+    source = untrained = None  # makes room for the copies
     with work.phase("ruler"):
         sums |= rungs(setting, sums)
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.likeness.columns())], axis=1)
