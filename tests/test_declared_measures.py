@@ -9,28 +9,25 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
+from thinkalike.contrib.kin.neighbours import jaccard, second_order_cosine
+from thinkalike.contrib.kin.outputs import disagreement, jensen_shannon
+from thinkalike.contrib.kin.shape import soft_matching, svcca
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
     MLEM,
-    DifferentiableMLEM,
     FeatureEncoder,
     LinearPrediction,
     arc_length,
     cka,
-    disagreement,
     distance_correlation,
     hsic0,
     hsic1,
-    jaccard,
-    jensen_shannon,
     mutual_knn,
     procrustes_distance,
     rsa,
-    second_order_cosine,
-    soft_matching,
     spearman,
-    svcca,
     token_kl,
     weighted_tau,
 )
