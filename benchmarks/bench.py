@@ -39,7 +39,9 @@ class Benchmark(NamedTuple):
     prints_tables: bool = True
 
 
-PAIRS = ("contract.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py", "changes.py")
+CORE = ("contract.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py")
+KIN = ("neighbours.py", "outputs.py", "shape.py")
+PAIRS = (*(f"measures/{name}" for name in CORE), *(f"contrib/kin/{name}" for name in KIN))
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",
@@ -51,8 +53,8 @@ BENCHMARKS = {
     "mutual_knn": Benchmark("Mutual nearest neighbours", ("measures/neighbours.py",), on_gpu=True),
     "rsa": Benchmark("RSA", ("measures/distances/comparators.py", "measures/distances/neural.py"), on_gpu=True),
     "mlem": Benchmark("MLEM", ("measures/mlem/solver.py", "measures/mlem/sums.py"), on_gpu=True),
-    "similarity": Benchmark("Every measure of layer pairs", tuple(f"measures/{name}" for name in PAIRS)),
-    "gpu": Benchmark("What was asked of a GPU", tuple(f"measures/{name}" for name in PAIRS), on_gpu=True, on_cpu=False),
+    "similarity": Benchmark("Every measure of layer pairs", PAIRS),
+    "gpu": Benchmark("What was asked of a GPU", PAIRS, on_gpu=True, on_cpu=False),
 }
 BEGIN, END = "<!-- {} begins -->", "<!-- {} ends -->"
 

@@ -31,8 +31,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import MeasureConfig, ModelConfig
+from thinkalike.contrib.kin.instruments import DECLARED as KIN
+from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.contrib.pretraining.minis import train_tokenizer
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import MLEM, cka_measure, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -57,8 +59,9 @@ def measured(device: str, rounds: int) -> str:
         "rsa": Measured(rsa, layers),
         "mlem": Measured(lambda each: MLEM(alpha=1.0).fit(stimuli.to(each[0].device), each[0]).weights_, layers),
     }
-    for kind in ("cka", *DECLARED, *OUTPUTS):
-        own = cka_measure() if kind == "cka" else (DECLARED | OUTPUTS)[kind].measure(MeasureConfig.schemas[kind]())
+    declared = DECLARED | KIN | OUTPUTS
+    for kind in ("cka", *declared):
+        own = cka_measure() if kind == "cka" else declared[kind].measure(MeasureConfig.schemas[kind]())
         every[kind] = Measured(halves(own.matrix), logits if kind in OUTPUTS else layers)
     work = {name: lambda each=each: each.of(each.states) for name, each in every.items()}
     work |= {"product": large_product(device=device), "copy": logits[0].clone}

@@ -21,8 +21,10 @@ import torch
 from dependence import LENGTHS, Records, Scattered, scattered
 
 from thinkalike.config import MeasureConfig
+from thinkalike.contrib.kin.instruments import DECLARED as KIN
+from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.evaluation.likeness import AHEAD, DirectionSums, Foreseen
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import Estimate, LayerMeans, LayerMeasure, cka_measure, mutual_measure
 from thinkalike.measures.closed_forms import HalvedMoments, whitening
 from thinkalike.measures.estimates import PARTS
@@ -32,7 +34,7 @@ from thinkalike.measures.prediction import LayerPredictions
 DIRECTIONS = ("cca", "cca_least", "r2_output")  # of a stitch, see `DirectionSums`; the output is the first dimension
 MEASURES: dict[str, LayerMeasure] = {
     "cka": cka_measure(),
-    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()},
+    **{kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()},
     **dict.fromkeys(("r2", "future", *DIRECTIONS), cka_measure()),  # in whose place stand others, see `layer_pair`
     "cka given token": cka_measure(),
     "mutual_knn given token": mutual_measure(5),

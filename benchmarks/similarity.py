@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from thinkalike.config import MeasureConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.contrib.kin.instruments import DECLARED as KIN
+from thinkalike.contrib.kin.instruments import OUTPUTS
+from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import cka_measure
 
 LAYERS, N, D, VOCABULARY, PEAK = 13, 1024, 768, 50257, 2048
@@ -69,7 +71,7 @@ def floors(peak: float, copied: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
+    own = {kind: each.measure(MeasureConfig.schemas[kind]()) for kind, each in (DECLARED | KIN | OUTPUTS).items()}
     measures = {"cka": cka_measure(), **own}
     parser.add_argument("--measures", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--turns", type=int, default=2)

@@ -85,9 +85,7 @@ layers, `f` features.
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
              "thinkalike.instruments.asked_for"),
-    "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel",
-                 "thinkalike.measures.PairMoments",
-                 "thinkalike.measures.both_directions"),
+    "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel"),
     "Training": ("thinkalike.training.stitching.StitchTraining", "thinkalike.training.run.StepData",
                  "thinkalike.training.optimizers.WhitenedSGD"),
     "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",
@@ -96,7 +94,7 @@ PARTS = {  # of the Python API, below the names of the package itself
                                "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",
                                 "thinkalike.measures.LayerMeans"),
-    "Plugins": ("thinkalike.plugins.MeasurePlugin", "thinkalike.plugins.OptimizerPlugin"),
+    "Plugins": ("thinkalike.plugins.MeasurePlugin",),
 }  # fmt: skip
 
 

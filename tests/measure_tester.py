@@ -141,16 +141,11 @@ BAD: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A measure with its promises.
-
-    `function(x, y)` returns one number. With `chunked` it takes the size of a `chunk`, with `masked` a `mask` of rows.
-    """
+    """A measure with its promises; `function(x, y)` returns one number."""
 
     function: Callable[..., Any]
     properties: Properties
     widths: tuple[int, int] = (5, 8)
-    chunked: bool = False
-    masked: bool = False
     tolerance: float = 1e-10  # of what is the same in float64
     single: float = 1e-5  # of float32 beside float64
     identical_tolerance: float = 1e-10
@@ -158,8 +153,8 @@ class Measure:
     rows: int = 8  # of the draws that explore the range
     noises: tuple[float, ...] = (0.01, 0.3, 1, 30)
 
-    def __call__(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
-        return torch.as_tensor(self.function(x, y, **options))
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.as_tensor(self.function(x, y))
 
     def draw(self, n: int = N, noise: float = 0.5, widths: tuple[int, ...] | None = None) -> list[Tensor]:
         """Return features of the same n stimuli, float64, alike through four shared dimensions."""
@@ -222,24 +217,6 @@ def check_size(measure: Measure) -> None:
             given, other = x.to(dtype), y.to(dtype)
             size = measure(given * 2.0**power, other), measure(given, other)
             torch.testing.assert_close(*size, rtol=0, atol=measure.tolerance)
-
-
-def check_chunks(measure: Measure) -> None:
-    """Any chunking gives the value of the whole, and a chunk alone does not."""
-    x, y = measure.draw()
-    whole = measure(x, y)
-    for chunk in (1, 7, N):
-        torch.testing.assert_close(measure(x, y, chunk=chunk), whole, rtol=0, atol=measure.tolerance)
-    assert (measure(x[:7], y[:7]) - whole).abs() > 1e-4, "control"
-
-
-def check_mask(measure: Measure) -> None:
-    """Rows that are masked count for nothing, not even as NaN."""
-    (x, y), mask = measure.draw(), torch.arange(N) % 3 > 0
-    kept, whole = measure(x[mask], y[mask]), measure(x, y)
-    x[~mask], y[~mask] = torch.nan, torch.inf
-    torch.testing.assert_close(measure(x, y, mask=mask), kept, rtol=0, atol=measure.tolerance)
-    assert (kept - whole).abs() > 1e-4, "control"
 
 
 def check_refusal(measure: Measure, bad: str) -> None:

@@ -8,12 +8,13 @@ import torch
 from scipy.stats import kstest, permutation_test, t
 
 import thinkalike
+from thinkalike.contrib.kin.neighbours import jaccard_measure
+from thinkalike.contrib.kin.shape import svcca_measure
 from thinkalike.measures import LayerMeans, cka_measure, mutual_measure, permuted_rows
 from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION
 from thinkalike.measures.estimates import Estimate, numbered_by_part
-from thinkalike.measures.neighbours import jaccard_measure
-from thinkalike.measures.shape import PROCRUSTES, svcca_measure
+from thinkalike.measures.shape import PROCRUSTES
 
 N, LAYERS, DRAWS = 24, 2, 100
 

@@ -597,27 +597,12 @@ def u_statistic(K, L):
     return (K[i, j] * (L[i, j] + L[q, r] - 2 * L[i, q])).mean()
 
 
-def song(K, L):
-    """Equation 5, term by term."""
-    n = len(K)
-    K, L = K.clone().fill_diagonal_(0), L.clone().fill_diagonal_(0)
-    one = torch.ones(n)
-    terms = (K @ L).trace(), (one @ K @ one) * (one @ L @ one) / (n - 1) / (n - 2), -2 / (n - 2) * (one @ K @ L @ one)
-    return sum(terms) / (n * (n - 3))
-
-
-@pytest.mark.parametrize("n", [4, 5, 8])
+@pytest.mark.parametrize("n", [4, 5, 8, 13])
 def test_hsic1_is_the_mean_over_all_quadruples_of_rows(n, device, float64):
     K, L = grams(n, 3, 5)
     found = hsic1(K.to(device), L.to(device)).cpu()
     torch.testing.assert_close(found, u_statistic(K, L), rtol=0, atol=1e-10)
     assert (hsic0(K, L) - found).abs() > 1e-3, "control: the biased one is another number"
-
-
-@pytest.mark.parametrize("symmetric", [True, False])
-def test_hsic1_is_its_formula_written_out(symmetric, float64):
-    K, L = grams(30, 3, 50) if symmetric else torch.randn(2, 30, 30)
-    torch.testing.assert_close(hsic1(K, L), song(K, L), rtol=0, atol=1e-10)
 
 
 def test_hsic0_is_a_trace_of_centred_grams(float64):

@@ -9,28 +9,25 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
+from thinkalike.contrib.kin.neighbours import jaccard, second_order_cosine
+from thinkalike.contrib.kin.outputs import disagreement, jensen_shannon
+from thinkalike.contrib.kin.shape import soft_matching, svcca
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,
     COMPARATORS,
     MLEM,
-    DifferentiableMLEM,
     FeatureEncoder,
     LinearPrediction,
     arc_length,
     cka,
-    disagreement,
     distance_correlation,
     hsic0,
     hsic1,
-    jaccard,
-    jensen_shannon,
     mutual_knn,
     procrustes_distance,
     rsa,
-    second_order_cosine,
-    soft_matching,
     spearman,
-    svcca,
     token_kl,
     weighted_tau,
 )
@@ -46,9 +43,9 @@ def gram(x):
     return x @ x.T
 
 
-def of_batches(x, y, mask=None):
+def of_batches(x, y):
     metric = CKA(1, 1)
-    metric.update([x], [y], mask)
+    metric.update([x], [y])
     return metric.compute().value[0, 0]
 
 
@@ -95,9 +92,9 @@ def of_rsa(name, **settings):
     return Measure(lambda x, y: rsa([x], [y], **settings)[0, 0], PROPERTIES[name], single=1e-3)
 
 
-def divergence(x, y, chunk=1024):
+def divergence(x, y):
     torch.manual_seed(1)
-    return token_kl(x, nn.Linear(x.shape[1], 11, dtype=torch.float64).to(x.dtype), y, chunk).mean()
+    return token_kl(x, nn.Linear(x.shape[1], 11, dtype=torch.float64).to(x.dtype), y).mean()
 
 
 MEASURES = {
@@ -113,7 +110,7 @@ MEASURES = {
     "disagreement": Measure(disagreement, PROPERTIES["disagreement"], widths=(8, 8)),
     "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
-    "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),
+    "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"]),
     "cka given the token": Measure(given_token, PROPERTIES["cka given the token"]),
     "mutual knn given the token": Measure(
         lambda x, y: mutual_knn(x, y, 3, tokens_of(len(x))), PROPERTIES["mutual knn given the token"]
@@ -138,7 +135,7 @@ MEASURES = {
         f"mlem loss {loss}": Measure(partial(trainable, loss=loss), PROPERTIES[f"mlem loss {loss}"])
         for loss in ("pearson", "spearman")
     },
-    "token kl": Measure(divergence, PROPERTIES["token kl"], widths=(5, 5), chunked=True),
+    "token kl": Measure(divergence, PROPERTIES["token kl"], widths=(5, 5)),
 }
 
 every = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
@@ -160,11 +157,6 @@ def test_a_measure_keeps_its_range_symmetry_and_precision(measure):
     tester.check_order(measure)
     tester.check_precision(measure)
     tester.check_size(measure)
-
-
-@pytest.mark.parametrize("name", [name for name, each in MEASURES.items() if each.chunked or each.masked])
-def test_chunks_give_the_whole_value_and_masked_rows_nothing(name):
-    (tester.check_chunks if MEASURES[name].chunked else tester.check_mask)(MEASURES[name])
 
 
 @pytest.mark.parametrize(
@@ -251,8 +243,6 @@ def test_a_measure_with_an_undeclared_invariance_fails():
         (tester.check_order, fake(cka, higher_is_closer=False)),
         (tester.check_precision, fake(lambda x, y: cka(x, y) + (x.dtype == torch.float32) * 1e-3)),
         (tester.check_size, fake(lambda x, y: (K := gram(x), L := gram(y)) and hsic1(K, L) / (K.norm() * L.norm()))),
-        (tester.check_chunks, fake(lambda x, y, chunk=tester.N: cka(x[:chunk], y[:chunk]) if chunk > 3 else cka(x, y))),
-        (tester.check_mask, fake(lambda x, y, mask=None: cka(x.nan_to_num(0, 0), y.nan_to_num(0, 0, 0)))),
     ],
 )
 def test_a_broken_promise_fails(check, measure):

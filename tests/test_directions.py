@@ -7,12 +7,12 @@ from safetensors.numpy import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
+from thinkalike.contrib.transfer.round_trips import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums
 from thinkalike.instruments.stitching.fitting import load_setting
 from thinkalike.instruments.stitching.table import TRIED, VERDICTS, WIDEST, held, left_to_gain, untried, verdict
-from thinkalike.measures import both_directions
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site
 from thinkalike.training.recipe import StitchConfig

@@ -15,7 +15,8 @@ import pages
 import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, DOORS, script
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.contrib.kin import instruments as kin
+from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.training import optimizers
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
@@ -27,7 +28,7 @@ SMALL = {
     "mlem": ["measure.folds=2", "measure.permutations=1", "measure.references=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
-    **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
+    **dict.fromkeys(("cka", *DECLARED, *kin.DECLARED, *kin.OUTPUTS), FEW),
 }  # of every job, so that it takes seconds
 
 

@@ -17,6 +17,7 @@ from fake_device import FakeDevice, move
 from test_work import KINDS, OUTPUTS
 from thinkalike import measures
 from thinkalike.config import instrument, measure_module, measure_schema
+from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.changes import by_part, seen
 from thinkalike.evaluation.likeness import likeness_of
@@ -31,11 +32,11 @@ GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
-        rows.refuse_flaws kernel_alignment._refuse_flat changes._checked neural.of neural.u_centred
+        rows.refuse_flaws kernel_alignment._refuse_flat outputs._checked neural.of neural.u_centred
         comparators.comparable comparators.unit_ranks neighbours.directions closed_forms.is_constant""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch": """
-        contract._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
+        outputs._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
         likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen changes.distances_of_tokens
         changes.kl frozen._run batches.pool features.differences""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
@@ -48,7 +49,7 @@ REASONS = {
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
         closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
-        encoding_model._ends encoding_model.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
+        encoding_model._ends differentiable.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
         tokens_alone.later_shares""",
 }
 IN_LOOPS = {place for places in REASONS.values() for place in places.split()}
@@ -87,7 +88,7 @@ def learnt(steps, _, dtype=torch.float32):
     model, layer = measures.MLEM(alpha=1.0), states(1, 0, dtype)[0]
     features = model.fit(table(), layer).encoder_.encode_values(model.read(table(), layer).values)
     for loss, _ in product(("squared_error", "pearson", "spearman"), range(steps)):
-        learning = move(measures.DifferentiableMLEM(3, loss=loss), GPU)
+        learning = move(DifferentiableMLEM(3, loss=loss), GPU)
         learning.loss(features, layer.requires_grad_()).backward()
 
 

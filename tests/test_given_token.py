@@ -6,6 +6,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
 
+from thinkalike.contrib.transfer.round_trips import RIDGE
 from thinkalike.measures import (
     CKA,
     LayerMeans,
@@ -21,7 +22,6 @@ from thinkalike.measures import (
     token_codes,
 )
 from thinkalike.measures.chance import permuted_within
-from thinkalike.measures.round_trips import RIDGE
 
 F64 = torch.float64
 N, VOCABULARY = 400, 30

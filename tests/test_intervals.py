@@ -8,6 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
+from thinkalike.contrib.shifts.measures import LayerShifts
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,
@@ -25,7 +26,6 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.contract import each_pair, rows_in_order
 from thinkalike.measures.estimates import PARTS, numbered_by_part
-from thinkalike.measures.layer_means import LayerShifts
 
 pytestmark = pytest.mark.usefixtures("float64")
 

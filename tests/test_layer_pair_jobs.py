@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import ROOT, kill_and_resume
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
+from thinkalike.contrib.kin.outputs import jensen_shannon
 from thinkalike.instruments import instrument
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
+from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
 from thinkalike.instruments.r2 import readings_of
 from thinkalike.measures import (
     CKA,
@@ -23,7 +24,6 @@ from thinkalike.measures import (
     LayerPredictions,
     LinearPrediction,
     RowGroups,
-    jensen_shannon,
     kernel_alignment,
     mutual_measure,
     prediction,
@@ -321,7 +321,7 @@ def test_words_know_their_documents_and_forms():
 
 def test_a_new_measure_is_one_declaration():
     names = {kind for kind, place in MEASURES.items() if "declared:" in place}
-    assert set(DECLARED) | set(OUTPUTS) == names
+    assert set(DECLARED) == names
     assert all(instrument(MEASURES[kind]).kind == kind for kind in names)
     new = {"mine": Declared("my measure", lambda measure: DISTANCE_CORRELATION)}
     made, schema = declare(new, "somewhere")["mine"](), MeasureConfig.schemas.pop("mine")

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -139,10 +140,10 @@ class Recorder:
 
 
 def test_a_logger_gets_the_result_when_it_is_drawn(tmp_path, monkeypatch):
-    monkeypatch.setattr(loggers, "TensorBoard", Recorder)
+    monkeypatch.setattr(loggers, "Wandb", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
-    monkeypatch.setattr(loggers, "check_extra", lambda *_: None)
-    perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
+    monkeypatch.setattr(loggers, "wandb_run", lambda *_, **__: SimpleNamespace(finish=lambda exit_code: None))
+    perform(Toy(), on(tmp_path))
     assert Recorder.said == [("toy", 1, ["mean"])]
 
 
@@ -151,17 +152,3 @@ def test_the_name_of_a_run_has_kind_models_and_key():
     assert run_name("cka", "key", {"labels": "a, b"}) == "cka a, b key"
     assert run_name("cka", "key", {}) == "cka key"
     assert run_name("cka", "key", {"labels": "a" * 200}) == f"cka {'a' * 120} key"
-
-
-def test_tensorboard_has_numbers_figures_and_settings(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    result = perform(Pictured(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
-    (folder,) = (result.folder / "curves").iterdir()
-    assert folder.name == f"toy_{result.key}"
-    there = EventAccumulator(str(folder)).Reload()
-    (point,) = there.Scalars("result/mean")
-    assert point.value == pytest.approx(result.scalars["mean"])
-    assert there.Tags()["images"] == ["figures/toy"]
-    assert {"settings/text_summary", "table/text_summary"} <= set(there.Tags()["tensors"])

@@ -11,7 +11,7 @@ import torch
 from sklearn.base import clone
 from sklearn.model_selection import KFold, cross_val_score
 
-from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, feature_importance, split_half_reference
+from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, split_half_reference
 from thinkalike.measures.kinds import Columns, kind_of
 
 N = 60
@@ -84,18 +84,13 @@ def reference(cells, layers):
     return split_half_reference(cells, layers).value
 
 
-def test_references_and_gradients_take_tables():
+def test_references_take_tables():
     _, frame, states = drawn(300)
     cells = [repr(row) for row in frame.itertuples(index=False)]
     assert float(reference(frame, [states])) == float(reference(cells, [states]))
     assert float(reference(frame.to_numpy(object).tolist(), [states])) == float(reference(cells, [states]))
     named = [str(word) for word in frame["word"]]
     assert float(reference(frame["word"], [states])) == float(reference(named, [states]))
-    features = FeatureEncoder.fit(frame).encode(frame)
-    codes = frame.apply(lambda column: pd.factorize(column)[0]).to_numpy()
-    expected = FeatureEncoder.fit(codes).encode(codes)
-    losses = [DifferentiableMLEM(3).loss(each, states.float()) for each in (features, expected)]
-    torch.testing.assert_close(*losses)
 
 
 @pytest.mark.parametrize(

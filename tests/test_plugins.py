@@ -13,7 +13,6 @@ from thinkalike.instruments import instrument_of
 from thinkalike.instruments.layer_pairs.declared import of_function
 from thinkalike.job.performing import plan
 from thinkalike.stitches.results import load_stitch, stitch_modules
-from thinkalike.training.optimizers import optimizer_of
 
 DOCS = (Path(__file__).resolve().parents[1] / "docs" / "how-to" / "plugins.md").read_text()
 EXAMPLES = {
@@ -21,7 +20,7 @@ EXAMPLES = {
     for code in re.findall(r"```python\n(.*?)```", DOCS, re.DOTALL)
     for name in re.findall(r"^# (\w+\.py)", code)
 }
-STITCH, SIGNS, STEP = "my_stitch.py:two_layer", "my_optimizer.py:signs", "my_callback.py:LargestStep"
+STITCH, STEP = "my_stitch.py:two_layer", "my_callback.py:LargestStep"
 
 
 def written(folder: Path) -> Path:
@@ -46,20 +45,20 @@ def changed(name: str, new: str = "128") -> None:
 def trained(tmp_path_factory, minis, text_files):
     """A folder with the examples, and what a job of all of them printed there."""
     folder = written(tmp_path_factory.mktemp("plugins"))
-    words = [f"stitch.kind={STITCH}", f"stitch.optimizer={SIGNS}", f"trainer.callbacks=[{STEP}]", "layers=[[1,2]]"]
+    words = [f"stitch.kind={STITCH}", f"trainer.callbacks=[{STEP}]", "layers=[[1,2]]"]
     words += [f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "target.context=32"]
     words += ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_share=0.4"]
     words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=1024", "store=results"]
     return folder, CLI(folder)("train.py", *words)
 
 
-def test_a_job_of_three_plugins_makes_a_result_that_loads(trained, monkeypatch):
+def test_a_job_of_two_plugins_makes_a_result_that_loads(trained, monkeypatch):
     folder, done = trained
     monkeypatch.chdir(folder)
     result = done.result
     assert "largest gradient: " in done.stdout
     digests = {each["name"]: each["sha256"] for each in result.provenance["plugins"]}
-    assert digests == {name: plugins.digest(name) for name in (STITCH, SIGNS, STEP)}
+    assert digests == {name: plugins.digest(name) for name in (STITCH, STEP)}
     (phi,) = stitch_modules(result, plugin="my_stitch.py").values()
     assert phi(torch.zeros(3, 32)).shape == (3, 32)
     assert isinstance(phi.map[1], torch.nn.GELU)
@@ -152,17 +151,12 @@ def test_a_changed_plugin_is_run_anew(files):
     assert Stitch(STITCH, 8, 8).map[0].weight.shape == (128, 8)
 
 
-def test_a_plugins_weights_are_seeded_and_its_rate_scheduled(files):
-    config = composed(f"stitch.kind={STITCH}", f"stitch.optimizer={SIGNS}").stitch
+def test_a_plugins_weights_are_seeded(files):
+    config = composed(f"stitch.kind={STITCH}").stitch
     one, same, other = (Stitch(STITCH, 8, 4, seed=seed).map[0].weight for seed in (1, 1, 2))
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
-    assert (config.peak, config.init, config.trained) == (1e-3, "identity", True)
-    weight = torch.nn.Parameter(torch.zeros(2))
-    optimizer = optimizer_of(config, [{"params": [weight], "lr": config.peak, "weight_decay": 0.0}])
-    weight.sum().backward()
-    optimizer.step()
-    assert weight.detach().tolist() == pytest.approx([-1e-3, -1e-3])
+    assert (config.init, config.trained) == ("identity", True)
 
 
 HEAD = "from thinkalike.plugins import *\nfrom torch import nn\n"

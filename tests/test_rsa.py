@@ -9,10 +9,10 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.manifold import smacof
 
+from thinkalike.contrib.papers.mds import mds
 from thinkalike.measures import (
     jackknife,
     mantel,
-    mds,
     permuted_rows,
     rsa,
     rsa_estimate,

@@ -12,25 +12,26 @@ from scipy.spatial.distance import cdist, cosine, jensenshannon
 from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
+from thinkalike.contrib.kin import shape as matching
+from thinkalike.contrib.kin.neighbours import (
+    jaccard,
+    jaccard_measure,
+    second_order_cosine,
+    second_order_measure,
+)
+from thinkalike.contrib.kin.outputs import DISAGREEMENT, JENSEN_SHANNON, disagreement, jensen_shannon
+from thinkalike.contrib.kin.shape import SOFT_MATCHING, soft_matching, svcca, svcca_measure
 from thinkalike.measures import (
     cka_measure,
-    disagreement,
     distance_correlation,
-    jaccard,
-    jensen_shannon,
     mutual_knn,
     procrustes_distance,
-    second_order_cosine,
-    soft_matching,
-    svcca,
 )
-from thinkalike.measures import shape as matching
-from thinkalike.measures.changes import DISAGREEMENT, JENSEN_SHANNON
 from thinkalike.measures.contract import Blocks, joined
 from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
-from thinkalike.measures.shape import PROCRUSTES, SOFT_MATCHING, svcca_measure
+from thinkalike.measures.neighbours import mutual_measure
+from thinkalike.measures.shape import PROCRUSTES
 
 N = 40
 
@@ -256,7 +257,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.measures.changes.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.contrib.kin.outputs.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.listing import results as results
     from thinkalike.measures import CKA as CKA
     from thinkalike.measures import MLEM as MLEM
-    from thinkalike.measures import DifferentiableMLEM as DifferentiableMLEM
     from thinkalike.measures import bootstrap_interval as bootstrap_interval
     from thinkalike.measures import calibrate as calibrate
     from thinkalike.measures import cka as cka
@@ -34,7 +33,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_install.py compare
     from thinkalike.measures import hsic1 as hsic1
     from thinkalike.measures import leverage as leverage
     from thinkalike.measures import mantel as mantel
-    from thinkalike.measures import mds as mds
     from thinkalike.measures import mutual_knn as mutual_knn
     from thinkalike.measures import token_loss as token_loss
     from thinkalike.measures import weighted_tau as weighted_tau
@@ -60,8 +58,7 @@ _NAMES = {  # in the order of their documentation
     "stitches.stitch": ["Stitch"],
     "measures": [
         *("token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
-        *("DifferentiableMLEM", "mutual_knn", "feature_importance", "mantel", "weighted_tau", "mds"),
-        "calibrate",
+        *("mutual_knn", "feature_importance", "mantel", "weighted_tau", "calibrate"),
     ],
 }
 _HOME = {name: f"thinkalike.{module}" for module, names in _NAMES.items() for name in names}

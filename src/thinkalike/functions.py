@@ -39,15 +39,15 @@ from thinkalike.config import ModelConfig, compose_job, measure_schema, options,
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER
-from thinkalike.data.tables import FRAMES, MARKS
+from thinkalike.data.tables import MARKS
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job import check_read, run_job
 from thinkalike.models.families import label
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import configured, load_model
-from thinkalike.models.places import HELD
 from thinkalike.models.survey import settings_of
+from thinkalike.plugins import HELD
 from thinkalike.screen import watched
 from thinkalike.store import Result
 from thinkalike.training.recipe import StitchConfig
@@ -391,11 +391,11 @@ def in_table(stimuli: Any) -> Iterator[tuple[str, dict[str, Any]]]:
         return
     content = stimuli.to_json(orient="split", double_precision=15)
     place = f"DataFrame {hashlib.sha256(content.encode()).hexdigest()[:8]}"
-    FRAMES[place] = stimuli.reset_index(drop=True)
+    HELD[place] = stimuli.reset_index(drop=True)
     try:
         yield "table", {"path": place}
     finally:
-        FRAMES.pop(place, None)
+        HELD.pop(place, None)
 
 
 def _plain(value: Any) -> Any:

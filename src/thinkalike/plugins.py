@@ -1,6 +1,6 @@
 """What a name on a command line stands for outside of the core: an object of a user's file, or of an entry point.
 
-A user's stitch, measure, optimiser or callback is written FILE.py:NAME; see docs/how-to/plugins.md.
+A user's stitch, measure or callback is written FILE.py:NAME; see docs/how-to/plugins.md.
 
     python train.py stitch.kind=mine.py:two_layer
     python analyze.py measure=mine.py:centroids
@@ -21,7 +21,7 @@ import hashlib
 import re
 import tomllib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -51,9 +51,8 @@ TASKS, MEASURES, SUBJECTS = (
     {name.removeprefix(part): value for name, value in POINTS.items() if name.startswith(part)}
     for part in ("task.", "measure.", "subjects.")
 )
-
-
-HELD: dict[str, Any] = {}  # functions in memory, each by the FILE.py:NAME that stands for it, of no file
+# models and tables in memory while a job runs, and functions, each by the path or FILE.py:NAME that stands for it
+HELD: dict[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -74,21 +73,6 @@ class MeasurePlugin:
     scale: tuple[int | float, int | float] = (0.0, 1.0)
     is_distance: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class OptimizerPlugin:
-    """An optimiser of stitches.
-
-    Attributes:
-        make: of parameter groups, each with params, lr and weight_decay, to an optimiser of torch.
-        lr: the peak rate where `stitch.lr` is not given.
-        momenta: how many numbers it keeps of each weight, from which the memory of a step is estimated.
-    """
-
-    make: Callable[[list[dict[str, Any]]], Any]
-    lr: float
-    momenta: int = 2
 
 
 def is_plugin(name: Any) -> bool:
@@ -137,8 +121,7 @@ def instrument_of_kind(kind: str, of_subjects: bool) -> Any:
 def hold(function: Any) -> str:
     """Return the FILE.py:NAME that stands for a function in memory from now on."""
     word = str(getattr(function, "__name__", type(function).__name__))
-    known = [name for name, each in HELD.items() if each is function]
-    name = known[0] if known else f"memory-{len(HELD)}.py:{word if word.isidentifier() else 'own'}"
+    name = f"memory-{id(function)}.py:{word if word.isidentifier() else 'own'}"
     HELD[name] = function
     return name
 

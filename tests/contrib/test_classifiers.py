@@ -17,7 +17,7 @@ from classifiers import THREE, local, random_pairs
 from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations import finetuning
 from thinkalike.contrib.populations.class_losses import check_labels, class_losses, identity_stitches
-from thinkalike.contrib.populations.finetuning import CHECKPOINT, new_classifier
+from thinkalike.contrib.populations.finetuning import CHECKPOINT
 from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, after
@@ -96,14 +96,6 @@ def test_a_checkpoint_without_its_head_is_refused(tmp_path, checkpoints):
     config = local(checkpoints["bert"], THREE, family="bert_classifier")
     with pytest.raises(ModelError, match=r"missing: .*classifier\.weight"):
         load_model(config)
-
-
-def test_a_new_classifier_has_its_bases_body_and_new_classes(checkpoints):
-    module, tokenizer = new_classifier(local(checkpoints["bert"]), THREE)
-    body = load_model(local(checkpoints["bert"])).module.bert.state_dict()
-    assert all(torch.equal(module.bert.state_dict()[name], weight) for name, weight in body.items())
-    assert list(module.config.id2label.values()) == THREE
-    assert tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
 
 
 def test_accuracy_and_loss_are_those_of_transformers_and_sklearn(folder):

@@ -24,12 +24,13 @@ from thinkalike.contrib.transfer.measures import (
     turned_at_random,
 )
 from thinkalike.contrib.transfer.probes import tasks_of
+from thinkalike.contrib.transfer.round_trips import both_directions
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError, ModelError, ThinkalikeError
 from thinkalike.instruments import instrument_of
-from thinkalike.measures import AffineMap, Moments, both_directions, jackknife
+from thinkalike.measures import AffineMap, Moments, jackknife
 
 D, N = 8, 240
 ALPHAS = [1.0, 100.0]

@@ -30,6 +30,7 @@ from thinkalike.contrib.transfer.measures import (
     turned_at_random,
     with_norms_of,
 )
+from thinkalike.contrib.transfer.round_trips import Unexplained, both_directions
 from thinkalike.contrib.transfer.steering import (
     CARRIED,
     LATER,
@@ -44,7 +45,7 @@ from thinkalike.contrib.transfer.steering import (
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Outcome
-from thinkalike.measures import AffineMap, Unexplained, both_directions
+from thinkalike.measures import AffineMap
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.contrasts import (

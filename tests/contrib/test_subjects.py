@@ -26,7 +26,7 @@ from thinkalike.contrib.subjects.mlem import group_tables
 from thinkalike.data.recordings import read_arrays, read_recording
 from thinkalike.errors import DataError
 from thinkalike.measures import compare, crossnobis, distance_vectors
-from thinkalike.measures.estimates import two_sided
+from thinkalike.measures.changes import two_sided
 from thinkalike.states.stimuli import StimulusStates
 
 N, S = 10, 5

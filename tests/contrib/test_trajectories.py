@@ -34,7 +34,8 @@ from thinkalike.contrib.trajectory.measures import (
     simultaneous_t,
 )
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.measures.estimates import fold_interval, jackknife, student_t
+from thinkalike.measures.estimates import jackknife, student_t
+from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 

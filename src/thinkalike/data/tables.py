@@ -24,6 +24,7 @@ from thinkalike.config import StimuliConfig
 from thinkalike.data.sources import read_with
 from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, controlled_stimuli, crossed_stimuli, duplicates
 from thinkalike.errors import DataError
+from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,6 @@ COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
-FRAMES: dict[str, pd.DataFrame] = {}  # in memory, each by the path that stands for it while a job runs
 ID = re.compile(r"(\d+)(?:([-.])(\d+))?")  # of a word, a multiword token 3-4, or an empty node 3.1
 
 
@@ -107,7 +107,7 @@ def read_table(
 
 def read_frame(path: Path) -> pd.DataFrame:
     """Return a table with the cells of a text file as they are written; one without rows is a DataError."""
-    if (frame := FRAMES.get(str(path))) is None:
+    if (frame := HELD.get(str(path))) is None:
         frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")

@@ -162,7 +162,7 @@ def _ridge(xx: Float[Tensor, "p p"], xy: Float[Tensor, "p q"]) -> Float[Tensor, 
 def groups_of(tokens: Int[Tensor, " n"]) -> RowGroups:
     """Return the rows of each token; a DataError if none stands there four times."""
     try:
-        return RowGroups.of_tensor(tokens, FEWEST)
+        return RowGroups.of(tokens, FEWEST)
     except ValueError as error:
         needed = f"{FEWEST} rows of one token, and a batch of {len(tokens)} has none"
         remedy = "raise data.report_tokens, and data.fit_tokens where it is set"

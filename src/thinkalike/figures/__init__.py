@@ -8,7 +8,7 @@ from typing import Any
 
 _NAMES = {
     "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
-    "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "shifts", "similarity"),
+    "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "similarity"),
     "stitching": ("penalties", "penalty_map"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

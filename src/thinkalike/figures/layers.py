@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize, PowerNorm
 
-from thinkalike.figures.style import canvas, colour_of, heatmap, layer_name, line, save, shown, ticks, write_values
+from thinkalike.figures.style import canvas, colour_of, heatmap, line, save, shown, ticks, write_values
 
 BELOW = "#4a90d9"  # the colour of values below the scale
 MARKS = "osD^vP*X"
@@ -84,21 +84,21 @@ def _explain(figure: Any, panels: Any, image: Any, label: str, lowest: float, le
 
 
 def similarity(
-    matrices: Mapping[str, pd.DataFrame], folder: Path, maps: Mapping[str, pd.DataFrame] | None = None, about: str = ""
+    matrices: Mapping[str, pd.DataFrame], folder: Path, below: Callable[[Any, str], None] | None = None, about: str = ""
 ) -> None:
-    """Draw the likeness of all layers of all models, a panel per measure of it; below, `maps` of them in a plane.
+    """Draw the likeness of all layers of all models, a panel per measure of it; `below` draws further axes under each.
 
     The title says what the numbers are about.
     """
-    size = 4.8 * len(matrices), 8.0 if maps else 4.2
-    with canvas(*size, 2 if maps else 1, len(matrices), squeeze=False) as (figure, panels):
+    size = 4.8 * len(matrices), 8.0 if below else 4.2
+    with canvas(*size, 2 if below else 1, len(matrices), squeeze=False) as (figure, panels):
         for column, (title, table) in enumerate(matrices.items()):
             axes = panels[0][column]
             image = _blocks(axes, table)
             axes.set_title(title)
             figure.colorbar(image, ax=axes, shrink=0.75)
-            if maps:
-                _plane(panels[1][column], maps[title])
+            if below:
+                below(panels[1][column], title)
         figure.suptitle(about, fontsize=8)
         figure.get_layout_engine().set(w_pad=0.15)  # as names of models reach further than it knows
         save(figure, folder, "similarity")
@@ -125,29 +125,6 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
         name.set(ha="right", rotation_mode="anchor")
     axes.spines[:].set_visible(False)
     return image
-
-
-def _plane(axes: Any, points: pd.DataFrame) -> None:
-    for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
-        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=str(model), alpha=0.7)
-        for row in rows.itertuples():
-            name = (layer_name(row.layer), (row.x, row.y))
-            axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")
-    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}")
-    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
-    axes.set_aspect("equal", adjustable="datalim")
-    axes.set(xticks=[], yticks=[])
-
-
-def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
-    """Draw the relative distance of two models' states against the layer; the title says what numbers are about."""
-    first = table.iloc[0]
-    with canvas(5.2, 2.9) as (figure, axes):
-        line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
-        ticks(axes.xaxis, list(table["source_layer"]), 15, fontsize=7)
-        axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
-        axes.set_title(f"{first.source} → {first.target}\n{about}", fontsize=8)
-        save(figure, folder, "distance")
 
 
 def changes(parts: pd.DataFrame, layers: pd.DataFrame, folder: Path, about: str = "") -> None:

@@ -23,9 +23,9 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
-from thinkalike.measures.estimates import FEWEST_GROUPS, fold_interval, interval_around
+from thinkalike.measures.estimates import FEWEST_GROUPS, interval_around
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.importance import Importance, feature_importance, split_half_reference
+from thinkalike.measures.mlem.importance import Importance, feature_importance, fold_interval, split_half_reference
 from thinkalike.screen import Table, few, number_column, show_table, show_text, span
 from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result

@@ -164,7 +164,7 @@ class Work:
     inputs: Mapping[str, Any]  # what `Instrument.inputs` read
     opened: contextlib.ExitStack  # contexts that stay open until the result is there
     processes: ProcessGroup = field(default_factory=ProcessGroup)  # that share the job
-    tracker: Any = None  # of `thinkalike.loggers`, if W&B or TensorBoard get the curves
+    tracker: Any = None  # of `thinkalike.loggers`, if W&B gets the curves
     phase: Phases = field(default_factory=Phases)  # `with work.phase("loading"): ...`; the rest is "computing"
 
     def resume(self, name: str) -> dict[str, Any] | None:

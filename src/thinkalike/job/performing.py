@@ -34,7 +34,7 @@ from thinkalike.store import Job, Result
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy",
             "mamba-ssm", "causal-conv1d")  # fmt: skip
-MUCH = 2**17  # tokens; embedded minis read fewer in minutes
+MUCH = 2**18  # tokens; embedded minis read as many in minutes
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 WARNING = "warning: "
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
@@ -183,16 +183,16 @@ class Planned:
         settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
-            work.tracker = work.opened.enter_context(self.tracked(self.job.partial / "curves", settings))
+            work.tracker = work.opened.enter_context(self.tracked(settings))
         return work
 
-    def tracked(self, folder: Path, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
-        """Log the job, and files of its result in a folder, while this is open; yields the logger, if there is one."""
-        if self.config.logger.kind not in ("wandb", "tensorboard"):
+    def tracked(self, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+        """Log the job to W&B, if it is asked for, while this is open; yields what publishes the result there."""
+        if self.config.logger.kind != "wandb":
             return contextlib.nullcontext()
         from thinkalike.loggers import tracked
 
-        return tracked(self.config.logger, self.job, self.inputs, folder, settings)
+        return tracked(self.config.logger, self.job, self.inputs, settings)
 
     def write(self, work: Work, outcome: Outcome, took: Mapping[str, Any]) -> Result:
         """Write, draw and publish the result, with the provenance of the run and what it `took`."""
@@ -268,7 +268,7 @@ def _stored(jobs: Iterable[Planned], shown: bool) -> dict[str, Result]:
         if shown:
             each.show(result)
         if AGENT in os.environ and not rank(each.config):  # it waits for the numbers of every job that it starts
-            with each.tracked(result.folder, result.config) as tracker:
+            with each.tracked(result.config) as tracker:
                 tracker.publish(result)
     return found
 

@@ -1,7 +1,7 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
 Code outside imports from here, and each name is loaded when it is first used: HSIC and CKA, metric-learning encoding
-models, RSA with its comparators, Procrustes, SVCCA, soft matching, neighbours, divergence of logits, likeness given the
+models, RSA with its comparators, Procrustes, neighbours, likeness given the
 token, linear prediction, maps between models and their losses, and estimates with their intervals.
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
@@ -13,27 +13,26 @@ from inspect import isfunction
 from typing import Any
 
 _NAMES = """
-changes: DISAGREEMENT JENSEN_SHANNON disagreement jensen_shannon
+changes: two_sided
 chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
 distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
-distances.neural: distance_vectors mantel mds noise_covariance rsa rsa_estimate
-estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number fold_interval
-estimates: interval_around jackknife splits stimulus_folds student_t sum_by_document two_sided
+distances.neural: distance_vectors mantel noise_covariance rsa rsa_estimate
+estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number interval_around
+estimates: jackknife splits stimulus_folds student_t sum_by_document
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1
 layer_means: Accumulator LayerMeans LayerPairEstimate
 losses: CHUNK OutputMatch compare_outputs surprises token_codes token_kl token_loss unigram_entropy
 metric: CKA CKAResult
-mlem.encoding_model: DifferentiableMLEM MLEM
+mlem.encoding_model: MLEM
 mlem.features: FeatureEncoder Features
-mlem.importance: Importance feature_importance split_half_reference
-neighbours: jaccard jaccard_measure mutual_knn mutual_measure second_order_cosine second_order_measure
+mlem.importance: Importance feature_importance fold_interval split_half_reference
+neighbours: mutual_knn mutual_measure
 prediction: LayerPredictions LinearPrediction PredictionEstimate
-round_trips: BothDirections PairMoments RIDGE Unexplained both_directions unexplained_by
 rows: leverage rows_of
-shape: PROCRUSTES SOFT_MATCHING procrustes_distance soft_matching svcca svcca_measure
+shape: PROCRUSTES procrustes_distance
 """  # by module
 _HOMES = {name: line.split(":")[0] for line in _NAMES.split("\n") for name in line.partition(": ")[2].split()}
 __all__ = sorted(_HOMES)

@@ -14,8 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import mean_of_rows
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING, two_sided
+from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDING
 
 TIE = 1e-9  # of a value: what rounding may take a null off that is equal to it
 Verdict = Literal["equivalent", "not equivalent", "undecided"]
@@ -151,76 +150,15 @@ def directions_of_change(change: Float[Tensor, "n d"], half: Bool[Tensor, " n"],
     return Directions(vectors, values[:k] / values.sum(), torch.stack(cosines).amin(0))
 
 
+def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
+    """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
+    from scipy.special import stdtr
+
+    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
+    t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
+    return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
+
+
 def relative_distance(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
     """Return ‖x - y‖ / ‖x‖ of each row, at least 0."""
     return torch.linalg.vector_norm(x - y, dim=1) / torch.linalg.vector_norm(x, dim=1)
-
-
-# ---- Jensen-Shannon divergence and disagreement of two models' logits for the same tokens
-
-AT_ONCE = 2**18  # logits whose divergence is computed at a time: they stay in the cache
-
-
-def jensen_shannon(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the mean Jensen-Shannon divergence of softmax(X) and softmax(Y) row by row, in nats, in [0, ln 2].
-
-    ½ KL(p ‖ m) + ½ KL(q ‖ m), m = (p + q) / 2 (Lin 1991), of the logits of two models with one vocabulary. A logit of
-    -∞ has a probability of 0. It is differentiable, and computed in float32, or what is wider. A ValueError says that
-    n or the vocabulary differs, or that a logit is NaN or +∞, or all of a row are -∞.
-    """
-    return JENSEN_SHANNON.of(X, Y)
-
-
-def disagreement(X: Float[Tensor, "n v"], Y: Float[Tensor, "m w"]) -> Float[Tensor, ""]:
-    """Return the share of rows whose largest logit, the first of equal ones, differs, in [0, 1]; it has no gradient.
-
-    See Klabunde et al. (2024) and Madani et al. (2004, "prediction disagreement").
-    """
-    return DISAGREEMENT.of(X, Y)
-
-
-def _log_shares(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
-    return _checked(logits, name).log_softmax(1)
-
-
-class _Tops(NamedTuple):
-    places: Int[Tensor, " n"]
-    vocabulary: int
-
-    def moved(self, order: Int[Tensor, " n"]) -> _Tops:
-        return self._replace(places=self.places[order])
-
-
-def _top(logits: Float[Tensor, "n v"], name: str) -> _Tops:
-    return _Tops(_checked(logits, name).argmax(1), logits.shape[1])
-
-
-def _checked(logits: Float[Tensor, "n v"], name: str) -> Float[Tensor, "n v"]:
-    if not logits.amax(1).isfinite().all():  # also NaN, which is larger than all numbers
-        raise ValueError(f"{name}: a logit is NaN or +inf, or all those of a row are -inf")
-    return logits
-
-
-def _check_vocabulary(source: int, target: int) -> None:
-    if source != target:
-        raise ValueError(f"outputs over {source} and {target} entries are not of one vocabulary: choose such models")
-
-
-def _divergences(source: Float[Tensor, "n v"], target: Float[Tensor, "n w"]) -> Float[Tensor, " n"]:
-    _check_vocabulary(source.shape[1], target.shape[1])
-    rows = max(AT_ONCE // source.shape[1], 1)
-    sums = []
-    for p, q in zip(source.split(rows), target.split(rows), strict=True):
-        middle = torch.logaddexp(p, q) - math.log(2)
-        terms = [torch.where(side > -torch.inf, side.exp() * (side - middle), 0) for side in (p, q)]
-        sums.append((terms[0] + terms[1]).sum(1, dtype=torch.float64) / 2)
-    return torch.cat(sums)
-
-
-def _disagreements(source: _Tops, target: _Tops) -> Float[Tensor, " n"]:
-    _check_vocabulary(source.vocabulary, target.vocabulary)
-    return (source.places != target.places).double()
-
-
-JENSEN_SHANNON = mean_of_rows(_log_shares, _divergences, best=0.0, higher_is_closer=False)
-DISAGREEMENT = mean_of_rows(_top, _disagreements, moved=_Tops.moved, best=0.0, higher_is_closer=False)

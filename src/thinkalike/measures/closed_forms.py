@@ -61,10 +61,6 @@ class PairStatistics(NamedTuple):
         means = (self.mean_x + x * (other.n / n), self.mean_y + y * (other.n / n))
         return PairStatistics(n, *means, *(torch.addr(a + b, *shifts, alpha=weight) for a, b, *shifts in products))
 
-    @property
-    def of_source(self) -> PairStatistics:
-        return PairStatistics(self.n, self.mean_x, self.mean_x, self.xx, self.xx, self.xx)
-
 
 class Moments:
     """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.

@@ -146,29 +146,6 @@ def _compare_each(
     return found
 
 
-def mean_of_rows(
-    prepare: Callable[[Tensor, str], Any], values: Callable[[Any, Any], Float[Tensor, " n"]], **options: Any
-) -> LayerMeasure:
-    """Return the measure whose value is the mean over rows of a value of each, which is the same in both directions."""
-    without = partial(_means_without_parts, values)
-    options = {"moved": rows_in_order, "fewest": 1, "is_unbiased": True, **options}
-    return LayerMeasure(prepare, each_pair(lambda x, y: values(x, y).mean()), compare_without_parts=without, **options)
-
-
-def _means_without_parts(
-    values: Callable[[Any, Any], Float[Tensor, " n"]], layers: Sequence[Any], blocks: Blocks, sizes: Sequence[int]
-) -> dict[Pair, Float[Tensor, "_ l m"]]:
-    """Return the means of all rows and without each part, from the sums of the parts; NaN where no row is left."""
-
-    def totals(x: Any, y: Any) -> Float[Tensor, " _"]:
-        sums = torch.stack([part.sum() for part in values(x, y).split([*sizes])])
-        return torch.stack([sums.sum(), *(sums.sum() - sums)])
-
-    found = {pair: each.movedim(-1, 0) for pair, each in each_pair(totals)(layers, blocks).items()}
-    counts = found[blocks.pairs[0]].new_tensor([sum(sizes), *(sum(sizes) - size for size in sizes)])[:, None, None]
-    return {pair: each / counts for pair, each in found.items()}
-
-
 def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the sums of the products of all entries of every two matrices."""
     flat = [each.flatten(1) for each in blocks.by_model(layers)]

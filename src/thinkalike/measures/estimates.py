@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
-
 ROUNDING = 1e-12  # of scores in [-1, 1]
 PARTS = 10  # that documents, sentences or the like are drawn into; intervals leave out one at a time
 EVERY = 4  # batches, of which one says how much the rows of documents depend on each other
@@ -71,15 +69,6 @@ def student_t(level: float, freedom: float | int) -> float:
     from scipy.special import stdtrit  # takes half a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
-
-
-def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
-    """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
-    from scipy.special import stdtr
-
-    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
-    t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
-    return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 
 
 def jackknife(
@@ -146,19 +135,6 @@ def reading_of(value: Float[Tensor, " r"], marks: Sequence[int], rungs: Float[Te
         place = ((value - low) / (high - low).clamp(min=1e-12)).clamp(0, 1)
         found = torch.where(value > low, first + place * (last - first), found)
     return found
-
-
-def fold_interval(
-    values: Float[Tensor, "*b k"], level: float = 0.95, t: Float[Tensor, " *r"] | None = None
-) -> Estimate:
-    """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
-
-    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds (Nadeau & Bengio
-    2003, eq. 8). For `t` see `jackknife`.
-    """
-    k = values.shape[-1]
-    half = (student_t(level, k - 1) if t is None else t) * values.std(-1)
-    return interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:
@@ -363,14 +339,12 @@ class RowGroups:
     rows: int  # how many rows the batch has, those without a group included
 
     @classmethod
-    @takes_arrays
-    def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
+    def of(cls, tokens: Int[Tensor, " n"] | Any, fewest: int) -> RowGroups:
         """Group rows by their token; one of fewer than `fewest` rows makes no group, and a ValueError if all do so."""
-        return cls.of_tensor(tokens, fewest)
+        if not isinstance(tokens, Tensor):
+            from thinkalike.arguments import tensor_of  # of arrays alone, which jobs do not have
 
-    @classmethod
-    def of_tensor(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
-        """Do what `of` does, for a tensor alone."""
+            tokens = tensor_of(tokens, Int, "tokens")
         _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
         sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
         if not len(sizes):

@@ -1,16 +1,15 @@
-"""Do two sets of features put the same stimuli next to each other? Mutual neighbours, Jaccard, second-order cosine."""
+"""Do two sets of features put the same stimuli next to each other? Mutual nearest neighbours."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, both_in_order, each_pair
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import ROUNDINGS, RowGroups, seeded
 from thinkalike.measures.rows import size_of
 
@@ -44,25 +43,6 @@ def mutual_knn(
     1.0
     """
     return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
-
-
-def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
-    """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
-
-    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) as in `mutual_knn`, whose errors it has (Klabunde et al. 2024,
-    ReSi). Features with nothing in common give about k / (2n). It has no gradient.
-    """
-    return jaccard_measure(k).of(X, Y)
-
-
-def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
-    """Return the mean cosine of two layers' similarities of each row with its neighbours in either, in [-1, 1].
-
-    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `mutual_knn`
-    (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
-    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
-    """
-    return second_order_measure(k).of(X, Y)
 
 
 def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
@@ -110,7 +90,7 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     return found
 
 
-def _in_order(
+def in_order(
     numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"], groups: RowGroups | None = None
 ) -> Int[Tensor, "n k"]:
     """Return the neighbours of rows in another order, by their new numbers in their group."""
@@ -128,7 +108,7 @@ def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> Laye
     return LayerMeasure(
         partial(_numbers, k=k, groups=groups),
         partial(_share_in_common, k=k, groups=groups),
-        partial(_in_order, groups=groups),
+        partial(in_order, groups=groups),
         fewest=k + 2,
         given=partial(mutual_measure, k),
         similarities=None if groups is None else partial(_adjacency, groups),
@@ -164,44 +144,3 @@ def _adjacency(groups: RowGroups, numbers: Int[Tensor, "kept k"]) -> list[Float[
         member = torch.zeros(*block.shape[:2], block.shape[1], device=block.device).scatter_(2, block, 0.5)
         found.append(member + member.mT)
     return found
-
-
-class Neighbours(NamedTuple):
-    numbers: Int[Tensor, "n k"]
-    member: Bool[Tensor, "n n"]
-    cosine: Float[Tensor, "n n"]
-
-
-def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(_jaccard), _moved, fewest=k + 2)
-
-
-def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
-
-
-@torch.no_grad()
-def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
-    n = len(features)
-    rows = directions(features, RowGroups.whole(n, features.device), name)
-    numbers = nearest(rows[None], k)[0]
-    member = torch.zeros(n, n, dtype=torch.bool, device=rows.device).scatter_(1, numbers, True)
-    return Neighbours(numbers, member, rows @ rows.T)
-
-
-def _moved(prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
-    member, cosine = (both_in_order(pairs, order) for pairs in (prepared.member, prepared.cosine))
-    return Neighbours(_in_order(prepared.numbers, order), member, cosine)
-
-
-def _jaccard(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
-    shared = source.member.gather(1, target.numbers).sum(1).double()
-    return (shared / (2 * source.numbers.shape[1] - shared)).mean()
-
-
-def _second_order(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
-    places = torch.cat([source.numbers, target.numbers], 1)
-    once = torch.ones_like(places, dtype=torch.bool)
-    once[:, source.numbers.shape[1] :] = ~source.member.gather(1, target.numbers)
-    own, other = (side.cosine.gather(1, places).double() * once for side in (source, target))
-    return torch.nn.functional.cosine_similarity(own, other, dim=1).mean()

@@ -30,7 +30,7 @@ from thinkalike.errors import (
     one_line,
 )
 from thinkalike.hub import Commit, cause_of, refused, resolved
-from thinkalike.models.gguf import gguf_said
+from thinkalike.plugins import HELD
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,6 @@ CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
-HELD: dict[str, Any] = {}  # models in memory, each by the path that its configuration has while a job runs
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
@@ -282,6 +281,8 @@ def _shape_in(place: Path) -> dict[str, Any]:
     """Return what states the sizes of a checkpoint: its GGUF file, or the config.json of its folder."""
     path = gguf_in(place) or _around(place) / "config.json"
     if path.suffix == ".gguf":
+        from thinkalike.models.gguf import gguf_said  # which no other checkpoint needs
+
         return {key: value for key, value in gguf_said(path)[0].to_dict().items() if value is not None}
     return _json(path)
 

@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike import plugins
 from thinkalike.training.recipe import StitchConfig
 
 EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), far below others (1e-3)
@@ -163,11 +162,9 @@ def optimizer_of(
     """Return the optimiser that a configuration names.
 
     Args:
-        groups: each with params, lr and weight_decay, which pulls to `starts`, but by a plugin's optimiser to zero.
+        groups: each with params, lr and weight_decay, which pulls to `starts`.
         inverses, starts: see `WhitenedSGD`.
     """
-    if plugins.is_plugin(config.optimizer):
-        return plugins.load(config.optimizer).make(groups)  # type: ignore[no-any-return]
     if starts:
         groups = [{**group, "pull": group["weight_decay"], "weight_decay": 0.0} for group in groups]
     if config.optimizer == "sgd":
@@ -203,8 +200,6 @@ def rate(step: int, config: StitchConfig) -> float:
 
 def momenta(config: StitchConfig) -> int:
     """Return how many numbers the optimiser keeps for each weight."""
-    if plugins.is_plugin(config.optimizer):
-        return int(plugins.load(config.optimizer).momenta)
     return 2 if config.optimizer == "adam" else int(config.momentum > 0)
 
 
@@ -212,10 +207,8 @@ def peak_rate(config: StitchConfig, width: int) -> float:
     """Return the peak rate of the optimiser for a φ that reads states of this width.
 
     SGD: lr, or lr (1 - momentum) as in tuned-lens. Adam: lr / √width, as it moves every entry by about its rate, and
-    the entries of an isometry are of size 1 / √width. A plugin's optimiser: lr.
+    the entries of an isometry are of size 1 / √width.
     """
-    if plugins.is_plugin(config.optimizer):
-        return config.peak
     if config.optimizer == "adam":
         return config.peak / math.sqrt(width)
     return config.peak * (1 - config.momentum) if config.scale_lr_by_momentum else config.peak

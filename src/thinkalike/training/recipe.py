@@ -9,7 +9,7 @@ from typing import Any, Literal
 from thinkalike.config import TrainConfig, left_open, ranged
 from thinkalike.config.schema import STEPS, TOKENS_AT_ONCE, Checked
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.plugins import is_plugin, load
+from thinkalike.plugins import is_plugin
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
@@ -37,7 +37,8 @@ class StitchConfig(Checked, part="stitch"):
     # also fit the target to itself by the same recipe; null: where the identity is not the optimum of that
     floor: bool = left_open(None, usual=True)
     both: bool = False  # also fit the target to the source
-    optimizer: str = left_open("sgd")  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
+    # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
+    optimizer: Literal["sgd", "adam"] = left_open("sgd")
     # steps of sgd in coordinates of unit variance of the source's states; of linear and affine
     whiten: bool = left_open(False)
     # peak, for adam times √width; null: 1 for sgd, 10 for sgd in whitened coordinates, 0.18 for adam
@@ -58,8 +59,6 @@ class StitchConfig(Checked, part="stitch"):
         super().__post_init__()
         if not is_plugin(self.kind):
             one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
-        if self.optimizer is not None and not is_plugin(self.optimizer):
-            one_of("stitch.optimizer", self.optimizer, RATES)
         if None not in (self.norm, self.init, self.loss, self.optimizer, self.whiten, self.steps, self.warmup):
             self._decide()
 
@@ -133,8 +132,6 @@ class StitchConfig(Checked, part="stitch"):
         """Return `lr`, or the default of the optimiser where it is null."""
         if self.lr is not None:
             return self.lr
-        if is_plugin(self.optimizer):
-            return float(load(self.optimizer).lr)
         return WHITENED_RATE if self.whiten else RATES[self.optimizer]
 
     @property

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import DataError, ShareDone, TrainingError
+from thinkalike.errors import DataError, ShareDone, TrainingError, check_extra
 from thinkalike.processes import Activity, asked, at_boundaries, check_processes, doing, rank, stop, take_back
 from thinkalike.store import newest_state, read_state, write_state
 
@@ -266,8 +266,9 @@ def loggers_of(run: Run, kind: str) -> list[Logger]:
         tracker.run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
         return [WandbLogger(experiment=tracker.run)]
     if kind == "tensorboard":
-        return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
-    return [CSVLogger(run.partial, name=FOLDER, version="")] if kind == "csv" else []
+        check_extra("tensorboard", ["tensorboard"], "logger=tensorboard")
+    written = {"csv": CSVLogger, "tensorboard": TensorBoardLogger}
+    return [written[kind](run.partial, name=FOLDER, version="")] if kind in written else []
 
 
 def _join_curves(folder: Path, joined: str, before: float = float("inf")) -> None:

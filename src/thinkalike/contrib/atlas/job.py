@@ -25,9 +25,9 @@ import torch
 from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
+from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments import instrument, run_jobs
-from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
 from thinkalike.job import Instrument, Outcome, Work, asked_for
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
@@ -35,7 +35,10 @@ from thinkalike.models.families import told_apart
 from thinkalike.screen import show_text, span
 from thinkalike.store import Result
 
-OF_STATES = ("cka", *DECLARED, "r2")
+OF_STATES = (
+    "cka", "mutual_knn", "procrustes", "svcca", "soft_matching", "distance_correlation", "token_rsa", "jaccard",
+    "second_order_cosine", "r2",
+)  # fmt: skip
 ENDS = ("", "_low", "_high")
 SAID = 3  # how many of the least agreements, and of the largest disagreements, a screen has
 PAIR = ["source", "target"]

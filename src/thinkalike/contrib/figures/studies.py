@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.colors import Normalize
 
 from thinkalike.figures.layers import band
-from thinkalike.figures.style import COLOURS, canvas, colour_of, line, save, ticks, write_values
+from thinkalike.figures.style import COLOURS, canvas, colour_of, layer_name, line, save, ticks, write_values
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
@@ -29,6 +29,30 @@ def correlation(table: pd.DataFrame, folder: Path) -> None:
         axes.spines[:].set_visible(False)
         figure.colorbar(image, ax=axes, label="correlation of differences over pairs", shrink=0.8)
         save(figure, folder, "correlation")
+
+
+def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
+    """Draw the relative distance of two models' states against the layer; the title says what numbers are about."""
+    first = table.iloc[0]
+    with canvas(5.2, 2.9) as (figure, axes):
+        line(axes, table, "value", ("low", "high"), "distance", colour_of(0), "o-")
+        ticks(axes.xaxis, list(table["source_layer"]), 15, fontsize=7)
+        axes.set(xlabel="layer", ylabel="relative distance of states", ylim=(0, None))
+        axes.set_title(f"{first.source} → {first.target}\n{about}", fontsize=8)
+        save(figure, folder, "distance")
+
+
+def plane(axes: Any, points: pd.DataFrame) -> None:
+    """Draw the layers of each model as a line through their points x, y, whose fit has a `stress`."""
+    for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
+        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=str(model), alpha=0.7)
+        for row in rows.itertuples():
+            name = (layer_name(row.layer), (row.x, row.y))
+            axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}")
+    axes.legend(fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set(xticks=[], yticks=[])
 
 
 class Contrast(NamedTuple):

@@ -25,14 +25,16 @@ from torch import Tensor
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, over_models, together
 from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.contrib.papers.mds import mds
 from thinkalike.data.grammar import Sentence, patterns
 from thinkalike.data.stimuli import Stimuli, from_sentences
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import rsa
 from thinkalike.measures.distances.comparators import spearman, weighted_tau
-from thinkalike.measures.distances.neural import mantel, mds
-from thinkalike.measures.estimates import fold_interval, jackknife, stimulus_folds
+from thinkalike.measures.distances.neural import mantel
+from thinkalike.measures.estimates import jackknife, stimulus_folds
+from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.models.load import load_model
 from thinkalike.states.stimuli import stimulus_states
 from thinkalike.store import Result
@@ -242,7 +244,9 @@ def _figure2(case: Case) -> Conclusion:
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
-    return Conclusion(table, claims, partial(figures.similarity, tables, maps=maps))
+    return Conclusion(
+        table, claims, partial(figures.similarity, tables, below=lambda axes, title: figures.plane(axes, maps[title]))
+    )
 
 
 def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:

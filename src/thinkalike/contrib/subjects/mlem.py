@@ -16,8 +16,9 @@ from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.instruments.rsa import layer_distances
+from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.neural import distance_vectors
-from thinkalike.measures.estimates import splits, stimulus_folds, two_sided
+from thinkalike.measures.estimates import splits, stimulus_folds
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 

@@ -22,9 +22,9 @@ from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
 from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
+from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.neural import distance_vectors
-from thinkalike.measures.estimates import two_sided
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result

@@ -30,8 +30,9 @@ from thinkalike.instruments.diff.instrument import read_rows
 from thinkalike.instruments.mlem import MLEMConfig, fit_profiles
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures.estimates import FEWEST, RowGroups, fold_interval, numbered_by_part
+from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part
 from thinkalike.measures.metric import CKA, CKAResult
+from thinkalike.measures.mlem.importance import fold_interval
 from thinkalike.measures.rows import massive
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

@@ -1,8 +1,7 @@
 """Measures of layer pairs that need nothing but a declaration: a name, a function, further settings.
 
     python analyze.py measure=procrustes model=neox-5l-mini model@target=neox-6l-mini
-    python analyze.py measure=jaccard measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
-    python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
+    python analyze.py measure=mutual_knn measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
 
 A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and an entry point of the
 group `thinkalike.instruments`. A measure is loaded when it is used. One in a file of the user's needs neither:
@@ -15,25 +14,22 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, make_dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinkalike import measures, plugins
-from thinkalike.config import MEASURES, AnalyzeConfig, MeasureConfig, left_open, ranged
+from thinkalike.config import MEASURES, MeasureConfig, left_open, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, PluginError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.measures.layer_means import LayerMeans
-from thinkalike.models.families import Layer
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.plugins import MeasurePlugin
-from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
 
 @dataclass
@@ -55,28 +51,6 @@ class WithNeighbours(ComparedAgain):
             raise ConfigError(f"measure.neighbours={self.neighbours} must be at most {most}, tokens_per_batch - 2")
 
 
-@dataclass
-class WithKept(ComparedAgain):
-    """The same, of a measure of principal components."""
-
-    kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
-
-
-@dataclass
-class OutputConfig(ComparedAgain):
-    """The settings of a measure of outputs."""
-
-    @property
-    def unused(self) -> Collection[str]:
-        return {*super().unused, "massive"}  # outputs have no massive states
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.level == "word" or self.embed:
-            wrong = "level=word" if self.level == "word" else "embed=true"
-            raise ConfigError(f"measure={self.kind} compares predictions of the next token: leave measure.{wrong} out")
-
-
 class OfLayerMeasure(LayerPairs):
     """A measure of layer pairs by the contract of `thinkalike.measures.contract`."""
 
@@ -92,29 +66,6 @@ class OfLayerMeasure(LayerPairs):
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, given=measure.given)
 
 
-class Outputs(OfLayerMeasure):
-    """A measure of the logits of two models."""
-
-    takes_activations: ClassVar[bool] = False
-    takes_sites: ClassVar[bool] = False
-
-    def named(self, sites: Sequence[Layer]) -> list[Any]:
-        return ["logits"]
-
-    def batches(
-        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
-    ) -> StateBatches:
-        measure = replace(measure, level="token", massive="keep")  # outputs have no massive states
-        batches = super().batches(measure, config, models, runs)
-
-        def of_outputs(batch: StateBatch) -> StateBatch:
-            last = {model: own[-1] for model, own in zip(models, batch.states, strict=True)}
-            key, run = (batch.content, "logits"), lambda model: [model.finish(last[model])]
-            return batch._replace(states=[runs.once(model, key, run, of_batch=True) for model in models])
-
-        return replace(batches, pool=lambda number: map(of_outputs, batches.pool(number)))
-
-
 class Declared(NamedTuple):
     """Declares a measure of layer pairs: all that its instrument needs to know."""
 
@@ -128,32 +79,16 @@ class Declared(NamedTuple):
     version: int = 8
 
 
-OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"), 9)
-OUTPUTS = {
-    "jsd": Declared(
-        "Jensen-Shannon divergence in nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
-    ),
-    "disagreement": Declared("disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS),
-}
 DECLARED = {
     "mutual_knn": Declared(
-        "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
+        "mutual nearest neighbours",
+        lambda measure: measures.mutual_measure(measure.neighbours),
         settings=WithNeighbours,
     ),
     "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
-    "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
-    "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
     "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
     "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
-    "jaccard": Declared(
-        "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
-        settings=WithNeighbours,
-    ),
-    "second_order_cosine": Declared(
-        "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
-        settings=WithNeighbours,
-    ),
-}  # fmt: skip
+}
 
 
 def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type[OfLayerMeasure]]:
@@ -229,4 +164,4 @@ def of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distance
     return LayerMeasure(wide, compared, rows_in_order, 2, best, not is_distance)
 
 
-globals().update(declare(DECLARED | OUTPUTS, __name__))  # where entry points find them
+globals().update(declare(DECLARED, __name__))  # where entry points find them

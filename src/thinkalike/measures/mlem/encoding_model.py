@@ -10,18 +10,16 @@ import torch
 from jaxtyping import Float, Int
 from sklearn.base import BaseEstimator
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
-from thinkalike.arguments import check_choice, check_rows, takes_arrays, tensor_of
+from thinkalike.arguments import check_choice, check_rows, tensor_of
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups, stimulus_folds
 from thinkalike.measures.kinds import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import FeatureEncoder, Features, grouped, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, fit_weights
 from thinkalike.measures.mlem.sums import StimulusPairs
-from thinkalike.measures.rows import size_of
 
-LOSSES = ("squared_error", "pearson", "spearman")
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
 UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
 CHOICES = {
@@ -263,100 +261,3 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features, s
             matrix = matrix[:, first:, first:]
             found.append(LevelWeights(feature, values, matrix[0] if single else matrix, names))
     return found
-
-
-# ---- a model whose loss has gradients, in W and in the representations
-
-
-class DifferentiableMLEM(nn.Module):
-    """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
-
-    With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
-    faster. This model is for another loss, or for states that are trained too.
-
-    | loss | |
-    |---|---|
-    | squared_error | mean squared error of the squared distances, + alpha ‖W‖² / pairs |
-    | pearson | 1 - Pearson's r |
-    | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
-
-    Args:
-        features: The number of features.
-        weights: "diagonal" or "full".
-        alpha: The ridge of the squared error, as in `MLEM`.
-        strength: The strength of the soft ranks, above 0; by default 1 / pairs.
-
-    >>> DifferentiableMLEM(features=2)
-    DifferentiableMLEM()
-    """
-
-    def __init__(
-        self,
-        features: int,
-        weights: str = "diagonal",
-        loss: str = "squared_error",
-        alpha: float = 0.0,
-        strength: float | None = None,
-    ):
-        super().__init__()
-        check_choice("weights", weights, ("diagonal", "full"))
-        check_choice("loss", loss, LOSSES)
-        self.kind, self.alpha, self.strength = loss, alpha, strength
-        self.root = nn.Parameter(torch.eye(features) if weights == "full" else torch.ones(features))
-        self.intercept = nn.Parameter(torch.zeros(()))
-
-    @property
-    def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
-        """W, (f) if diagonal, (f, f) if full."""
-        return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
-
-    @takes_arrays
-    def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances of pairs with these Δ."""
-        if self.root.dim() == 1:
-            return self.intercept + differences.square() @ self.root.square()
-        return self.intercept + (differences @ self.root).square().sum(-1)
-
-    @takes_arrays
-    def loss(
-        self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
-    ) -> Float[Tensor, ""]:
-        """Return the loss on pairs of the n stimuli, all i < j by default: at least 0, differentiable in W and states.
-
-        A ValueError says that states are not one for each stimulus, or that what is to be correlated is all equal.
-        """
-        if len(states) != len(features):
-            raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
-        if pairs is None:
-            pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
-        if self.kind != "squared_error":  # which forgive any scale, whose squares may be beyond the numbers of a dtype
-            states = states / size_of(states.detach())
-        predicted = self(features.differences(pairs).to(self.root.dtype))
-        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
-        wider = torch.promote_types(predicted.dtype, distances.dtype)
-        predicted, distances = predicted.to(wider), distances.to(wider)
-        if self.kind == "squared_error":
-            error = (predicted - distances).square().mean()
-            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
-        if self.kind == "spearman":
-            strength = 1 / pairs.shape[1] if self.strength is None else self.strength
-            predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
-        return 1 - pearson(predicted, distances)
-
-
-def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return Pearson's r of two vectors, in [-1, 1]."""
-    x, y = x - x.mean(), y - y.mean()
-    norm = x.norm() * y.norm()
-    if not norm > 0:
-        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
-    return x @ y / norm
-
-
-def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
-    """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
-
-    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x. Neighbours are about 1/p of the spread
-    apart, a good strength. Memory is p².
-    """
-    return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,19 @@ from thinkalike.processes import counted
 MOST = 1000  # stimuli, of whose pairs a split-half reference is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
 FeatureSet = tuple[int, ...]  # features that are permuted together
+
+
+def fold_interval(
+    values: Float[Tensor, "*b k"], level: float = 0.95, t: Float[Tensor, " *r"] | None = None
+) -> Estimate:
+    """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
+
+    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds (Nadeau & Bengio
+    2003, eq. 8). For `t` see `jackknife`.
+    """
+    k = values.shape[-1]
+    half = (estimates.student_t(level, k - 1) if t is None else t) * values.std(-1)
+    return estimates.interval_around(values.mean(-1), half * math.sqrt(1 / k + 1 / (k - 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +78,7 @@ class Importance:
         return self._share(largest=True)
 
     def _over_folds(self, values: Float[Tensor, "*b k"]) -> Estimate:
-        found = estimates.fold_interval(values)
+        found = fold_interval(values)
         return found if self.groups >= FEWEST_GROUPS else estimates.interval_around(found.value, torch.inf)
 
     def _share(self, *, largest: bool) -> Float[Tensor, "l f"]:

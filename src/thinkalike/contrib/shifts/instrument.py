@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, left_open
+from thinkalike.contrib import figures
+from thinkalike.contrib.shifts.measures import LayerShifts
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, LayerPairs, LayerPairsConfig
 from thinkalike.instruments.layer_pairs.screen import rows_of
-from thinkalike.measures.layer_means import LayerShifts
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span

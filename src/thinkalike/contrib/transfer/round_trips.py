@@ -51,9 +51,14 @@ class BothDirections(NamedTuple):
         return Unexplained(
             unexplained_by(self.phi, there),
             unexplained_by(self.psi, back),
-            unexplained_by(self.psi @ self.phi, there.of_source),
-            unexplained_by(self.phi @ self.psi, back.of_source),
+            unexplained_by(self.psi @ self.phi, _with_itself(there)),
+            unexplained_by(self.phi @ self.psi, _with_itself(back)),
         )
+
+
+def _with_itself(side: PairStatistics) -> PairStatistics:
+    """Return the statistics of the source's site as both sites of a pair."""
+    return side._replace(mean_y=side.mean_x, yy=side.xx, xy=side.xx)
 
 
 def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
