@@ -61,6 +61,12 @@ def pytest_runtest_setup(item):
         setattr(matplotlib.figure.Figure, name, method if is_drawn else lambda *_, **__: None)
 
 
+def pytest_itemcollected(item):
+    """Let a test of `ci_slow` be slow."""
+    if item.get_closest_marker("ci_slow"):
+        item.add_marker("slow")
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
 

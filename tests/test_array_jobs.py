@@ -56,7 +56,6 @@ def across(result, source, target, column="value"):
     return table[column].to_numpy().reshape(table["source_layer"].nunique(), -1)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_rotated_copy_is_the_model_and_permuted_rows_are_not(measured, states, stimuli, checkpoints, tmp_path):
     copy = write(tmp_path / "copy.npz", rotated(states), stimuli.ids, torch.randperm(COUNT).tolist())
@@ -141,7 +140,6 @@ def test_many_stimuli_are_drawn_one_by_one_into_batches(measured, two):
     np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
     layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}

@@ -303,7 +303,6 @@ def process(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_two_processes_see_the_same_as_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)

@@ -57,10 +57,7 @@ ANALYZE += [((word, "measure=population"), "analyze") for (word,) in several_at_
 
 @pytest.mark.parametrize(
     ("words", "entry"),
-    [
-        pytest.param(words, entry, marks=[pytest.mark.slow, pytest.mark.ci_slow] if of_the_hub(words[0]) else [])
-        for words, entry in TRAIN
-    ]
+    [pytest.param(words, entry, marks=[pytest.mark.ci_slow] if of_the_hub(words[0]) else []) for words, entry in TRAIN]
     + ANALYZE,
 )
 def test_every_option_of_every_group_composes(words, entry):

@@ -171,44 +171,16 @@ def test_a_measure_has_a_gradient_where_it_declares_one(measure):
     tester.check_gradient(measure)
 
 
-class Wrong(torch.autograd.Function):
-    """The identity, with twice its gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, outer):
-        return 2 * outer
-
-
 def fake(function, **changes):
     return Measure(function, replace(PROPERTIES["cka"], **changes))
-
-
-@pytest.mark.parametrize(
-    ("function", "sides"),
-    [
-        (cka, 2),
-        (lambda x, y: cka(x, y).detach(), 0),
-        (lambda x, y: cka(x.detach(), y.detach()), 0),
-        (lambda x, y: cka(x, y.detach()), 1),
-        (lambda x, y: cka(x, y) * 0, 0),
-        (lambda x, y: cka(x, y).detach() + 0 * x.sum(), 0),
-        (lambda x, y: Wrong.apply(cka(x, y)), 0),
-    ],
-    ids=["true", "detached", "detached input", "one side", "zero", "a zero gradient alone", "wrong gradient"],
-)
-def test_a_gradient_counts_only_where_it_truly_is_one(function, sides):
-    assert tester.gradient_sides(fake(function)) == sides
 
 
 def test_gradcheck_alone_would_pass_a_measure_without_gradient():
     ranked = MEASURES["rsa"]
     assert torch.autograd.gradcheck(ranked, [x.requires_grad_() for x in ranked.draw(8)])
     assert tester.gradient_sides(ranked) == 0
-    for broken in (ranked.function, lambda x, y: cka(x, y).detach()):
+    one_side, none = (lambda x, y: cka(x, y.detach())), (lambda x, y: 0 * cka(x, y))
+    for broken in (ranked.function, lambda x, y: cka(x, y).detach(), one_side, none):
         with pytest.raises(AssertionError):
             tester.check_gradient(fake(broken))
 

@@ -77,7 +77,6 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(cli, small_stitching, s
     assert killed.fingerprint() == whole.fingerprint()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_every_table_says_what_the_states_share_and_a_verdict(cli, small_stitching, monkeypatch):
     small_stitching += ["layers=[[0,0],[2,2]]"]
@@ -118,7 +117,6 @@ def left(states, reached, mean):
     return ((states - reached).square().sum() / (states - mean).square().sum()).item()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_what_is_left_unexplained_is_what_the_kept_maps_leave(cli, small):
     result = cli("train.py", *small).result

@@ -180,7 +180,6 @@ def test_examples_in_python_are_python_and_import_what_is_there():
     assert lost == []
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_the_reference_is_as_its_script_makes_it():
     made = script("make_reference")

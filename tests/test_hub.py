@@ -63,7 +63,6 @@ def test_no_hub_and_no_cache(stitch, tmp_path):
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_sets_of_the_hub_are_streamed(cli, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""

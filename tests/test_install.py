@@ -32,7 +32,6 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
     return subprocess.run(words, cwd=cwd, env=environment, check=check, capture_output=True, text=True, timeout=600)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.timeout(900)
 def test_a_wheel_in_a_fresh_environment_runs_the_main_job(tmp_path):
@@ -75,7 +74,6 @@ print("there:", *[name for name in {heavy} if name in sys.modules])
 """
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
     heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "sklearn", "wandb", "torch"]
@@ -84,7 +82,6 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
     assert done.stdout.splitlines()[-1] == "there: torch", "torch is the control"
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize(
     ("script", "word", "said"),

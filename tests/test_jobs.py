@@ -53,7 +53,6 @@ def test_identity_and_other_layers(cli, small_stitching):
     assert not (result.folder / "stitch.safetensors").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("kind", ["orthogonal", "least_squares", "procrustes", "reduced_rank", "bias", "low_rank"])
 def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitching, kind):
@@ -75,7 +74,6 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(cli, small_stitchi
     assert (result.folder / "stitch.safetensors").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_start_from_a_closed_form_is_where_training_begins(cli, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
@@ -95,7 +93,6 @@ def test_bytes_are_those_of_the_text_of_each_document():
     assert found.tolist() == [len(text.encode()) for text in texts]
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_killed_run_goes_on_to_the_same_table(cli, small_stitching):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
@@ -270,7 +267,6 @@ def test_one_sentence_says_what_was_found(what):
     assert all(part in sentence(rows) for part in parts), sentence(rows)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_job_prints_its_sentence_for_each_direction(cli, small_stitching):
     done = cli("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)

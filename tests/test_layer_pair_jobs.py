@@ -233,7 +233,6 @@ def test_a_job_ends_with_the_text(cli, words, pair, text_files):
     assert "batches of the 100 asked for: there is no more text" in cli("analyze.py", *words, *pair, *more).stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_models_of_different_tokenizers_are_compared_by_words(cli, words, checkpoints, minis, tmp_path):
     other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
@@ -284,7 +283,6 @@ def test_no_mini_has_massive_tokens(cli, name, tmp_path):
     assert "are left out" not in done.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_killed_job_goes_on_to_the_same_values(cli, words, pair):
     long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]

@@ -249,7 +249,6 @@ def next_tokens(tokens):
     return torch.cat([tokens[:, 1:], tokens[:, :1]], 1)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     own, seed = minis

@@ -53,7 +53,6 @@ def on(store: Path, **changes):
     return config(store, logger=LoggerConfig(kind="wandb", **changes))
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_an_offline_wandb_run_has_all_parts_of_a_result(tmp_path, caplog):
     with caplog.at_level("INFO", logger="thinkalike"):
@@ -103,7 +102,6 @@ def test_a_server_that_does_not_answer_is_not_waited_for(tmp_path, monkeypatch, 
     assert "so the run stays offline" in caplog.text
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, caplog):
     import wandb

@@ -66,7 +66,7 @@ def blocks(model):
     return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
-SLOW = [pytest.mark.slow, pytest.mark.ci_slow]
+SLOW = pytest.mark.ci_slow
 
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(family, marks=SLOW) for family in ("gpt2", "mamba"))])
@@ -126,7 +126,6 @@ def test_pairs_of_features_and_p_values_are_there_when_asked_for(cli, words, tab
     assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_models_share_a_job_and_keep_their_numbers(cli, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")

@@ -69,7 +69,6 @@ MEASURES = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", MEASURES)
 def test_pairs_have_the_bits_of_each_alone_in_one_pass(name, cli, words, chosen, minis, forwards, tmp_path):

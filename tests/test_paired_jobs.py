@@ -190,7 +190,6 @@ def interrupted(cli, *command):
     return cli("train.py", *command)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_jobs_report_penalties_in_bits_per_byte(cli, words, tmp_path):
     resumed = interrupted(cli, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
@@ -211,7 +210,6 @@ def test_jobs_report_penalties_in_bits_per_byte(cli, words, tmp_path):
     assert abs(arrays["source_bytes"].sum() / arrays["target_bytes"].sum() - 1) < 0.05
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_model_whose_tokens_have_other_numbers_is_itself(cli, words):
     more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")

@@ -67,7 +67,6 @@ assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_result_draws_the_figures_of_its_kind(cli, small_stitching):
     result = cli(

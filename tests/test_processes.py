@@ -180,7 +180,6 @@ def interrupted(cli, number, *command, until):
         return process.wait(60), said
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("number", STATUS)
 def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stitching, tmp_path, number):
@@ -196,7 +195,6 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(cli, small_stit
     assert 0 < step < 400
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_an_interrupted_analysis_resumes_to_the_same_bytes(cli, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]

@@ -182,7 +182,6 @@ def in_key(config) -> dict:
     return {name: part for name, part in read if name in kind.reads}
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("job", JOBS)
 def test_a_setting_that_is_taken_is_in_the_key(job):

@@ -19,14 +19,7 @@ from transformers.pytorch_utils import Conv1D
 import tiny
 from pages import script
 from stores import layer_pairs, made, profile
-from thinkalike.config import (
-    MEASURES,
-    SUBJECTS,
-    TASKS,
-    ModelConfig,
-    TrainerConfig,
-    compose_job,
-)
+from thinkalike.config import MEASURES, SUBJECTS, TASKS, ModelConfig, TrainerConfig, compose_job
 from thinkalike.contrib.court.judges import JUDGES
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.forecast import SHARE, Forecast, Planned, forecast, hours_on, precision_of, show, summary

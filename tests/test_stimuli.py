@@ -21,14 +21,7 @@ from safetensors.torch import save_file
 
 from thinkalike.config import StimuliConfig
 from thinkalike.contrib.papers.salle2024 import derivations
-from thinkalike.data.grammar import (
-    Pattern,
-    controlled_sentences,
-    crossed_sentences,
-    lexicon,
-    patterns,
-    with_ed,
-)
+from thinkalike.data.grammar import Pattern, controlled_sentences, crossed_sentences, lexicon, patterns, with_ed
 from thinkalike.data.recordings import read_arrays
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.tables import read_conllu, read_stimuli, read_table

@@ -112,7 +112,6 @@ def test_processes_that_share_a_job_are_refused_in_a_sweep(cli, small_stitching,
     assert not results_in(tmp_path / "results")
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_sweep_finishes_a_wandb_run_for_each_job(cli, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e37,0.5", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"]
@@ -213,7 +212,6 @@ def own(cli):
     return cli
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_sweep_of_own_files_by_an_own_launcher(own):
     words = ["--config-dir=own", "--config-name=mine", "hydra/launcher=mine", "hydra.sweep.dir=there", "seed=0,1"]

@@ -411,7 +411,6 @@ def test_hidden_tokens_are_15_percent_and_never_special(tokenizer):
     assert (losses < 1e-6).double().mean() == pytest.approx(0.1, abs=0.02)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
 def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):

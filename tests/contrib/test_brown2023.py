@@ -160,7 +160,6 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, repositories, c
     assert (result.folder / "figures" / "cka.png").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_table_1_at_paper_scale_against_a_hub(repositories, cli):
     with hub.serve(repositories) as (endpoint, asked):

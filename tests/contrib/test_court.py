@@ -135,7 +135,6 @@ def words(text_files, minis, tmp_path):
     return ["measure=court", *rows, *data, f"model.path={minis}/a", "model.name=a", f"store={tmp_path}/results"]
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_court_goes_on_source_by_source(cli, words, monkeypatch):
     judged, heard = [], job.verdicts

@@ -117,7 +117,6 @@ def test_directions_on_other_documents_are_not_judged_together(tmp_path):
             brown2023_layers._costs_more(case(made), "", pairs)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])

@@ -283,7 +283,6 @@ def test_an_sae_carried_into_its_own_model_is_the_native_one(cli, small, made):
     torch.testing.assert_close(ours.encode(states), theirs.encode(states), rtol=0, atol=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_an_sae_is_carried_by_maps_and_trained(cli, small, made, minis):
     words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]

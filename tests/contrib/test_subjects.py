@@ -365,7 +365,6 @@ def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tm
     assert list(alone.result.table["value"]) == [pytest.approx(1)]
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
     comparator = "cosine_cov"

@@ -340,7 +340,6 @@ def test_the_importance_of_features_is_that_of_mlem(cli, text, run_of_a_trainer)
     assert np.allclose(found["importance_x"], found["importance_y"])
 
 
-@pytest.mark.slow
 @pytest.mark.ci_slow
 def test_a_killed_trajectory_resumes_to_the_same_bits(cli, text, run_of_a_trainer, loads):
     words = [*ASKED, f"model={run_of_a_trainer}", *text[:-1]]
