@@ -12,7 +12,7 @@ from thinkalike.contrib.kin.neighbours import jaccard_measure
 from thinkalike.contrib.kin.shape import svcca_measure
 from thinkalike.measures import LayerMeans, cka_measure, mutual_measure, permuted_rows
 from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
-from thinkalike.measures.distances.neural import DISTANCE_CORRELATION
+from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION
 from thinkalike.measures.estimates import Estimate, numbered_by_part
 from thinkalike.measures.shape import PROCRUSTES
 

@@ -122,13 +122,17 @@ def needs(*packages):
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install -e '.[docs]'")
 
 
+IN_CI = ("mlem", "notebook", "recordings")  # the tutorials that continuous integration runs: a minute and a half
 TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.md") if path.stem != "README")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @needs("nbclient", "ipykernel", "jupytext")
-@pytest.mark.parametrize("name", TUTORIALS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.ci_slow) if name in IN_CI else name for name in TUTORIALS],
+)
 def test_a_tutorial_runs_and_gives_what_its_page_shows(name, monkeypatch, tmp_path):
     """Numbers may differ by a tenth, or by a few hundredths, as another machine rounds otherwise."""
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}")

@@ -28,7 +28,7 @@ from thinkalike.measures import (
     procrustes_distance,
 )
 from thinkalike.measures.contract import Blocks, joined
-from thinkalike.measures.distances.neural import DISTANCE_CORRELATION, RANKED_DISTANCES
+from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION, RANKED_DISTANCES
 from thinkalike.measures.layer_means import LayerMeans
 from thinkalike.measures.neighbours import mutual_measure
 from thinkalike.measures.shape import PROCRUSTES
@@ -315,11 +315,12 @@ def test_equally_near_rows_are_chosen_by_chance():
     assert float(mutual_knn(X, X.clone())) == 1
 
 
-@pytest.mark.parametrize("measure", [JENSEN_SHANNON, DISAGREEMENT])
-def test_means_of_rows_without_parts_are_those_compared_again(measure):
+@pytest.mark.parametrize("measure", [JENSEN_SHANNON, DISAGREEMENT, DISTANCE_CORRELATION, RANKED_DISTANCES])
+def test_values_without_parts_are_those_compared_again(measure):
     generator = torch.Generator().manual_seed(0)
-    x, y = (torch.randn(90, 40, generator=generator) for _ in range(2))
-    documents = torch.arange(90) // 4
+    x, y = (torch.randn(90, 40, generator=generator, dtype=torch.float64) for _ in range(2))
+    x[:3], y[:9:4] = x[5], y[5]  # copies, whose distances tie
+    documents = torch.arange(90).flip(0) // 4
     at_once, again = (LayerMeans(1, 1, each) for each in (measure, replace(measure, compare_without_parts=None)))
     for metric in (at_once, again):
         metric.update([x], [x + y], documents=documents)

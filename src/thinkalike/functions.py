@@ -329,6 +329,12 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
     facts = [model.fingerprint(), sorted(map(repr, settings_of(model.module).items())), type(model.module).__name__]
+    hooks = [
+        hook
+        for part in model.module.modules()
+        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
+    ]
+    facts += [list(map(repr, hooks))] if hooks else []  # which may change numbers, so that no other model has its key
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}

@@ -47,11 +47,11 @@ def components(
     cells: pd.DataFrame, folder: Path, file: str, label: str, scale: tuple[float, float] = (0.0, 1.0), about: str = ""
 ) -> None:
     """Draw a measure at each component of each layer; the title says what the numbers are about."""
-    with canvas(0.45 * cells.shape[1] + 2.6, 0.3 * cells.shape[0] + 1.8) as (figure, axes):
+    rows, columns = cells.shape
+    with canvas(max(0.3 * columns + 2, 4.4), max(0.15 * rows + 1.5, 2.8)) as (figure, axes):
         image = _drawn(axes, cells, scale, "both models", "")
-        axes.set_aspect("auto")
-        axes.set_xlabel("component")
-        axes.tick_params(axis="x", labelrotation=45)
+        ticks(axes.xaxis, list(cells.columns), columns, fontsize=7, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set(aspect="auto", xlabel="component")
         _explain(figure, axes, image, label, scale[0], float(np.nanmin(cells.to_numpy())))
         axes.set_title(about, fontsize=8)
         save(figure, folder, file)

@@ -18,8 +18,8 @@ chance: Calibrated Chance calibrate permuted_rows
 closed_forms: AffineMap Moments PairStatistics bias_only least_squares procrustes reduced_rank
 contract: LayerMeasure
 distances.comparators: COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau
-distances.neural: DISTANCE_CORRELATION Mantel NOISES NeuralDistances RANKED_DISTANCES crossnobis distance_correlation
-distances.neural: distance_vectors mantel noise_covariance rsa rsa_estimate
+distances.neural: Mantel NOISES NeuralDistances crossnobis distance_vectors mantel noise_covariance rsa rsa_estimate
+distances.of_layers: DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation
 estimates: Estimate FEW RowGroups bootstrap_interval documents_and_seeds_interval effective_number interval_around
 estimates: jackknife splits stimulus_folds student_t sum_by_document
 kernel_alignment: alignment arc_length cka cka_measure hsic0 hsic1

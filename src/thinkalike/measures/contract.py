@@ -146,7 +146,7 @@ def _compare_each(
     return found
 
 
-def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+def products(layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the sums of the products of all entries of every two matrices."""
     flat = [each.flatten(1) for each in blocks.by_model(layers)]
     return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}

@@ -225,11 +225,21 @@ def without_each(
 
 
 def dependence(
-    measure: LayerMeasure, rows: BatchRows, blocks: Blocks, values: Mapping[Pair, Float[Tensor, "_ _ _"]]
+    measure: LayerMeasure,
+    layers: Sequence[Any],
+    rows: BatchRows,
+    blocks: Blocks,
+    values: Mapping[Pair, Float[Tensor, "_ _ _"]],
 ) -> dict[Pair, Float[Tensor, "_ _"]]:
     """Return by how much the mean value without parts of the documents is above that without parts of the rows."""
-    parts = (rows.documents % PARTS).cpu()
-    parts = parts[torch.randperm(len(parts), generator=estimates.seeded(0))].to(rows.documents.device)
+    parts = rows.documents % PARTS
+    parts = parts[torch.randperm(len(parts), generator=estimates.seeded(0)).to(parts.device)]
+    compared, _ = _within(measure, rows)
+    if compared.compare_without_parts:
+        order = parts.argsort(stable=True)
+        moved = [compared.moved(layer, order) for layer in layers]
+        left = compared.compare_without_parts(moved, blocks, sizes_of_parts(parts))
+        return {pair: (each[1:] - left[pair][1:]).mean(0) for pair, each in values.items()}
     found = without_each(measure, parts, rows, blocks, {pair: each[0] for pair, each in values.items()})
     return {pair: (each[1:] - torch.stack([other[pair] for other in found])).mean(0) for pair, each in values.items()}
 
@@ -303,7 +313,7 @@ class LayerMeans(Accumulator):
                 null = BatchNull(measure, layers, rows, within, compared, permutations)
                 nulls = null.of({pair: each[0] for pair, each in values.items()})
             is_apart = batch.number % estimates.EVERY == 0 and not (measure.finish or measure.is_unbiased)
-            apart = dependence(self.measure, rows, blocks, values) if is_apart else {}
+            apart = dependence(self.measure, layers, rows, blocks, values) if is_apart else {}
         if within:
             shared["used"] = torch.tensor([len(within.order), within.rows], dtype=torch.float64)
         for metric, (a, b), pair in zip(metrics, sides, pairs, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -33,11 +34,6 @@ class Side(NamedTuple):
     name: str
     layers: list[Any]
     describe: Callable[[], dict[str, str]]
-
-    def __str__(self) -> str:
-        """Return the name, with the names of the layers where they are not their numbers."""
-        named = [f"{number} {layer}" for number, layer in enumerate(self.layers) if not isinstance(layer, int)]
-        return f"{self.name}, layers {', '.join(named)}" if named else self.name
 
 
 class Comparison:
@@ -103,8 +99,14 @@ class Comparison:
         try:
             metric.update(source=mine, target=theirs, **self.rows(batch))
         except ValueError as error:
-            where = f"batch {batch.number} of {self.source} (source) and {self.target} (target)"
-            self.error = DataError(f"{where}: {error}")
+            where = f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
+            sides = {"source": self.source.layers, "target": self.target.layers}
+            said = re.sub(
+                r"\b(source|target) layer (\d+)",
+                lambda found: f"{found[1]} layer {sides[found[1]][int(found[2])]}",
+                str(error),
+            )
+            self.error = DataError(f"{where}: {said}")
             self.error.__cause__ = error
 
     def keep(self, done: int) -> None:

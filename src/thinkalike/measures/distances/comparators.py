@@ -182,16 +182,22 @@ def levels_of(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Int[Tenso
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
 
 
-def ranks_of_levels(levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"]) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks from 1 of values, given as `levels_of` does, with these numbers of copies."""
-    sizes = counts.new_zeros(*levels.shape[:-1], int(levels.max()) + 1 if levels.numel() else 0)
+def ranks_of_levels(
+    levels: Int[Tensor, "*b n"], counts: Float[Tensor, "*c n"], most: int | None = None
+) -> Float[Tensor, "*b n"]:
+    """Return the mid-ranks from 1 of values, given as `levels_of` does or with gaps, with these numbers of copies.
+
+    A GPU is not waited for where it is known how many levels there are at most.
+    """
+    most = most or (int(levels.max()) + 1 if levels.numel() else 0)
+    sizes = counts.new_zeros(*levels.shape[:-1], most)
     sizes.scatter_add_(-1, levels, counts.expand(levels.shape))
     return (sizes.cumsum(-1) - (sizes - 1) / 2).gather(-1, levels)
 
 
 def mid_ranks(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks, see `levels_of`."""
-    return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64))
+    return ranks_of_levels(levels_of(values, rounding), torch.ones_like(values, dtype=torch.float64), values.shape[-1])
 
 
 def unit_ranks(

@@ -13,10 +13,8 @@ from torch import Tensor
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.chance import TIE, permuted_rows
-from thinkalike.measures.contract import LayerMeasure, both_in_order, products
-from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of, unit_ranks
-from thinkalike.measures.estimates import FEWEST_GROUPS, ROUNDINGS, Estimate, jackknife, stimulus_folds
-from thinkalike.measures.rows import centred
+from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of
+from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.processes import counted
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
@@ -209,7 +207,6 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
 
 # ---- representational similarity analysis (Kriegeskorte et al. 2008; Salle et al. 2024, section 4)
 
-ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
 Layers = (
     Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
@@ -323,49 +320,3 @@ def distance_vectors(layers: Layers, distance: str = "euclidean", n: int | None 
 def _both(layers: Layers, others: Layers | None, distance: str) -> tuple[Tensor, Tensor]:
     vectors = distance_vectors(layers, distance)
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
-
-
-def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
-    """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
-
-    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
-    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007): about 0 for independent features of any
-    width, and a positive limit for any kind of dependence. It has no gradient here. A ValueError says that n < 4 or
-    differs between the sides, that a value is not finite, or that all distances of a side are equal.
-    """
-    return DISTANCE_CORRELATION.of(X, Y)
-
-
-@torch.no_grad()
-def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of mere rounding.
-
-    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it.
-    """
-    n = len(matrix)
-    whole = matrix.double().clone().fill_diagonal_(0)
-    sums = whole.sum(0) / (n - 2)
-    matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
-    norm = matrix_centred.norm()
-    if not norm > rounding * whole.norm():
-        raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
-    return matrix_centred / norm
-
-
-@torch.no_grad()
-def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    rows = centred(features, name).rows
-    rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
-    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name, rounding)
-
-
-@torch.no_grad()
-def _of_ranks(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    squared = NeuralDistances.of(features, name=name).squared()
-    above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
-    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], 1, f"the distances of {name},", TIED)[0] / 2**0.5
-    return ranked + ranked.T
-
-
-DISTANCE_CORRELATION = LayerMeasure(_of_distances, products, both_in_order)
-RANKED_DISTANCES = LayerMeasure(_of_ranks, products, both_in_order, fewest=3)  # the numbers of `rsa`
