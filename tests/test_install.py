@@ -16,13 +16,13 @@ import thinkalike
 from conftest import ROOT, composed
 from thinkalike import open_result
 from thinkalike.contrib.populations.finetuning import new_classifier
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.held_out import held_out_loss
 from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS
-from thinkalike.models.survey import same_vocabulary
 
 SMALL = ["stitch.steps=3", "stitch.warmup=1", "stitch.tokens_per_step=512", "data.report_tokens=8192", "logger=none"]
 

@@ -16,6 +16,7 @@ import cutters
 import tiny
 from conftest import composed
 from thinkalike.config import DataConfig
+from thinkalike.data.alignment import check_alignable
 from thinkalike.data.corpus import PairedRows, TokenRows, read_corpus
 from thinkalike.data.paired import Side, SourceText, TwoTokenizers
 from thinkalike.errors import DataError, ModelError
@@ -23,7 +24,6 @@ from thinkalike.evaluation.language import document_sums
 from thinkalike.instruments.stitching.fitting import ClosedForms, load_setting
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import check_alignable
 from thinkalike.training.run import StepData
 from thinkalike.training.stitching import StitchTraining
 

@@ -15,14 +15,14 @@ import cutters
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.data.alignment import Cut, align
+from thinkalike.data.alignment import Cut, align, same_vocabulary
 from thinkalike.data.paired import cuts_of, untrimmed
 from thinkalike.digests import BYTE_OF, tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.readers import read_tokenizer
-from thinkalike.models.survey import puts_bos, same_vocabulary
+from thinkalike.models.survey import puts_bos
 
 
 def fast(change=lambda whole: None, **options):

@@ -27,6 +27,7 @@ OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
 # how byte-level tokenizers write the bytes of a text: printable ones as themselves, the others as letters from 256 on
 BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
 MARKS = ("bos", "eos", "unk", "cls", "sep", "mask")  # padding is masked, so it may be any id
 
 _known: dict[str, str] = {}  # digests by what identifies the state of a file, in this process

@@ -31,12 +31,12 @@ from thinkalike.contrib.court.table import SOURCES, entries
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.instruments.stitching.table import Thresholds
 from thinkalike.measures import cka, mutual_knn, rsa
 from thinkalike.models.load import load_model
-from thinkalike.models.survey import same_vocabulary
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
 

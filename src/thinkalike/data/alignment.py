@@ -17,21 +17,28 @@ are aligned token by token.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
+from typing import Any
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import NDArray
+from torch import Tensor
 
-from thinkalike.digests import BYTE_OF
+from thinkalike.digests import BYTE_OF, PROBES, tokenizer_facts
+from thinkalike.errors import ModelError
 
 QUARTERS = 4
 TIES = 2**20  # more than ever end at one place
 BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # of a tokenizer that falls back to bytes
 BLANK = [code for code in range(0x3001) if chr(code).isspace()]
+OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 
 Places = NDArray[np.int64]
 
@@ -183,3 +190,55 @@ def _joins(text: str, place: int) -> bool:
     before, here = text[max(place - 3, 0) : place], text[place]
     apart = unicodedata.normalize("NFKC", before) + unicodedata.normalize("NFKC", here)
     return bool(before) and (bool(unicodedata.combining(here)) or unicodedata.normalize("NFKC", before + here) != apart)
+
+
+def same_vocabulary(source: Any, target: Any) -> None:
+    """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
+    first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
+    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
+            f"tokenizer, {OTHERWISE}"
+        )
+
+
+def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
+    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
+    if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
+        raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
+    if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
+        return
+    for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
+        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
+        if mine != theirs:
+            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
+            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
+                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
+            raise ModelError(
+                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
+                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
+            )
+
+
+def check_alignable(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, read the same letters, however they cut them."""
+    for model in (source, target):
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
+    for word in PROBES:
+        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
+        if mine != theirs:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
+                "aligned; choose models that treat case and accents alike"
+            )
+
+
+def _as_read(tokenizer: Any, word: str) -> str:
+    """Return a word as a tokenizer's normaliser writes it, without added spaces."""
+    read = word
+    if normalizer := tokenizer.backend_tokenizer.normalizer:
+        read = normalizer.normalize_str(word)
+        with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
+            read = bytes(BYTE_OF[character] for character in read).decode()
+    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())

@@ -26,14 +26,13 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.digests import read_json
+from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
 from thinkalike.models.survey import (
-    PROBES,
     TEXT,
     TOLERANCE,
     Checkpoint,

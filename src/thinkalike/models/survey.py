@@ -1,4 +1,4 @@
-"""Checks of models: at load the outputs of blocks, the proof of cuts, and gross damage; of two, that tokens agree.
+"""Checks of models: at load the outputs of blocks, the proof of cuts, and gross damage.
 
 Every `model` here is a FrozenModel, whose own module imports this one.
 """
@@ -11,9 +11,7 @@ import inspect
 import logging
 import math
 import re
-import unicodedata
 from collections.abc import Iterator
-from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +19,6 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from thinkalike.digests import BYTE_OF, tokenizer_facts
 from thinkalike.errors import ModelError, flat, listed, one_line
 from thinkalike.models.families import EMBED, Layer, after
 
@@ -44,8 +41,6 @@ AT_MOST = 1024  # tokens of the row that is longer than a window
 LATE = 16  # last tokens of a row, whose logits are compared
 TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
 AT_ONCE = 2**22  # entries of a tensor that are summed together
-PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
-OTHERWISE = "or use task=stitch or words (measure=cka measure.level=word)"
 ACCEPT = "model.implausible=true takes it as it is"
 LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
 
@@ -325,58 +320,6 @@ def _check_loss(model: Any) -> None:
             f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
             f"flipped bits or weights of another model do that, and so does training on other text; {ACCEPT}"
         )
-
-
-def same_vocabulary(source: Any, target: Any) -> None:
-    """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
-    first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
-    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
-        raise ModelError(
-            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
-            f"tokenizer, {OTHERWISE}"
-        )
-
-
-def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
-    """Check that two models cut the text of rows, which are of the source, into the same tokens, and have them all."""
-    if (largest := int(rows.max())) >= min(source.vocabulary, target.vocabulary):
-        raise ModelError(f"the text holds {source.tokenizer.decode([largest])!r}, for which only one model has a row")
-    if tokenizer_facts(source.tokenizer) == tokenizer_facts(target.tokenizer):
-        return
-    for text in source.tokenizer.batch_decode(rows, skip_special_tokens=True, clean_up_tokenization_spaces=False):
-        mine, theirs = (model.tokenizer(text, add_special_tokens=False)["input_ids"] for model in (source, target))
-        if mine != theirs:
-            place = next(place for place, (own, other) in enumerate(zip_longest(mine, theirs)) if own != other)
-            pieces = [repr(model.tokenizer.decode(ids[place : place + 3]))
-                      for model, ids in ((source, mine), (target, theirs))]  # fmt: skip
-            raise ModelError(
-                f"{source.name} and {target.name} cut a text into different tokens: where one has {pieces[0]}, the "
-                f"other has {pieces[1]}; choose models that cut texts alike, {OTHERWISE}"
-            )
-
-
-def check_alignable(source: Any, target: Any) -> None:
-    """Check that two models, or anything with `name` and `tokenizer`, read the same letters, however they cut them."""
-    for model in (source, target):
-        if not getattr(model.tokenizer, "is_fast", False):
-            raise ModelError(f"the tokenizer of {model.name} is not a fast one (tokenizer.json): it knows no offsets")
-    for word in PROBES:
-        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
-        if mine != theirs:
-            raise ModelError(
-                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
-                "aligned; choose models that treat case and accents alike"
-            )
-
-
-def _as_read(tokenizer: Any, word: str) -> str:
-    """Return a word as a tokenizer's normaliser writes it, without added spaces."""
-    read = word
-    if normalizer := tokenizer.backend_tokenizer.normalizer:
-        read = normalizer.normalize_str(word)
-        with contextlib.suppress(KeyError, UnicodeDecodeError):  # it may write bytes as a byte-level tokenizer does
-            read = bytes(BYTE_OF[character] for character in read).decode()
-    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
 
 
 def without_hooks(module: nn.Module) -> nn.Module:

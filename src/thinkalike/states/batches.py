@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
+from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
@@ -30,7 +31,6 @@ from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, s
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.survey import check_rows
 from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, drawn_pieces, pieces, word_states
 
 log = logging.getLogger(__name__)

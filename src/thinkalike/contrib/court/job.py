@@ -18,13 +18,13 @@ from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts
 from thinkalike.contrib.court.source import Setting
 from thinkalike.contrib.court.table import entries
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.models.survey import same_vocabulary
 from thinkalike.processes import asked, at_boundaries, doing, stop
 from thinkalike.screen import Table, few, number_column, show_table, show_text, text_column
 from thinkalike.store import Result

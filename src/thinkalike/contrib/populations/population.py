@@ -21,13 +21,13 @@ from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
 from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.families import check_models
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.survey import same_vocabulary
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 

@@ -15,6 +15,7 @@ from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_u
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.training import SiteStates, site_states, states_after
 from thinkalike.contrib.transfer.round_trips import PairMoments, both_directions
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
@@ -22,7 +23,6 @@ from thinkalike.job import is_stored
 from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
-from thinkalike.models.survey import same_vocabulary
 from thinkalike.store import Result, open_result
 from thinkalike.training.run import StepData
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import COUNTS
 from thinkalike.contrib.transfer.round_trips import RIDGE, Unexplained, both_directions
+from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import rows_at_once, rows_of_moments, state_moments
@@ -24,7 +25,6 @@ from thinkalike.models.families import check_layer_pairs, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.survey import same_vocabulary
 
 
 @dataclass

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, model_named, not_in_key, ranged
+from thinkalike.data.alignment import check_rows
 from thinkalike.data.corpus import TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import changes
@@ -29,7 +30,6 @@ from thinkalike.models.load import load_model, load_models
 from thinkalike.models.parts import Part, changed_parts, check_one_basis, norms, one_form, without_difference
 from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.models.shapes import Passes, Shapes
-from thinkalike.models.survey import check_rows
 from thinkalike.screen import show_text
 from thinkalike.states.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.store import Headline, Result

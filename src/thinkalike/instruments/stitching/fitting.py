@@ -47,7 +47,6 @@ from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_
 from thinkalike.models.families import pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import can_be_rounded, load_models, rounded
-from thinkalike.models.survey import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.stitches.stitch import Stitch
 from thinkalike.training.optimizers import momenta, peak_rate
@@ -133,7 +132,8 @@ def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_
     context = min(source.context, target.context)
     if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
         return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
-    from thinkalike.data.paired import SourceText  # which jobs of one tokenizer need not load
+    from thinkalike.data.alignment import check_alignable  # which jobs of one tokenizer need not load
+    from thinkalike.data.paired import SourceText
 
     check_alignable(source, target)
     log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
