@@ -257,7 +257,7 @@ class LayerPairs(Instrument):
         if not self.is_read(config):
             return outcome
         runs.forget()
-        del job, batch, metric, part  # whose states and maps make room for copies
+        del job  # whose states and maps make room for copies
         return self.with_readings(outcome, config, models, level, work)
 
     def is_read(self, config: AnalyzeConfig) -> bool:
