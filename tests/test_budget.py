@@ -47,6 +47,8 @@ def test_a_smaller_budget_is_less_work(slow, script, words):
     assert jobs[0][2] < jobs[1][2] <= jobs[2][2]
     assert jobs[1][2] <= 1200
     assert forecast.smaller(config, [], "20min")[0] == jobs[1][0], "the same budget is the same job"
+    assert all(each.ruler == "bits" for each, *_ in jobs) or words == ["measure=ruler"]
+    assert script == "analyze" or jobs[0][0].data.aligned, "documents give their beginnings"
 
 
 def test_what_a_command_line_chose_stays(slow):

@@ -60,6 +60,17 @@ def left_by_numpy(states, rows, before):
     return residuals(states.double().numpy()[kept], np.concatenate([*dummies, covariates], 1)), kept
 
 
+def left_in_halves(states, rows, before, of_rows):
+    """The same of each half of the rows by itself, as one half judges maps of the other, in the order of rows."""
+    flat, kept = states.view(len(rows), -1, states.shape[-1]), np.zeros((len(rows), rows.shape[1] - 2), dtype=bool)
+    left = np.zeros(flat.shape)
+    for own in (of_rows == number for number in (0, 1)):
+        found, mask = left_by_numpy(flat[own].flatten(0, 1), rows[own], before[own])
+        kept[own] = mask.reshape(int(own.sum()), -1)
+        left[kept & own.numpy()[:, None]] = found
+    return left[kept], kept.ravel()
+
+
 def by_ridge(x, y, halves):
     """A ridge regression by the penalty with which both halves of the documents predict each other best."""
     penalty = chosen_by_scikit_learn(x, y, halves)
@@ -107,12 +118,14 @@ def test_every_measure_is_that_of_other_code(models):
     at_place = TokenAtPlace(before, [0, 1, 2], sides[0].tokens)
     halves = [(torch.arange(96) >= 48).long(), torch.full((64,), 2)]
     codes, plain, beyond, surprising, used = token_codes(target.vocabulary), [], [], [], []
+    of_rows = halves_of(sides[0].documents.flatten()).view_as(sides[0].documents)[:, 0]
     for side, half in zip(sides, halves, strict=True):
-        rows = side.tokens.long()
+        rows, is_fit = side.tokens.long(), side is sides[0]
         explains = torch.cat([before(rows), at_place(rows, half)], -1)
         mine, theirs = inner(source.head(rows, layer)), inner(target.head(rows, depth))
         plain.append((mine.double().numpy(), theirs.double().numpy()))
-        both = [left_by_numpy(states, rows, explains) for states in (mine, theirs)]
+        alone = (of_rows,) if is_fit else ()
+        both = [(left_in_halves if is_fit else left_by_numpy)(e, rows, explains, *alone) for e in (mine, theirs)]
         beyond.append([left for left, _ in both])
         used.append(both[0][1])
         last = inner(target.head(rows, target.n_layers - 1))

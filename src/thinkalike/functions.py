@@ -88,7 +88,7 @@ def stitch(
 def compare(
     source: Model | Arrays, target: Model | Arrays | None = None, *, measure: str | Callable[..., Any] = "cka",
     texts: Text | None = None, stimuli: Table | None = None, layers: Layers | None = None,
-    site: str | Sequence[str] = "resid_post", head: int | str | None = None,
+    site: str | Sequence[str] = "resid_post", head: int | str | None = None, ruler: str | None = None,
     batches: int | None = None, tokens_per_batch: int = 1024, level: str = "auto", embed: bool = False,
     massive: str = "drop", skip_first: int = 0, skip_special_tokens: bool = False, given: str = "none",
     null: bool = False, permutations: int = 99, estimator: str = "unbiased", aggregate: str = "ratio_of_means",
@@ -105,6 +105,7 @@ def compare(
             a list, or of every head of "z" with head="all", `tables["components"]` has the values by layer and place.
         measure: its name on the command line, such as mutual_knn, procrustes, r2 or ruler, or a function of two
             matrices (n, d) and (n, e) to a number. A function has no key, so that it goes with no `store`.
+        ruler: "bits": `tables["readings"]` has what some values are in bits of both models.
 
     >>> result = compare("gelu-3l-mini", "solu-3l-mini", batches=2, tokens_per_batch=128)
     >>> result.arrays["value"].shape

@@ -168,8 +168,7 @@ class Planned:
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
         if not self.instrument.takes_sites and any(each.site != "resid_post" for each in models):
-            kind = self.instrument.kind
-            raise ConfigError(f"model.site=: {kind} reads the stream after each block, resid_post, alone; leave it out")
+            raise ConfigError(f"model.site=: {self.instrument.kind} reads the stream after each block; leave it out")
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})
         if "data" not in reads:
             return ""

@@ -227,9 +227,7 @@ class FrozenModel:
 
     def check_layers(self, layers: Sequence[Layer]) -> None:
         """Raise a ModelError if the model lacks one of these layers."""
-        for layer in layers:
-            if isinstance(layer, Place) and self.sites:
-                continue
+        for layer in (each for each in layers if not isinstance(each, Place)):
             is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if layer != EMBED and not (is_block and 0 <= int(layer) < self.n_layers):
                 raise ModelError(f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and '{EMBED}'")

@@ -293,7 +293,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
             if weight.dim() > 1:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.copy_(noise * weight.float().std().cpu())
-    return variant(model, module, f"{model.name} (random)")
+    return variant(model, module, f"{model.name} (random)", is_proved=True)
 
 
 def fresh(model: FrozenModel, seed: int) -> FrozenModel:
@@ -308,7 +308,7 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
-    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)")
+    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
 
 
 @torch.no_grad()

@@ -252,9 +252,13 @@ class LayerPairs(Instrument):
                 for metric, part in job.parts(batch):
                     job.update(metric, part)
                 runs.forget(of_batch=True)
-        outcome = self.outcome(job)
+        outcome, level = self.outcome(job), job.batches.level
         work.processes.end_of_share()
-        return self.with_readings(outcome, config, models, job.batches.level, work) if self.is_read(config) else outcome
+        if not self.is_read(config):
+            return outcome
+        runs.forget()
+        del job  # whose states and maps make room for copies
+        return self.with_readings(outcome, config, models, level, work)
 
     def is_read(self, config: AnalyzeConfig) -> bool:
         """Return whether values have readings in bits of both models, which are of the stream after each block."""

@@ -31,6 +31,7 @@ from thinkalike.instruments.ruler import (
 )  # fmt: skip
 from thinkalike.job import Work
 from thinkalike.measures.estimates import PARTS
+from thinkalike.memory import hand_back
 from thinkalike.models.families import layers_at_depths, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import can_be_rounded
@@ -65,6 +66,7 @@ def readings(
     at = [sorted({layer for other, own in both if other is model for layer in own}) for model in models]
     labels: list[dict[str, Any]] = []
     states: tuple[list[AtPairs], list[AtPairs]] = ([], [])
+    hand_back(models[0].device)
     with work.phase("readings"):
         total = measure.batches + getattr(measure, "fit_batches", 0)
         batches = text_batches(models, at, config.data, replace(measure, batches=total), ModelRuns(), is_spread=True)

@@ -169,7 +169,7 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
 class Stitching(
     Instrument,
     kind="stitching",
-    version=15,
+    version=16,
     config=StitchJob,
     reads=("model", "target", "data", "layers", "stitch", "ruler", "trainer", "seed"),
 ):
