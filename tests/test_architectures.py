@@ -126,12 +126,6 @@ def test_settings_of_other_families_are_one_line(setting):
         load_model(config)
 
 
-def test_folded_weights_are_on_one_device(checkpoints):
-    config = ModelConfig(name="local", path=str(checkpoints["gpt2"]), processing="compat", device_map="auto")
-    with pytest.raises(ModelError, match="processing=compat"):
-        load_model(config)
-
-
 def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
     make_models.write(KNOWN["t5 (encoder)"], tmp_path)
     config = {"name": "t5", "path": str(tmp_path)}

@@ -189,19 +189,6 @@ def test_a_forward_pass_that_a_block_was_given_is_put_back():
     assert vars(model.blocks[0])["forward"] is given
 
 
-@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "mamba"])
-def test_compat_folds_norms_and_keeps_the_distribution(checkpoints, models, tokens, name):
-    folded = load_model(ModelConfig(name="local", path=str(checkpoints[name]), processing="compat"))
-    ours, theirs = (model.full(tokens).log_softmax(-1) for model in (folded, models[name]))
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-
-
-def test_folding_that_changes_the_distribution_is_refused(checkpoints, monkeypatch):
-    monkeypatch.setattr(readers, "_folded", lambda bridge: tiny.frozen(seed=5, vocabulary=300).module)
-    with pytest.raises(ModelError, match=r"processing=compat changes its log-probabilities by .* leave it out"):
-        load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]), processing="compat"))
-
-
 def test_rotary_positions_keep_their_precision(tmp_path):
     """In bfloat16 as transformers has them: frequencies that are rounded as well make late positions wrong."""
     import transformers as hf

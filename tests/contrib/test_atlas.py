@@ -79,17 +79,6 @@ def test_kinds_that_share_a_pass_are_together_and_others_alone():
     assert passes([job for config in configs for job in asked_for(config)]) == [[0, 2], [1]], "rsa reads stimuli"
 
 
-@pytest.mark.slow
-def test_stitches_stand_in_the_place_of_their_pair_both_ways(cli, words, six, tmp_path):
-    words = [*words, "measure.measures=[cka]", "measure.stitches=true", list_of(six, SIX[:2])]
-    (result,) = results(cli("analyze.py", *words, f"store={tmp_path}/store"))
-    stitched = {result.table["source"].iloc[0]: result for result in results_in(tmp_path / "store", "stitching")}
-    for name, column, sides in (("m0", "penalty", ("source", "target")), ("m1", "penalty_back", ("target", "source"))):
-        known = stitched[name].table.set_index(["source_layer", "target_layer"])["penalty"]
-        for row in result.table.to_dict("records"):
-            assert row[column] == known[tuple(row[f"{side}_layer"] for side in sides)]
-
-
 REFUSED = {
     "models=": ["models=[gelu-3l-mini]"],
     "measure.measures": ["measure.measures=[cka,mlem]"],

@@ -252,7 +252,7 @@ def made(minis, text_files, tmp_path_factory):
 def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
     done = cli("train.py", *small, "sae.seeds=2", "sae.lr_multiples=[0.5]", "sae.beside=[least_squares]")
     result = done.result
-    files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv", "break_even.csv"}
+    files = {"cfg.json", "sae_weights.safetensors", "seed-1", "curves.csv", "savings.csv"}
     assert files <= {path.name for path in result.folder.iterdir()}
     assert [path.name for path in result.figures] == ["explained_variance.png", "explained_variance.svg"]
     table, curves = result.table, result.tables["curves"]

@@ -18,7 +18,7 @@ from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025
 from thinkalike.contrib.papers.chen2025 import TRANSFERS, Pair
 from thinkalike.contrib.papers.experiment import Case, Model, job_of
-from thinkalike.contrib.sae.fitting import break_even_table, savings_table
+from thinkalike.contrib.sae.fitting import savings_table
 from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes
 from thinkalike.contrib.transfer.maps import PairMap
@@ -401,7 +401,6 @@ def concluded(tmp_path, speed):
     for number, transfer in enumerate(TRANSFERS["mini"]):
         table, saved = savings_table(courses)
         tables = {"table": pd.DataFrame({"start": ["random"]}), "savings": table, "curves": table}
-        tables["break_even"] = break_even_table(courses)
         results[transfer.label] = finish(tmp_path, "sae", str(number), tables, arrays={"saved": saved.numpy()})
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
     return chen2025._sae(Case(config, [], results))
@@ -420,9 +419,7 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
     assert found.claims[0].claim.startswith("gpt2-mini:2 → gpt2-mini-s1:2: a transferred start saves more than 35%")
     assert ("never get there" in found.claims[0].numbers) == (speed == SLOWER)
     assert "hold for all 2 together (Bonferroni)" in found.claims[0].numbers
-    table = Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded().tables["break_even"]
-    never = table[table["start"] == "transferred"]["break_even_tokens"].isna()
-    assert never.all() == (speed == SLOWER), "a start that never breaks even leaves blank cells"
+    Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded()
 
 
 @pytest.mark.slow

@@ -27,7 +27,7 @@ from thinkalike.config.schema import (
 from thinkalike.errors import ConfigError
 
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
-HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing", "site", "head")  # all of them
+HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "site", "head")  # all of them
 PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories
 REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
@@ -50,7 +50,6 @@ class ModelConfig(Checked, part="model"):
     revision: str | None = None  # of the hub: branch, tag, commit; of a folder: a checkpoint in it, step64
     path: FilePath | None = not_in_key(None)  # a folder or a GGUF file; takes the place of hub_id
     base: FilePath | None = not_in_key(None)  # of an adapter: a folder, ORG/NAME or a name; null: as the adapter says
-    processing: Literal["raw", "compat"] = left_open("raw")  # compat: LayerNorms folded, weights centred
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = left_open("float32")  # of weights and states
     device: str = not_in_key("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
     device_map: DeviceMap | ModuleMap | None = not_in_key(None)  # weights over several devices, by accelerate
@@ -82,7 +81,7 @@ class ModelConfig(Checked, part="model"):
         if self.head is not None and "z" not in sites:
             raise ConfigError(f"model.head={self.head} is a head of model.site=z, and model.site={self.site}")
         if self.name is not None:
-            self.processing, self.dtype = self.processing or "raw", self.dtype or "float32"
+            self.dtype = self.dtype or "float32"
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint, or GGUF file>")
         if self.name == "hub" and not (self.hub_id or self.path):

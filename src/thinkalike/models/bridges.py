@@ -22,8 +22,7 @@ def unbridged(bridge: Any) -> Any:
         ModelError: the bridge has changed the weights, or hooks, or whatever else, make it give other logits.
     """
     if bridge.compatibility_mode:
-        raise ModelError("this TransformerBridge is in compatibility mode, which changes weights: give one that is "
-                         "not, or load the model by its name with processing='compat'")  # fmt: skip
+        raise ModelError("this TransformerBridge is in compatibility mode, which changes weights: give one that is not")
     copies: dict[int, Any] = {}
     for part in reversed(list(bridge.original_model.modules())):  # a wrapper becomes a copy of what it wraps
         if isinstance(part, GeneralizedComponent):

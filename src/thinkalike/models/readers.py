@@ -6,7 +6,6 @@ Every weight must have been read: none missing, left over or of another shape.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import re
@@ -72,17 +71,13 @@ def read_transformers(
 ) -> Checkpoint:
     """Read a model that `save_pretrained` wrote, with its own tokenizer, and merge the adapter of a folder into it.
 
-    It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
-    attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
+    It runs as transformers runs it. TransformerLens's bridge computes every attention pattern, and puts BOS before
+    every text, with which GPT-2 and Pythia were not trained.
     """
     import transformers
 
-    kind, in_compat = getattr(transformers, AUTO_CLASSES[family.predicts]), config.processing == "compat"
-    if in_compat and (config.device_map is not None or config.quantization):
-        raise ModelError(
-            f"{config.called}: model.processing=compat goes with no model.device_map or model.quantization"
-        )
-    options: dict[str, Any] = {"attn_implementation": "eager"} if in_compat else _placement(config, device)
+    kind = getattr(transformers, AUTO_CLASSES[family.predicts])
+    options: dict[str, Any] = _placement(config, device)
     quantization: str = config.quantization or ""
     if is_gguf(place):
         if quantization:
@@ -99,22 +94,7 @@ def read_transformers(
         module, rows = _adapted(read, adapter, family, TOLERANCE[dtype]) if adapter else (read(), 0)
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
     tokenizer, longest = read_tokenizer(config, own), longest_row(module)
-    if in_compat:
-        from transformer_lens.model_bridge import TransformerBridge
-
-        tokens = sample_tokens(len(embedding_of(module)), longest or 16)
-        before = _log_probabilities(module, tokens)
-        bridge = TransformerBridge.boot_transformers(
-            place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
-        )
-        module = _folded(bridge)
-        error = relative_error(_log_probabilities(module, tokens), before)
-        if not error <= TOLERANCE[dtype]:
-            raise ModelError(
-                f"{config.called}: model.processing=compat changes its log-probabilities by {error:.1e} of the largest "
-                f"(allowed: {TOLERANCE[dtype]:.0e}); leave it out"
-            )
-    elif family.predicts == "states":
+    if family.predicts == "states":
         module = one_side(module, config)
     return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
 
@@ -125,29 +105,15 @@ def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: to
 
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    if config.processing == "compat":
-        module = _folded(bridge)
-    else:
-        tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
-        with torch.no_grad():
-            hooked = bridge(tokens)
-            module = without_hooks(bridge.original_model.eval())
-            error = relative_error(first_tensor(module(tokens)), hooked)
-        if not error <= TOLERANCE[dtype]:  # NaN fails as well
-            check_values(module, config.called)
-            raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
+    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+    with torch.no_grad():
+        hooked = bridge(tokens)
+        module = without_hooks(bridge.original_model.eval())
+        error = relative_error(first_tensor(module(tokens)), hooked)
+    if not error <= TOLERANCE[dtype]:  # NaN fails as well
+        check_values(module, config.called)
+        raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
-
-
-def _folded(bridge: Any) -> Any:
-    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
-    bridge.enable_compatibility_mode()
-    return bridge.original_model
-
-
-@torch.no_grad()
-def _log_probabilities(module: Any, tokens: Tensor) -> Tensor:
-    return first_tensor(module.eval()(tokens)).log_softmax(-1)
 
 
 @contextlib.contextmanager

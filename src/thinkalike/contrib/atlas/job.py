@@ -1,7 +1,7 @@
 """measure=atlas: all pairs of several models by all measures of layer pairs, and how far the measures agree.
 
     python analyze.py measure=atlas 'models=[gelu-3l-mini,solu-3l-mini,neox-5l-mini]'
-    python analyze.py measure=atlas 'measure.measures=[cka,r2]' measure.stitches=true 'models=[gelu-3l,solu-3l]'
+    python analyze.py measure=atlas 'measure.measures=[cka,r2]' 'models=[gelu-3l,solu-3l]'
 
 Its parts are jobs like any other, of `measure=cka` and so on, with their own keys and folders. Those that the store
 lacks are done in one pass, in which each model runs once for each input; what follows from them is the atlas's own:
@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema, ranged
+from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
 from thinkalike.contrib.kin.instruments import OUTPUTS
@@ -44,10 +44,6 @@ SAID = 3  # how many of the least agreements, and of the largest disagreements, 
 PAIR = ["source", "target"]
 PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
-# how a source is stitched into its target at all layer pairs, by a short recipe
-STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
-FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "target", "data", "seed", "store", "force", "wait", "scale", "recipe", "threads")
 
 
 @dataclass
@@ -56,7 +52,6 @@ class AtlasConfig(LayerPairsConfig):
 
     kind: str = "atlas"
     measures: list[str] = field(default_factory=lambda: list(OF_STATES))  # and jsd, disagreement, of predictions
-    stitches: bool = False  # also stitch every two models at all layer pairs, both ways, by a short recipe
     null: bool = False  # keep what chance gives beside each value, in the results of the measures
     permutations: int = ranged(99, least=1, most=10**6)  # of null
     neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mutual_knn, jaccard and second_order_cosine
@@ -68,7 +63,7 @@ class AtlasConfig(LayerPairsConfig):
         for name in self.measures:
             one_of("measure.measures", name, (*OF_STATES, *OUTPUTS))
         self.measures = list(dict.fromkeys(self.measures))
-        if len([name for name in self.measures if name in OF_STATES]) + 2 * self.stitches < 2:
+        if len([name for name in self.measures if name in OF_STATES]) < 2:
             raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 
@@ -230,10 +225,10 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
 class Part(NamedTuple):
     """A job of an atlas."""
 
-    measure: str  # the kind of its measure, or `FORWARD` or `BACK` of stitches
-    source: str  # what the atlas calls the first model of the pair, also where the job stitches them backwards
+    measure: str  # the kind of its measure
+    source: str  # what the atlas calls the first model of the pair
     target: str
-    config: AnalyzeConfig | TrainConfig
+    config: AnalyzeConfig
 
     @property
     def label(self) -> str:
@@ -243,7 +238,8 @@ class Part(NamedTuple):
 def parts_of(config: AnalyzeConfig) -> list[Part]:
     """Return the jobs of an atlas, by measure and then by pair, given the configuration of `measure=atlas`."""
     measure: Any = config.measure
-    pairs, parts = _pairs(config, config.models), list[Part]()
+    pairs: Any = asked_for(replace(config, models=config.models or [], measure=measure_schema("cka")()))
+    parts = list[Part]()
     models = list({repr(model): model for pair in pairs for model in (pair.model, pair.target)}.values())
     called = dict(zip(map(repr, models), told_apart(models), strict=True))  # no two of all models share a name
     names = [(called[repr(pair.model)], called[repr(pair.target)]) for pair in pairs]
@@ -252,18 +248,7 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
         known = {item.name for item in fields(schema)} & {item.name for item in fields(measure)} - {"kind"}
         own = schema(**{name: getattr(measure, name) for name in known})
         parts += [Part(kind, *name, replace(pair, measure=own)) for name, pair in zip(names, pairs, strict=True)]
-    if measure.stitches:
-        # the pairs of the reversed list are the same ones, last first, each the other way round
-        ways = {FORWARD: pairs, BACK: _pairs(config, (config.models or [])[::-1])[::-1]}
-        for way, jobs in ways.items():
-            for name, job in zip(names, jobs, strict=True):
-                given = {key: getattr(job, key) for key in SHARED}
-                parts.append(Part(way, *name, compose_job("train", [*STITCH, "logger=none"], **given)))
     return parts
-
-
-def _pairs(config: AnalyzeConfig, models: Any) -> Any:
-    return asked_for(replace(config, models=models or [], measure=measure_schema("cka")()))
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
@@ -292,24 +277,13 @@ def measured(parts: Sequence[Part]) -> dict[str, bool]:
 
 
 def is_distance(name: str) -> bool:
-    if name in (FORWARD, BACK):
-        return True
     own: Any = instrument(MEASURES[name.removesuffix("_back")])
     return bool(own.is_distance)
 
 
 def _cells(part: Part, result: Result) -> pd.DataFrame:
-    """Return the cells across the two models of a part, in the place of the pair's own source and target.
-
-    They come first in a result of layer pairs; stitches have no other ones, and their values are penalties in nats.
-    """
-    table = result.table
-    if part.measure in (FORWARD, BACK):
-        values = {part.measure: table["penalty"]}
-    else:
-        table = table[(table[PAIR] == table[PAIR].iloc[0]).all(axis=1)]
-        values = {part.measure: table["value"]}
-        values |= {f"{part.measure}_back": table["back"]} if "back" in table else {}
-    rows, columns = reversed(PLACE[2:]) if part.measure == BACK else PLACE[2:]
-    places = {"source": part.source, "target": part.target, "source_layer": table[rows], "target_layer": table[columns]}
-    return pd.DataFrame({**places, **values}, index=table.index)
+    """Return the cells across the two models of a part, which come first in a result of layer pairs."""
+    table = result.table[(result.table[PAIR] == result.table[PAIR].iloc[0]).all(axis=1)]
+    values = {part.measure: table["value"]}
+    values |= {f"{part.measure}_back": table["back"]} if "back" in table else {}
+    return table[PLACE].assign(source=part.source, target=part.target, **values)

@@ -358,7 +358,7 @@ def _sae_parts(case: Case) -> list[Part]:
 
 def _sae(case: Case) -> Conclusion:
     transfers, tables = TRANSFERS[case.scale], {}
-    for name in ("table", "savings", "break_even", "curves"):
+    for name in ("table", "savings", "curves"):
         parts = [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers]
         tables[name] = pd.concat(parts, ignore_index=True)
     fitted, claims = "it saves FLOPs of a random start with a fitted decoder", []

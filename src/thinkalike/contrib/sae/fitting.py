@@ -218,37 +218,7 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
     return pd.concat(tables, ignore_index=True), torch.cat(by_seed)
 
 
-def break_even(course: Course, against: Course) -> Float[Tensor, " seeds"]:
-    """Return the first budget of the other start at which a start saves operations, in tokens, by seed.
-
-    0: it does at the first look; infinite: it does at none.
-    """
-    saved, tokens = savings(course, against), torch.tensor(against.tokens[1:], dtype=torch.float64)
-    saves = (saved > 0) & course.reaches(against.explained.double())[1:].isfinite()
-    found = torch.full(saved.shape[1:], math.inf, dtype=torch.float64)
-    for place in range(len(tokens) - 1, 0, -1):
-        share = (saved[place - 1] / (saved[place - 1] - saved[place])).clamp(0, 1)
-        crossing = tokens[place - 1] * (tokens[place] / tokens[place - 1]) ** share
-        found = torch.where(saves[place], crossing, found)
-    return torch.where(saves[0], 0.0, found)
-
-
-def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
-    """Return the first budget at which each start saves operations of another, over seeds.
-
-    Blank cells: with some seed it does at none.
-    """
-    rows = []
-    for against, course in itertools.combinations(courses, 2):
-        found = break_even(course, against)
-        ends = over_seeds(found) if found.isfinite().all() else NOTHING
-        rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
-    return pd.DataFrame(rows)
-
-
-BLANK = [  # an empty cell: a start does not break even; there is no loss to recover
-    f"{name}{end}" for name in ("break_even_tokens", "loss_recovered") for end in ("", "_low", "_high")
-]
+BLANK = [f"loss_recovered{end}" for end in ("", "_low", "_high")]  # an empty cell: there is no loss to recover
 
 
 def courses_of(setting: Setting, made: Fitted) -> list[Course]:

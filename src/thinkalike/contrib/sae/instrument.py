@@ -11,7 +11,7 @@ from thinkalike import screen
 from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.sae.config import SAEJob
-from thinkalike.contrib.sae.fitting import BLANK, break_even_table, courses_of, curves, fitted, savings_table, table_of
+from thinkalike.contrib.sae.fitting import BLANK, courses_of, curves, fitted, savings_table, table_of
 from thinkalike.contrib.sae.saelens import save_sae
 from thinkalike.contrib.sae.setting import Setting, seed_folder, source_jobs, source_model, source_result
 from thinkalike.errors import ModelError
@@ -84,7 +84,6 @@ class SparseAutoencoders(
         tables = {"curves": curves(setting, made)}
         if len(courses) > 1:
             tables["savings"], arrays["saved"] = savings_table(courses)
-            tables["break_even"] = break_even_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
         numbers = [name for name in NUMBERS if not isnan(last[name])]
         return Outcome(
@@ -135,8 +134,6 @@ class SparseAutoencoders(
         )
         if (savings := result.tables.get("savings")) is None:
             return
-        for row in savings[savings["tokens"] == last["tokens"]].merge(result.tables["break_even"]).itertuples():
+        for row in savings[savings["tokens"] == last["tokens"]].itertuples():
             saved = f"{row.start} saves {screen.span(row.saved, row.saved_low, row.saved_high, '.1%')} of all FLOPs"
-            count, goal = row.break_even_tokens, f"what {row.against} does after {row.tokens:,} tokens"
-            from_here = "nowhere on that way" if isnan(count) else f"from {count:,.0f} tokens on"
-            screen.show_text(f"To explain {goal}, {saved}; it saves {from_here}.")
+            screen.show_text(f"To explain what {row.against} does after {row.tokens:,} tokens, {saved}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -32,7 +32,8 @@ def source_model(config: SAEJob) -> ModelConfig:
     name = str(config.sae.source)
     if name in options("model"):
         return model_named(name, {"dtype": config.model.dtype, "device": config.model.device})
-    return replace(ModelConfig(**_result(name).config["model"]), device=config.model.device)
+    known, kept = _result(name).config["model"], {item.name for item in fields(ModelConfig)}
+    return replace(ModelConfig(**{key: known[key] for key in kept & {*known}}), device=config.model.device)
 
 
 def source_jobs(config: SAEJob) -> list[SAEJob]:
