@@ -33,7 +33,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from thinkalike.config import MeasureConfig, ModelConfig
 from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import MLEM, cka_measure, rsa
 from thinkalike.models.families import FAMILIES

@@ -16,13 +16,13 @@ from measuring import options_of
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.contrib.populations.class_losses import (
+from thinkalike.contrib.populations.measures import (
     IdentityStitches,
     class_losses,
     identity_stitches,
     predicted_classes,
 )
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 

@@ -21,7 +21,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ResourceError
 from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models.families import FAMILIES

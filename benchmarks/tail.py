@@ -20,7 +20,7 @@ from measuring import options_of
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 

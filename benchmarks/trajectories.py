@@ -30,8 +30,7 @@ import torch
 from scipy import stats
 
 from thinkalike.config import PretrainConfig, TrainerConfig, compose_job
-from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining
-from thinkalike.contrib.pretraining.minis import save_mini, train_tokenizer
+from thinkalike.contrib.pretraining.instrument import Keeping, Pretraining, save_mini, train_tokenizer
 from thinkalike.data.grammar import lexicon, with_s
 from thinkalike.instruments import run_job
 from thinkalike.models.load import build_mini, load_model

@@ -22,7 +22,7 @@ import torch
 import yaml
 
 from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import train_tokenizer
 from thinkalike.errors import ThinkalikeError
 from thinkalike.models.families import EMBED, after
 from thinkalike.models.frozen import FrozenModel, captured_output

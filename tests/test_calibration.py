@@ -8,8 +8,7 @@ import torch
 from scipy.stats import kstest, permutation_test, t
 
 import thinkalike
-from thinkalike.contrib.kin.neighbours import jaccard_measure
-from thinkalike.contrib.kin.shape import svcca_measure
+from thinkalike.contrib.kin.measures import jaccard_measure, svcca_measure
 from thinkalike.measures import LayerMeans, cka_measure, mutual_measure, permuted_rows
 from thinkalike.measures.chance import balanced_rows, chance_of, signed_similarities
 from thinkalike.measures.distances.of_layers import DISTANCE_CORRELATION

@@ -20,7 +20,7 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.contrib.populations.config import PopulationConfig
-from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.instruments import check_read

@@ -9,9 +9,14 @@ from torch import nn
 
 import measure_tester as tester
 from measure_tester import PROPERTIES, Measure
-from thinkalike.contrib.kin.neighbours import jaccard, second_order_cosine
-from thinkalike.contrib.kin.outputs import disagreement, jensen_shannon
-from thinkalike.contrib.kin.shape import soft_matching, svcca
+from thinkalike.contrib.kin.measures import (
+    disagreement,
+    jaccard,
+    jensen_shannon,
+    second_order_cosine,
+    soft_matching,
+    svcca,
+)
 from thinkalike.contrib.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures import (
     CKA,

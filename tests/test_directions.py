@@ -7,7 +7,7 @@ from safetensors.numpy import load_file
 
 import tiny
 from conftest import composed, kill_and_resume, untrained
-from thinkalike.contrib.transfer.round_trips import both_directions
+from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.evaluation.language import state_moments
 from thinkalike.instruments.stitching.directions import residual_sums

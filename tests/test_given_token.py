@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LinearRegression
 from sklearn.neighbors import NearestNeighbors
 
-from thinkalike.contrib.transfer.round_trips import RIDGE
+from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.measures import (
     CKA,
     LayerMeans,

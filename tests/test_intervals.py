@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 import torch
 
-from thinkalike.contrib.shifts.measures import LayerShifts
+from thinkalike.contrib.shifts.instrument import LayerShifts
 from thinkalike.measures import (
     CKA,
     DISTANCE_CORRELATION,

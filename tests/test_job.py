@@ -33,7 +33,7 @@ from thinkalike.config import (
 )
 from thinkalike.config.schema import default_of
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
-from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import ROOT, kill_and_resume
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
-from thinkalike.contrib.kin.outputs import jensen_shannon
+from thinkalike.contrib.kin.measures import jensen_shannon
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, Declared, declare
 from thinkalike.instruments.r2 import readings_of

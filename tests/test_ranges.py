@@ -13,7 +13,7 @@ from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, compose_job,
 from thinkalike.config.compose import GROUPS
 from thinkalike.config.schema import Checked, ranged
 from thinkalike.contrib.populations.config import NLIConfig, PairsConfig, PopulationConfig
-from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import check_read, instrument_of

@@ -10,7 +10,7 @@ from torch import nn
 import tiny
 from conftest import composed, step_data
 from thinkalike.config import TrainerConfig
-from thinkalike.contrib.transfer.round_trips import both_directions
+from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import read_corpus
 from thinkalike.evaluation.language import BigramMeans, Reader, document_sums, state_moments, states_onwards
 from thinkalike.instruments.stitching.fitting import ClosedForms, Setting, fitted

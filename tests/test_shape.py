@@ -13,14 +13,20 @@ from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
 from thinkalike.contrib.kin import shape as matching
-from thinkalike.contrib.kin.neighbours import (
+from thinkalike.contrib.kin.measures import (
+    DISAGREEMENT,
+    JENSEN_SHANNON,
+    SOFT_MATCHING,
+    disagreement,
     jaccard,
     jaccard_measure,
+    jensen_shannon,
     second_order_cosine,
     second_order_measure,
+    soft_matching,
+    svcca,
+    svcca_measure,
 )
-from thinkalike.contrib.kin.outputs import DISAGREEMENT, JENSEN_SHANNON, disagreement, jensen_shannon
-from thinkalike.contrib.kin.shape import SOFT_MATCHING, soft_matching, svcca, svcca_measure
 from thinkalike.measures import (
     cka_measure,
     distance_correlation,
@@ -257,7 +263,7 @@ def test_jensen_shannon_is_that_of_scipy(monkeypatch):
     x[0, :3] = -torch.inf
     expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
-    monkeypatch.setattr("thinkalike.contrib.kin.outputs.AT_ONCE", 50)
+    monkeypatch.setattr("thinkalike.contrib.kin.measures.AT_ONCE", 50)
     assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
 
 

@@ -20,9 +20,13 @@ import tiny
 from conftest import break_off, composed, step_data
 from test_work import Work
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.contrib.pretraining.config import PretrainConfig
-from thinkalike.contrib.pretraining.instrument import MaskedPretraining, Pretraining, cosine
-from thinkalike.contrib.pretraining.minis import train_tokenizer
+from thinkalike.contrib.pretraining.instrument import (
+    MaskedPretraining,
+    PretrainConfig,
+    Pretraining,
+    cosine,
+    train_tokenizer,
+)
 from thinkalike.errors import DataError, TrainingError
 from thinkalike.evaluation.held_out import masked_losses
 from thinkalike.evaluation.language import document_sums, next_token_losses, state_moments

@@ -16,8 +16,8 @@ import tiny
 from classifiers import THREE, local, random_pairs
 from classifiers import random_pairs as pairs
 from thinkalike.contrib.populations import finetuning
-from thinkalike.contrib.populations.class_losses import check_labels, class_losses, identity_stitches
 from thinkalike.contrib.populations.finetuning import CHECKPOINT
+from thinkalike.contrib.populations.measures import check_labels, class_losses, identity_stitches
 from thinkalike.contrib.populations.pairs import nli_challenge, nli_training
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, after

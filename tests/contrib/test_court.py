@@ -14,6 +14,7 @@ from conftest import composed
 from thinkalike.config import TrainerConfig, compose_job
 from thinkalike.contrib.court import job
 from thinkalike.contrib.court.evidence import KINDS, Bench, Evidence, profile_likeness, token_features
+from thinkalike.contrib.court.job import SOURCES, entries
 from thinkalike.contrib.court.judges import (
     JUDGES,
     auc,
@@ -27,7 +28,6 @@ from thinkalike.contrib.court.judges import (
     verdicts,
 )
 from thinkalike.contrib.court.source import Setting
-from thinkalike.contrib.court.table import SOURCES, entries
 from thinkalike.contrib.papers import experiment_named
 from thinkalike.contrib.papers.experiment import job_of
 from thinkalike.contrib.papers.validity_court import TARGETS

@@ -10,8 +10,8 @@ import tiny
 from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.contrib.court import constructions
 from thinkalike.contrib.court.constructions import other_context
+from thinkalike.contrib.court.job import entries
 from thinkalike.contrib.court.source import STEP, Setting, mixed, normals, prefixes
-from thinkalike.contrib.court.table import entries
 from thinkalike.models.load import fresh, load_model, twin, variant
 from thinkalike.training.run import Run, fit
 

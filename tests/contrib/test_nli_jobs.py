@@ -26,7 +26,7 @@ from conftest import CLI, composed, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.contrib.populations import members as module
 from thinkalike.contrib.populations import population
-from thinkalike.contrib.populations.class_losses import class_losses
+from thinkalike.contrib.populations.measures import class_losses
 from thinkalike.contrib.populations.members import likeness_of_members, stitched_members
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, encode, nli_challenge, nli_training
 from thinkalike.contrib.populations.population import PopulationMeasureConfig

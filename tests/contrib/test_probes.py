@@ -18,13 +18,13 @@ from thinkalike.contrib.transfer.measures import (
     balanced_accuracies,
     balanced_folds,
     best_penalty,
+    both_directions,
     cross_fitted,
     fit_probes,
     random_rotation,
     turned_at_random,
 )
 from thinkalike.contrib.transfer.probes import tasks_of
-from thinkalike.contrib.transfer.round_trips import both_directions
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.data.tables import read_table

@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 
-from thinkalike.contrib.transfer.round_trips import PairMoments, both_directions, unexplained_by
+from thinkalike.contrib.transfer.measures import PairMoments, both_directions, unexplained_by
 from thinkalike.measures import AffineMap
 
 MANY, WIDE, NARROW = 400, 64, 48

@@ -24,7 +24,7 @@ from thinkalike.contrib.sae.measures import (
     with_fitted_decoder,
 )
 from thinkalike.contrib.sae.saelens import load_sae, save_sae
-from thinkalike.contrib.transfer.round_trips import PairMoments, both_directions
+from thinkalike.contrib.transfer.measures import PairMoments, both_directions
 from thinkalike.errors import ModelError
 from thinkalike.measures import AffineMap
 

@@ -28,7 +28,7 @@ from thinkalike.contrib.sae.training import (
     spread_by_document,
     states_after,
 )
-from thinkalike.contrib.transfer.round_trips import PairMoments, both_directions
+from thinkalike.contrib.transfer.measures import PairMoments, both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.evaluation.language import next_token_losses

@@ -23,6 +23,8 @@ from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes
 from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import (
+    Unexplained,
+    both_directions,
     carried_vectors,
     effects_of,
     held_out_differences,
@@ -30,7 +32,6 @@ from thinkalike.contrib.transfer.measures import (
     turned_at_random,
     with_norms_of,
 )
-from thinkalike.contrib.transfer.round_trips import Unexplained, both_directions
 from thinkalike.contrib.transfer.steering import (
     CARRIED,
     LATER,

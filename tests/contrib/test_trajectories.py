@@ -22,7 +22,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.measures import percentile_interval
-from thinkalike.contrib.pretraining.config import PretrainConfig
+from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.trajectory import answers
 from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
 from thinkalike.contrib.trajectory.measures import (

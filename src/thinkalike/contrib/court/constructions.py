@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from thinkalike.contrib.court.source import Remembered, Setting, Source, States, Tokens, normals, prefixes, stage
-from thinkalike.contrib.pretraining.config import PretrainConfig
-from thinkalike.contrib.pretraining.instrument import Pretraining
+from thinkalike.contrib.pretraining.instrument import PretrainConfig, Pretraining
 from thinkalike.evaluation.language import BATCH_TOKENS, BigramMeans, Codes, TokenMeans, bigrams
 from thinkalike.measures.chance import mixed
 from thinkalike.measures.estimates import seeded

@@ -19,14 +19,7 @@ from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.data.corpus import Layout
 from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
 from thinkalike.evaluation.likeness import LikenessSums, output_roots
-from thinkalike.evaluation.tokens_alone import (
-    TargetBatch,
-    TargetReader,
-    Untrained,
-    inner,
-    later_shares,
-    source_states,
-)
+from thinkalike.evaluation.tokens_alone import TargetBatch, TargetReader, Untrained, inner, later_shares, source_states
 from thinkalike.measures.closed_forms import least_squares
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.estimates import Estimate

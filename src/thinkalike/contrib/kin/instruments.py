@@ -14,17 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from thinkalike.config import AnalyzeConfig, ranged
-from thinkalike.contrib.kin.neighbours import jaccard_measure, second_order_measure
-from thinkalike.contrib.kin.outputs import DISAGREEMENT, JENSEN_SHANNON
-from thinkalike.contrib.kin.shape import SOFT_MATCHING, svcca_measure
-from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.declared import (
-    ComparedAgain,
-    Declared,
-    OfLayerMeasure,
-    WithNeighbours,
-    declare,
+from thinkalike.contrib.kin.measures import (
+    DISAGREEMENT,
+    JENSEN_SHANNON,
+    SOFT_MATCHING,
+    jaccard_measure,
+    second_order_measure,
+    svcca_measure,
 )
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs.declared import ComparedAgain, Declared, OfLayerMeasure, WithNeighbours, declare
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from thinkalike.config import ModelConfig, relevant
-from thinkalike.contrib.populations.class_losses import ClassLosses, class_losses
 from thinkalike.contrib.populations.config import NLIConfig, NLIJob
+from thinkalike.contrib.populations.measures import ClassLosses, class_losses
 from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
-from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
-from thinkalike.contrib.pretraining.minis import card_text, save_mini
+from thinkalike.contrib.pretraining.instrument import WholeModel, card_text, cosine, save_mini
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device

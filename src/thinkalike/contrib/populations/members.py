@@ -12,9 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import ModelConfig, compose_job, model_named, options
-from thinkalike.contrib.populations.class_losses import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.finetuning import CHECKPOINT, accuracy_on
+from thinkalike.contrib.populations.measures import IdentityStitches, identity_stitches
 from thinkalike.contrib.populations.pairs import EncodedPairs, PairBatch, Pairs, batches, read_pairs
 from thinkalike.errors import DataError, one_of
 from thinkalike.instruments import run_job

@@ -16,9 +16,15 @@ from torch import Tensor
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
 from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
-from thinkalike.contrib.populations.class_losses import IdentityStitches, check_alike, check_labels
 from thinkalike.contrib.populations.config import PopulationJob
-from thinkalike.contrib.populations.measures import flips, grouped, population_penalties
+from thinkalike.contrib.populations.measures import (
+    IdentityStitches,
+    check_alike,
+    check_labels,
+    flips,
+    grouped,
+    population_penalties,
+)
 from thinkalike.contrib.populations.members import Member
 from thinkalike.contrib.populations.pairs import MNLI, PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
 from thinkalike.data.alignment import same_vocabulary

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import math
 import shutil
-from collections.abc import Callable, Collection
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import pandas as pd
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
+from pydantic import Field
 from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig
-from thinkalike.contrib.pretraining.config import PretrainConfig, PretrainJob
-from thinkalike.contrib.pretraining.minis import card_text, save_mini, train_tokenizer
+from thinkalike.config import ModelConfig, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, one_line
@@ -27,13 +30,127 @@ from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.models.load import build_mini, load_model
+from thinkalike.models.load import END, build_mini, load_model
 from thinkalike.models.places import ASSETS
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
 from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, SteppedModule, fit, loggers_of
+
+# ---- The settings of task=pretrain.
+
+Keep = Annotated[str, Field(pattern=r"^(log2|every=[1-9]\d{0,6})$")] | list[Annotated[int, Field(ge=0, strict=True)]]
+
+
+@dataclass
+class PretrainConfig(Checked, part="pretrain"):
+    """How task=pretrain trains a mini: AdamW, warm-up and cosine."""
+
+    tokens: int = left_open(0, least=0, most=COUNTS)  # how many tokens it sees
+    tokens_per_step: int = left_open(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
+    lr: float = left_open(2e-3, above=0)  # peak
+    weight_decay: float = ranged(0.1, least=0)  # of matrices, decoupled
+    warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
+    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
+    vocabulary: int = left_open(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
+    keep: Keep = field(default_factory=list)  # checkpoints after these steps: [0,1,2,4] | log2 | every=N; [] none
+    ship: bool = not_in_key(False)  # also put it where the embedded minis are
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens and self.tokens_per_step and any(step > self.steps for step in self.kept):
+            raise ConfigError(f"pretrain.keep={self.keep} names a step after the last one, which is {self.steps}")
+
+    def by_recipe(self, job: Any) -> dict[str, Any]:
+        names = ("tokens", "tokens_per_step", "lr", "vocabulary")
+        return {name: getattr(job.model, f"pretrain_{name}") for name in names}
+
+    @property
+    def steps(self) -> int:
+        return max(self.tokens // self.tokens_per_step, 1)
+
+    @property
+    def kept(self) -> list[int]:
+        """The steps after which a checkpoint is kept; by log2 and every=N also the first and the last one."""
+        if isinstance(self.keep, list):
+            return self.keep
+        powers = (2**power for power in range(self.steps.bit_length()))
+        between = powers if self.keep == "log2" else range(0, self.steps, int(self.keep.removeprefix("every=")))
+        return sorted({0, *between, self.steps})
+
+
+@dataclass
+class PretrainJob(TrainConfig):
+    """All that `task=pretrain` needs to know."""
+
+    pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tokens = self.pretrain.tokens  # null: left open
+        if tokens == 0 or (tokens and not self.model.architecture):
+            raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
+
+
+# ---- What a mini is made of: its tokenizer and its files.
+
+SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
+    """Train a byte-level BPE of `vocabulary` entries; the same texts give the same tokenizer.
+
+    With `cls_sep` a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first word is
+    like any other; else one special token is BOS, EOS and padding.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=cls_sep)
+    bpe.decoder = decoders.ByteLevel()
+    special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    own: dict[str, Any] = {"special_tokens": list(dict.fromkeys(special.values())), "initial_alphabet": alphabet}
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary, show_progress=False, **own)
+    bpe.train_from_iterator(texts, trainer)
+    if cls_sep:
+        numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+        bpe.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
+        )
+        special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+
+
+def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
+    """Write a mini in half precision, with `architecture`, `seed` and the numbers of its card in its configuration."""
+    from safetensors.torch import save_file
+    from transformers import PreTrainedModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    half = copy.deepcopy(module).half()
+    if isinstance(half, PreTrainedModel):
+        half.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
+        config = shape | {key: value for key, value in config.items() if key != "architecture"}
+    else:
+        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "README.md").write_text(card)
+
+
+def card_text(name: str, what: str, rows: Mapping[str, object]) -> str:
+    """Return the README.md of a mini: its name, what it is, and a table of facts."""
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"# {name}\n\n{what}\n\n| | |\n|---|---|\n{table}\n"
+
+
+# ---- How it is trained.
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from thinkalike.contrib.transfer.round_trips import RIDGE, PairMoments
+from thinkalike.contrib.transfer.measures import RIDGE, PairMoments
 from thinkalike.measures.closed_forms import AffineMap, least_squares_of
 from thinkalike.measures.estimates import seeded
 

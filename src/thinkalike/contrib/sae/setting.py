@@ -14,7 +14,7 @@ from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
 from thinkalike.contrib.sae.training import SiteStates, site_states, states_after
-from thinkalike.contrib.transfer.round_trips import PairMoments, both_directions
+from thinkalike.contrib.transfer.measures import PairMoments, both_directions
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError, ModelError

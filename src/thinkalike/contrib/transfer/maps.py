@@ -13,7 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.schema import COUNTS
-from thinkalike.contrib.transfer.round_trips import RIDGE, Unexplained, both_directions
+from thinkalike.contrib.transfer.measures import RIDGE, Unexplained, both_directions
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus
 from thinkalike.errors import ModelError

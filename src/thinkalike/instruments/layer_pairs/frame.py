@@ -25,8 +25,14 @@ from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.instruments.layer_pairs.components import as_matrix, components_of, show_components
-from thinkalike.instruments.layer_pairs.screen import headlines_of, rows_of, show_layer_pairs
+from thinkalike.instruments.layer_pairs.screen import (
+    as_matrix,
+    components_of,
+    headlines_of,
+    rows_of,
+    show_components,
+    show_layer_pairs,
+)
 from thinkalike.job import LADDER, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
