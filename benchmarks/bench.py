@@ -39,7 +39,7 @@ class Benchmark(NamedTuple):
     prints_tables: bool = True
 
 
-CORE = ("contract.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py")
+CORE = ("contract.py", "distances/of_layers.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py")
 KIN = ("neighbours.py", "outputs.py", "shape.py")
 PAIRS = (*(f"measures/{name}" for name in CORE), *(f"contrib/kin/{name}" for name in KIN))
 BENCHMARKS = {
