@@ -24,8 +24,7 @@ from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.trajectory import answers
-from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
-from thinkalike.contrib.trajectory.measures import (
+from thinkalike.contrib.trajectory.answers import (
     balanced,
     curve_of,
     held_out_right,
@@ -33,6 +32,7 @@ from thinkalike.contrib.trajectory.measures import (
     permuted_labels,
     simultaneous_t,
 )
+from thinkalike.contrib.trajectory.instrument import TrajectoryConfig, checkpoints_of, steps_of, training
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.measures.estimates import jackknife, student_t
 from thinkalike.measures.mlem.importance import fold_interval

@@ -20,15 +20,7 @@ from unittest.mock import patch
 
 from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
 from thinkalike.digests import read_json, regular, remembered_digest
-from thinkalike.errors import (
-    ConfigError,
-    ModelError,
-    ResourceError,
-    ThinkalikeError,
-    listed,
-    natural_order,
-    one_line,
-)
+from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
 from thinkalike.hub import Commit, cause_of, refused, resolved
 from thinkalike.plugins import HELD
 

@@ -1,4 +1,4 @@
-"""measure=court: every source of known likeness to one layer of one target, before every judge."""
+"""measure=court: a table of sources of known likeness to one layer of a target, and all of them before every judge."""
 
 from __future__ import annotations
 

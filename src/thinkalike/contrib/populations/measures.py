@@ -1,4 +1,4 @@
-"""Populations of models: penalties of stitching between groups, the layer at which groups diverge, and clusters.
+"""Populations of classifiers: losses of identity stitches, penalties between groups, where groups part, and clusters.
 
 Values of pairs of models may be directed: the row is the source, the column the target. A model is never paired with
 itself.

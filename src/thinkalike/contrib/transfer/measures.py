@@ -1,4 +1,4 @@
-"""What a fitted map carries from one model to another: linear probes of states, cross-fitted, and steering vectors.
+"""Maps between two sites, and what they carry from one model to another: linear probes of states, steering vectors.
 
 A probe gives every level of a feature a score, p·h + c, and answers with the level of the highest. With ψ(g) = D g + v
 from the states of model B to those of model A, a probe of A reads the states of B:
