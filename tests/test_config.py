@@ -288,7 +288,6 @@ def test_what_is_relevant_is_no_default_and_can_change_numbers():
 
 
 IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the ranges of all numbers
-    ("model.processing", ModelConfig, {"name": "m", "processing": "row"}),
     ("model.dtype", ModelConfig, {"name": "m", "dtype": "float8"}),
     ("model.hub_id", ModelConfig, {"name": "m", "hub_id": "a/b/c"}),
     ("model.path", ModelConfig, {"name": "local"}),
