@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist, cosine, jensenshannon
 from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
-from thinkalike.contrib.kin import shape as matching
+from thinkalike.contrib.kin import measures as matching
 from thinkalike.contrib.kin.measures import (
     DISAGREEMENT,
     JENSEN_SHANNON,
