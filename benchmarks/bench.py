@@ -39,9 +39,9 @@ class Benchmark(NamedTuple):
     prints_tables: bool = True
 
 
-CORE = ("contract.py", "kernel_alignment.py", "layer_means.py", "neighbours.py", "rows.py", "shape.py")
-KIN = ("neighbours.py", "outputs.py", "shape.py")
-PAIRS = (*(f"measures/{name}" for name in CORE), *(f"contrib/kin/{name}" for name in KIN))
+CORE = ("contract", "kernel_alignment", "layer_means", "neighbours", "rows", "shape", "distances/of_layers")
+KIN = ("neighbours", "outputs", "shape")
+PAIRS = (*(f"measures/{name}.py" for name in CORE), *(f"contrib/kin/{name}.py" for name in KIN))
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",
