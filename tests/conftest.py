@@ -151,6 +151,32 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
+def models(checkpoints):
+    """The models of these checkpoints, by family."""
+    from thinkalike.models.load import load_model
+
+    return {family: load_model(folder, name="local") for family, folder in checkpoints.items()}
+
+
+@pytest.fixture
+def root(tmp_path):
+    """An empty folder for the repositories of a hub."""
+    (tmp_path / "hub").mkdir()
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def measured(request, cli, table, tmp_path):
+    """Run a measure, by default the module's own, of the words of its table."""
+
+    def run(*words, measure="", store="results"):
+        own = ["stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/{store}"]
+        return cli("analyze.py", f"measure={measure or request.module.MEASURE}", *own, *words)
+
+    return run
+
+
+@pytest.fixture(scope="module")
 def stimuli(table):
     """The stimuli of a module's own table."""
     from thinkalike.data.tables import read_table

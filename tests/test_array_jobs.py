@@ -12,6 +12,7 @@ from thinkalike.measures.estimates import stimulus_folds
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS
+MEASURE = "cka"
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +25,6 @@ def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "words.csv"
     path.write_text("\n".join(["id,text,word,place", *rows]) + "\n")
     return path
-
-
-@pytest.fixture
-def measured(cli, table, tmp_path):
-    """Run a measure of the words of the table."""
-
-    def run(*words, measure="cka", store="results"):
-        own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/{store}"]
-        return cli("analyze.py", *own, *words)
-
-    return run
 
 
 def write(path, layers, ids, order=None):
@@ -156,15 +146,6 @@ def test_a_lone_recording_is_compared_with_itself(measured, stimuli, tmp_path):
     layers["a"][0, 0] += 1
     write(path, layers, stimuli.ids)
     assert measured(f"activations={path}", measure="mutual_knn").result.key not in (first.key, other.key)
-
-
-def test_files_of_one_name_are_told_apart(measured, stimuli, tmp_path):
-    files = [
-        write(tmp_path / folder / "x.npz", {"a": np.random.default_rng(seed).normal(size=(COUNT, 5))}, stimuli.ids)
-        for seed, folder in enumerate("ab")
-    ]
-    table = measured(f"activations=[{files[0]},{files[1]}]").result.table
-    assert set(table["source"]) == {"a/x.npz", "b/x.npz"}
 
 
 def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, tmp_path):

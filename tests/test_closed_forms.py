@@ -161,32 +161,19 @@ def test_a_constant_source_predicts_the_mean(value):
 
 @pytest.mark.parametrize("rank", [1, 3, 5])
 @pytest.mark.parametrize("widths", [(D, E), (E, D)])
-def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, device):
+@pytest.mark.parametrize("ridge", [0.0, 20.0])
+def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, ridge, device):
     x, y = drawn(*widths)
-    weight, _ = explicit(x, y)
-    vh = torch.linalg.svd((x - x.mean(0)) @ weight.T, full_matrices=False).Vh[:rank]
+    weight, _ = explicit(x, y, ridge)
+    rows = torch.cat([x - x.mean(0), ridge**0.5 * torch.eye(x.shape[1], dtype=x.dtype)])
+    vh = torch.linalg.svd(rows @ weight.T, full_matrices=False).Vh[:rank]
     expected = vh.T @ vh @ weight
-    fit = reduced_rank(gathered(x.to(device), y.to(device), 10), (0, 0), rank)
+    fit = reduced_rank(gathered(x.to(device), y.to(device), 10), (0, 0), rank, ridge)
     same(fit, expected, y.mean(0) - expected @ x.mean(0))
     assert torch.linalg.matrix_rank(fit.weight, rtol=1e-10) == rank
     u, s, v = torch.linalg.svd(weight, full_matrices=False)
     naive = u[:, :rank] * s[:rank] @ v[:rank]
     assert (expected - naive).abs().max() > 1e-3, "control: truncating the weight itself is another map"
-
-
-@pytest.mark.parametrize("ridge", [0.0, 20.0])
-def test_no_map_of_the_same_rank_is_better(ridge):
-    """Many rounds of alternating least squares, from elsewhere, end there."""
-    x, y = drawn(D, E)
-    fit = reduced_rank(gathered(x, y), (0, 0), 2, ridge)
-    a = torch.cat([x - x.mean(0), ridge**0.5 * torch.eye(D, dtype=x.dtype)])
-    b = torch.cat([y - y.mean(0), y.new_zeros(D, E)])
-    outer = torch.linalg.qr(torch.randn(E, 2, dtype=x.dtype)).Q
-    for _ in range(500):  # best inner factor for an orthonormal outer one, then the best outer one
-        inner = torch.linalg.lstsq(a, b @ outer).solution.T
-        outer = torch.linalg.qr(torch.linalg.lstsq(a @ inner.T, b).solution.T).Q
-    weight = outer @ torch.linalg.lstsq(a, b @ outer).solution.T
-    same(fit, weight, y.mean(0) - weight @ x.mean(0), 1e-6)
 
 
 def isometry(d, e):
@@ -201,13 +188,6 @@ def test_procrustes_is_the_svd_of_all_rows(widths, device):
     fit = procrustes(gathered(x.to(device), y.to(device), 10), (0, 0))
     same(fit, u @ vh, y.mean(0) - u @ vh @ x.mean(0), 1e-10)
     torch.testing.assert_close(fit.weight.cpu().T @ fit.weight.cpu(), torch.eye(D, dtype=x.dtype), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("widths", [(D, D), (D, E)])
-def test_procrustes_recovers_a_planted_isometry_at_any_scale(widths):
-    (x,), q, shift = drawn(D, offset=50), isometry(*widths), 100 * torch.randn(widths[1], dtype=torch.float64)
-    same(procrustes(gathered(x, x @ q.T + shift, 10), (0, 0)), q, shift, 1e-10)
-    torch.testing.assert_close(procrustes(gathered(x, 2.5 * x @ q.T, 10), (0, 0)).weight, q, rtol=0, atol=1e-10)
 
 
 def test_bias_only_is_the_difference_of_the_means(device):

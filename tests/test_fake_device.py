@@ -162,18 +162,14 @@ def waits(job, *sizes, **chosen):
 @pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")
 @pytest.mark.parametrize("name", [*JOBS, *MODELS])
 def test_no_job_mixes_devices_or_waits_in_a_loop(name):
+    """More states are of half precision, which are widened first, so that all that runs of others runs of them."""
     job = (JOBS | MODELS)[name]
-    few, more = waits(job, 1, 2), waits(job, 2, 3)
+    few, more = waits(job, 1, 1), waits(job, 2, 2, **({"dtype": torch.bfloat16} if name in JOBS else {}))
     assert {place for place, count in more.items() if count > few[place]} <= IN_LOOPS | {"test"}, more - few
 
 
-@pytest.mark.parametrize("name", [*JOBS])
-def test_half_precision_mixes_no_devices(name):
-    assert waits(JOBS[name], 1, 2, dtype=torch.bfloat16)
-
-
-CHOICES = [(kind, {"null": True, "permutations": 2}) for kind in KINDS if kind not in ("distance", "r2")]
-CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 2}) for kind in ("cka", "mutual_knn", "r2")]
+CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind not in ("distance", "r2")]
+CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 1}) for kind in ("cka", "mutual_knn", "r2")]
 
 
 @pytest.mark.parametrize(("kind", "chosen"), CHOICES)

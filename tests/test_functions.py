@@ -32,8 +32,16 @@ FRAME = pd.DataFrame(
 )  # fmt: skip
 TEXTS = [tiny.document(seed, 60) for seed in range(240)]
 FEW = {"batches": 2, "tokens_per_batch": 128}
-STITCH = {"steps": 3, "tokens_per_step": 256, "report_tokens": 2048, "report_share": 0.5}
 PROFILES = {"folds": 2, "references": 0, "permutations": 2, "together": "stimulus"}
+SETTINGS = {  # small sizes, by their names on a command line, of which a keyword is the last part
+    "stitch": {"layers": [1], "stitch.steps": 3, "stitch.tokens_per_step": 256, "data.report_tokens": 2048,
+               "data.report_share": 0.5},
+    "cka": {f"measure.{name}": value for name, value in FEW.items()},
+    "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
+    "mlem": {f"measure.{name}": value for name, value in PROFILES.items()},
+    "rsa": {},
+    "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -60,40 +68,22 @@ def run(tmp_path):
 
 def called(kind, store, models):
     """The result of a function, of small sizes."""
-    first, second = models
-    return {
-        "stitch": lambda: thinkalike.stitch(first, second, texts=TEXTS, layers=[1], store=store, **STITCH),
-        "cka": lambda: thinkalike.compare(first, second, texts=TEXTS, store=store, **FEW),
-        "mutual_knn": lambda: thinkalike.compare(
-            first, second, measure="mutual_knn", texts=TEXTS, neighbours=5, store=store, **FEW
-        ),
-        "mlem": lambda: thinkalike.mlem(first, stimuli=FRAME, store=store, **PROFILES),
-        "rsa": lambda: thinkalike.rsa([first, second], stimuli=FRAME, store=store),
-        "diff": lambda: thinkalike.diff(first, second, texts=TEXTS, tokens=256, tokens_per_part=64, store=store),
-    }[kind]()
+    keywords = {name.rpartition(".")[2]: value for name, value in SETTINGS[kind].items()}
+    keywords |= {"measure": kind} if kind in ("cka", "mutual_knn") else {}
+    keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
+    given = {"mlem": models[:1], "rsa": [models]}.get(kind, models)
+    return getattr(thinkalike, "compare" if "measure" in keywords else kind)(*given, store=store, **keywords)
 
 
 def words_of(kind, files):
     """The same on a command line."""
-    text, words = files["text"], files["words"]
-    few = ["measure.batches=2", "measure.tokens_per_batch=128"]
-    own = {
-        "stitch": [*text, "layers=[1]", "stitch.steps=3", "stitch.tokens_per_step=256", "data.report_tokens=2048",
-                   "data.report_share=0.5"],
-        "cka": [*text, *few],
-        "mutual_knn": [*text, *few, "measure.neighbours=5"],
-        "mlem": [*words, *(f"measure.{name}={value}" for name, value in PROFILES.items())],
-        "rsa": words,
-        "diff": [*text, "measure.tokens=256", "measure.tokens_per_part=64"],
-    }  # fmt: skip
+    own = [f"{name}={value}" for name, value in SETTINGS[kind].items()]
     target = [] if kind == "mlem" else [f"model@target={PAIR[kind != 'diff']}"]
-    return [*([] if kind == "stitch" else [f"measure={kind}"]), f"model={PAIR[0]}", *target, *own[kind]]
+    read = files["words" if kind in ("mlem", "rsa") else "text"]
+    return [*([] if kind == "stitch" else [f"measure={kind}"]), f"model={PAIR[0]}", *target, *read, *own]
 
 
-KINDS = ("stitch", "cka", "mutual_knn", "mlem", "rsa", "diff")
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SETTINGS)
 def test_a_function_gives_the_table_of_its_command(kind, files, cli):
     """By name it is the very same result, which the store has already, and in memory the same table to the bit."""
     names = PAIR if kind != "diff" else (PAIR[0], PAIR[0])

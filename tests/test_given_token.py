@@ -354,17 +354,6 @@ def test_any_chunking_gives_the_same_r2_and_intervals():
     assert forward.value[0] > 0.2 > forward.value[1], "control: the pairs differ"
 
 
-def test_a_turn_is_predicted_wholly_and_a_part_one_way():
-    tokens = drawn(2000)
-    x, y = alike(tokens, 1.0)
-    sides = [(x[:1000], y[:1000]), (x[1000:], y[1000:])]
-    assert within(*sides[0], tokens[:1000], *sides[1], tokens[1000:]) == pytest.approx([1, 1], abs=1e-6)
-    half = [(x[:1000], y[:1000, :6]), (x[1000:], y[1000:, :6])]
-    onward, back = within(*half[0], tokens[:1000], *half[1], tokens[1000:])
-    assert onward == pytest.approx(1, abs=1e-6)
-    assert 0.4 < back < 0.6
-
-
 def test_what_does_not_vary_is_an_error():
     x, constant = torch.randn(50, 4), torch.full((50, 3), 0.1)
     prediction = LinearPrediction([(0, 0)], ridge=RIDGE)

@@ -218,15 +218,11 @@ def models(*words):
     return config.model.name, config.target.name
 
 
-@pytest.mark.parametrize("words", [[], ["seed=1", "model.device=cpu"]])
-def test_where_no_model_is_named_there_are_two(words):
-    assert models(*words) == PAIR
-    assert relevant(composed(*words)) == relevant(composed(*words, "model@target=solu-3l-mini"))
-
-
 @pytest.mark.parametrize(
     ("words", "both"),
     [
+        ([], PAIR),
+        (["seed=1", "model.device=cpu"], PAIR),
         (["model=solu-3l-mini"], ("solu-3l-mini", "solu-3l-mini")),
         (["model@target=gelu-4l-mini"], ("gelu-3l-mini", "gelu-4l-mini")),
         (["model.path=somewhere"], ("gelu-3l-mini", "gelu-3l-mini")),
@@ -234,8 +230,9 @@ def test_where_no_model_is_named_there_are_two(words):
         (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
     ],
 )
-def test_a_named_model_is_its_own_target_by_default(words, both):
+def test_a_named_model_is_its_own_target_and_else_there_are_two(words, both):
     assert models(*words) == both
+    assert both != PAIR or relevant(composed(*words)) == relevant(composed(*words, "model@target=solu-3l-mini"))
 
 
 def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):

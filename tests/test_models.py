@@ -28,9 +28,8 @@ UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}
 
 
 @pytest.fixture(scope="module")
-def models(checkpoints):
-    loaded = {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
-    return {**loaded, "native": tiny.frozen()}
+def models(models):
+    return {**models, "native": tiny.frozen()}
 
 
 @pytest.fixture
@@ -329,16 +328,13 @@ def test_a_folder_needs_no_slash_unless_a_model_has_its_name(checkpoints, tmp_pa
     assert load_model("gelu-3l-mini").n_layers == 3
 
 
-def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, monkeypatch, tmp_path, tokens):
-    shutil.copytree(checkpoints["gpt_neox"], tmp_path / "hub" / "someone" / "neox")
-    config = ModelConfig(name="neox", hub_id="someone/neox", revision=hub.COMMIT)
-    with hub.serve(tmp_path / "hub") as (endpoint, asked):
-        hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
-        model = load_model(config)
+def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, models, served, root):
+    shutil.copytree(checkpoints["gpt_neox"], root / "someone" / "neox")
+    asked = served()
+    model = load_model(ModelConfig(name="neox", hub_id="someone/neox", revision=hub.COMMIT))
     assert (model.family.name, model.revision) == ("gpt_neox", hub.COMMIT)
     assert f"/someone/neox/resolve/{hub.COMMIT}/config.json" in asked
-    local = load_model(ModelConfig(name="local", path=str(checkpoints["gpt_neox"])))
-    assert model.fingerprint() == local.fingerprint()
+    assert model.fingerprint() == models["gpt_neox"].fingerprint()
 
 
 @pytest.mark.parametrize(
@@ -349,15 +345,14 @@ def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, mon
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "trust_remote_code"),
     ],
 )
-def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, monkeypatch, tmp_path):
-    folder = tmp_path / "hub" / "someone" / "empty"
+def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, key, served, root):
+    folder = root / "someone" / "empty"
     folder.mkdir(parents=True)
     (folder / "README.md").write_text("a model")
     (folder / "config.json").write_text(config_json)
-    with hub.serve(tmp_path / "hub") as (endpoint, _):
-        hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
-        with pytest.raises(ModelError, match=key):
-            load_model(ModelConfig(name="empty", hub_id="someone/empty"))
+    served()
+    with pytest.raises(ModelError, match=key):
+        load_model(ModelConfig(name="empty", hub_id="someone/empty"))
 
 
 def test_fused_attention_is_the_native_one(tokens):

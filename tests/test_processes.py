@@ -249,17 +249,12 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
     assert Activity("batch", None, 3).left(now) is None
 
 
-def lines_of(monkeypatch, every: str, seconds: float) -> list[str]:
-    stream = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv(PROGRESS, every)
-    with watched(), doing("loading"):
-        time.sleep(seconds)
-    return stream.getvalue().splitlines()
-
-
 def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
-    lines = lines_of(monkeypatch, "0.05", 0.4)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setenv(PROGRESS, "0.05")
+    with watched(), doing("loading"):
+        time.sleep(0.4)
+    lines = sys.stderr.getvalue().splitlines()
     assert 1 <= len(lines) <= 8
     assert set(lines) == {"0:00:00 loading"}
 

@@ -170,15 +170,6 @@ def test_weighted_tau_sees_the_top_more_than_the_bottom():
     assert weighted_tau(profile, top) < weighted_tau(profile, bottom) < 1
 
 
-def test_a_flat_configuration_is_found_again():
-    points = torch.randn(9, 2, dtype=torch.float64)
-    distances = torch.cdist(points, points)
-    found, stress = mds(distances)
-    assert stress < 1e-9
-    torch.testing.assert_close(torch.cdist(found, found), distances, rtol=0, atol=1e-8)
-    assert mds(distances, 1)[1] > 0.1, "control: a line does not do"
-
-
 def test_the_map_is_as_good_as_scikit_learns_and_always_equal():
     given = 1 - rsa(drawn(10))
     given = (given + given.T).fill_diagonal_(0).clamp(min=0)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.optimize import linprog
 from scipy.spatial.distance import cdist, cosine, jensenshannon
-from scipy.stats import ortho_group
 
 from test_given_token import by_sklearn
 from thinkalike.contrib.kin import shape as matching
@@ -140,19 +139,6 @@ def test_procrustes_is_the_angle_of_the_best_rotation(n, d, e):
     )
 
 
-def test_procrustes_finds_a_planted_angle_and_is_a_metric():
-    """Rows on a plane, and the same with a third coordinate of half the weight: cos θ = ‖x‖ / ‖(x, z)‖."""
-    x, z = (torch.linalg.qr(torch.randn(N, 3, dtype=torch.float64)).Q for _ in range(2))
-    q = torch.linalg.qr(torch.cat([torch.ones(N, 1, dtype=torch.float64), x, z], 1)).Q
-    near = torch.cat([q[:, 1:3], 0.5 * q[:, 3:4]], 1)
-    assert float(procrustes_distance(q[:, 1:3], near)) == pytest.approx(math.acos(2 / math.sqrt(2 * 2.25)), abs=1e-9)
-    a, b = pair()
-    c = pair()[0]
-    assert procrustes_distance(a, b) <= procrustes_distance(a, c) + procrustes_distance(c, b)
-    turned = a @ torch.from_numpy(ortho_group.rvs(6, random_state=0))
-    assert float(procrustes_distance(a, 3 * turned + 1)) < 1e-7
-
-
 def by_formula_svcca(x, y, kept):
     """Raghu et al.: SVD of both sides, then CCA through whitened covariances."""
     parts = []
@@ -195,13 +181,8 @@ def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, mo
     assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)
 
 
-def test_soft_matching_finds_planted_units_and_skips_dead_ones():
+def test_soft_matching_skips_dead_units():
     x = pair()[0]
-    shuffled = x[:, torch.randperm(6)] * torch.rand(6) + 3
-    assert float(soft_matching(x, shuffled)) == pytest.approx(1, abs=1e-12)
-    assert float(soft_matching(x, x.repeat(1, 2))) == pytest.approx(1, abs=1e-12), "each unit twice"
-    turned = x @ torch.from_numpy(ortho_group.rvs(6, random_state=0))
-    assert soft_matching(x, turned) < 0.95, "control: units matter"
     dead = x.clone()
     dead[:, 2] = 1
     assert float(soft_matching(x, dead)) == pytest.approx(5 / 6, abs=1e-2)
@@ -222,14 +203,6 @@ def by_formula_dcor(x, y):
 def test_distance_correlation_is_the_published_formula():
     x, y = pair()
     assert float(distance_correlation(x, y)) == pytest.approx(by_formula_dcor(x, y), abs=1e-10)
-
-
-def test_distance_correlation_sees_dependence_and_not_noise():
-    x = torch.randn(300, 1, dtype=torch.float64)
-    assert abs(np.corrcoef(x[:, 0], x[:, 0] ** 2)[0, 1]) < 0.3
-    assert distance_correlation(x, x**2) > 0.15
-    values = torch.stack([distance_correlation(torch.randn(30, 200), torch.randn(30, 100)) for _ in range(36)])
-    assert values.mean().abs() < 4 * values.std() / 6, "unbiased at widths far above n"
 
 
 def by_formula_neighbours(x, y, k):
@@ -275,16 +248,6 @@ def test_mknn_is_its_definition_with_scikit_learns_neighbours(k):
     value = float(mutual_knn(x, y, k))
     assert value == pytest.approx(by_sklearn(x, y, torch.zeros(N), k)[0], abs=1e-12)
     assert k / (N - 1) < value < 1, "control: neither chance nor sameness"
-
-
-def test_planted_neighbours_are_counted():
-    """Six pairs of twins on a circle: in Y half of the twins have changed places with a neighbour's."""
-    angles = torch.arange(6).repeat_interleave(2) + torch.tensor([0.0, 0.01] * 6)
-    circle = torch.stack([angles.cos(), angles.sin()], 1).double()
-    moved = circle.clone()
-    moved[[1, 3]] = circle[[3, 1]]
-    assert float(mutual_knn(circle, moved, 1)) == pytest.approx(8 / 12)
-    assert float(mutual_knn(circle, circle, 1)) == 1
 
 
 @pytest.mark.parametrize("measure", [mutual_measure, jaccard_measure, second_order_measure])

@@ -20,16 +20,10 @@ from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import DataError
 from thinkalike.measures.estimates import numbered_by_part
 from thinkalike.models.families import names_of
-from thinkalike.models.load import load_model
 from thinkalike.states import stimuli as stimuli_states
 from thinkalike.states.batches import array_batches
 from thinkalike.states.stimuli import stimulus_states_of
 from thinkalike.states.tokens import Pieces, counted, last_tokens, pieces, site_numbers, sites, word_states
-
-
-@pytest.fixture(scope="module")
-def models(checkpoints):
-    return {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
 
 
 def test_states_of_tokens_are_the_residuals_at_all_layers():
@@ -137,14 +131,6 @@ def test_array_batches_hold_every_row_once():
     drawn = torch.cat([batch.states[0][0] for batch in found])[:, 0]
     assert torch.equal(drawn.sort().values, numbers[:, 0])
     assert any(batch.states[0][0].diff(dim=0).abs().max() > 13 for batch in found), "in no order of the file"
-
-
-def test_rows_that_one_batch_can_hold_are_one_batch():
-    numbers = torch.arange(40.0)[:, None]
-    batches = array_batches([[numbers]], torch.arange(40), rows_per_batch=1024)
-    (batch,) = batches.pool(0)
-    assert batches.total == 1
-    assert torch.equal(batch.states[0][0], numbers)
 
 
 @pytest.mark.parametrize(("rows", "per_batch"), [(3, 1024), (1, 1024), (100, 3)])

@@ -316,12 +316,6 @@ def stitch():
     return StitchMap(torch.randn(9, 6), torch.randn(9), *sites)
 
 
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "hub").mkdir()
-    return tmp_path / "hub"
-
-
 def same(found, wanted):
     assert found.weight.numpy().tobytes() == wanted.weight.numpy().tobytes()
     assert found.bias.numpy().tobytes() == wanted.bias.numpy().tobytes()

@@ -182,13 +182,6 @@ def course(name: str, speed: float, fixed: float = 0.0, start: float = 0.0, seed
     return Course(name, TOKENS, curve[:, None] + torch.linspace(0, 0.01, seeds), fixed, 2.0)
 
 
-def test_an_equal_start_saves_nothing_less_its_cost():
-    plain = course("a", 1.0)
-    torch.testing.assert_close(savings(course("b", 1.0), plain), torch.zeros(8, 3).double())
-    dear = savings(course("b", 1.0, fixed=500.0), plain)
-    torch.testing.assert_close(dear[:, 0], -500 / (2 * torch.tensor(TOKENS[1:]).double()))
-
-
 def test_a_start_twice_as_fast_saves_half_and_breaks_even():
     plain, fast = course("a", 1.0), course("b", 2.0, fixed=1000.0)
     saved = savings(fast, plain)

@@ -223,7 +223,7 @@ def test_what_has_no_ceiling_or_resamples_is_refused(case):
         REFUSED[case]()
 
 
-COUNT, SUBJECTS = 24, 4
+COUNT, SUBJECTS, MEASURE = 24, 4, "rsa"
 IDS = [f"w{number}" for number in range(COUNT)]
 
 
@@ -262,17 +262,6 @@ def recordings(tmp_path, states, stimuli):
         }
         paths.append(write(tmp_path / f"s{number + 1}.npz", layers))
     return paths
-
-
-@pytest.fixture
-def measured(cli, table, tmp_path):
-    """Run a measure of the words of the table."""
-
-    def run(*words, measure="rsa"):
-        own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/results"]
-        return cli("analyze.py", *own, *words)
-
-    return run
 
 
 def given(paths):

@@ -13,7 +13,6 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from scipy import integrate, optimize, stats
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 import tiny
 from conftest import composed, kill_and_resume
@@ -50,11 +49,6 @@ def text(text_files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trajectories")
     return ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={folder}/cache",
             f"store={folder}/results"]  # fmt: skip
-
-
-@pytest.fixture
-def root(tmp_path):
-    return tmp_path / "root"
 
 
 # ---- checkpoints
@@ -200,26 +194,17 @@ def test_the_joint_t_is_students_of_one_and_exact_of_several():
     assert float(found[1]) == pytest.approx(student_t(0.95, 9), rel=0.03), "five times the same value is one"
 
 
-def test_two_level_probes_answer_as_fishers_discriminant():
-    labels, fold_of = torch.arange(90) // 3 % 2, torch.arange(90) % 3
-    states = torch.randn(90, 6).double() + 2 * labels[:, None]
-    (right,) = held_out_right(states, labels[None], 2, fold_of, 0.0)
-    for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
-        known = LinearDiscriminantAnalysis(solver="lsqr").fit(states[train], labels[train])
-        assert torch.equal(right[test], torch.from_numpy(known.predict(states[test])) == labels[test])
-    assert right.double().mean() > 0.8, "control"
-
-
-def test_probes_answer_the_nearest_mean_under_shrinkage():
-    labels, fold_of = torch.randint(3, (90,)), torch.arange(90) % 3
+@pytest.mark.parametrize("levels", [2, 3])
+def test_probes_answer_the_nearest_mean_under_shrinkage(levels):
+    labels, fold_of = torch.randint(levels, (90,)), torch.arange(90) % 3
     states = torch.randn(90, 6).double() + 2 * torch.nn.functional.one_hot(labels, 6)
     both = torch.stack([labels, labels[torch.randperm(90)]])
-    right = held_out_right(states, both, 3, fold_of, 0.3)
+    right = held_out_right(states, both, levels, fold_of, 0.3)
     for own, each in zip(right, both, strict=True):
         for train, test in ((fold_of != fold, fold_of == fold) for fold in range(3)):
             spread = np.cov(states[train].numpy().T, bias=True)
             inverse = np.linalg.inv(0.7 * spread + 0.3 * np.trace(spread) / 6 * np.eye(6))
-            apart = [(states[test] - states[train][each[train] == level].mean(0)).numpy() for level in range(3)]
+            apart = [(states[test] - states[train][each[train] == level].mean(0)).numpy() for level in range(levels)]
             answers = np.argmin([np.einsum("nd,de,ne->n", rows, inverse, rows) for rows in apart], 0)
             assert torch.equal(own[test], torch.from_numpy(answers) == each[test])
     assert right[0].double().mean() > 0.6 > right[1].double().mean(), "control"
