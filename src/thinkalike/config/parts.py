@@ -64,7 +64,7 @@ class ModelConfig(Checked, part="model"):
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
     # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
     site: Site | Annotated[list[Site], Field(min_length=1)] = "resid_post"
-    head: Annotated[int, Field(ge=0)] | Literal["all"] | None = None  # of z; null: all heads side by side
+    head: int | Literal["all"] | None = ranged(None, least=0)  # of z; null: all heads side by side
     implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
     classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
