@@ -40,8 +40,7 @@ class Benchmark(NamedTuple):
 
 
 CORE = ("contract", "kernel_alignment", "layer_means", "neighbours", "rows", "shape", "distances/of_layers")
-KIN = ("neighbours", "outputs", "shape")
-PAIRS = (*(f"measures/{name}.py" for name in CORE), *(f"contrib/kin/{name}.py" for name in KIN))
+PAIRS = (*(f"measures/{name}.py" for name in CORE), "contrib/kin/measures.py")
 BENCHMARKS = {
     "stitching": Benchmark(
         "Stitching: all stitches at once",

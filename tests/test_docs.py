@@ -222,3 +222,10 @@ def test_releases_that_were_compromised_are_not_installed():
     requirement = re.search(r'"(pytorch-lightning[^"]*)"', (ROOT / "pyproject.toml").read_text())[1]
     asked = ["2.6.2", "2.6.3", "2.6.6"]
     assert list(Requirement(requirement).specifier.filter(asked)) == ["2.6.6"]
+
+
+def test_no_table_of_benchmarks_is_older_than_its_code(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    bench, text = import_module("bench"), (ROOT / "benchmarks" / "RESULTS.md").read_text()
+    assert bench.outdated(text) == [], "make bench makes them anew"
+    assert set(bench.outdated(text.replace(", code ", ", code of old "))) == bench.BENCHMARKS.keys() - {"gpu"}
