@@ -153,6 +153,14 @@ MODELS = {f"stitch {loss}": partial(stitched, loss=loss) for loss in STITCH_LOSS
 MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness": likened, "diff": changed}
 
 
+LONG = {"likeness", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
+
+
+def by_length(names):
+    """Long ones run with the slow tests of continuous integration."""
+    return [pytest.param(*own, marks=[pytest.mark.ci_slow] if own[0] in LONG else []) for own in names]
+
+
 def waits(job, *sizes, **chosen):
     with FakeDevice() as device:
         job(*sizes, **chosen)
@@ -160,7 +168,7 @@ def waits(job, *sizes, **chosen):
 
 
 @pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs", "ignore:CUDA is not available")
-@pytest.mark.parametrize("name", [*JOBS, *MODELS])
+@pytest.mark.parametrize("name", by_length((name,) for name in (*JOBS, *MODELS)))
 def test_no_job_mixes_devices_or_waits_in_a_loop(name):
     """More states are of half precision, which are widened first, so that all that runs of others runs of them."""
     job = (JOBS | MODELS)[name]
@@ -172,7 +180,7 @@ CHOICES = [(kind, {"null": True, "permutations": 1}) for kind in KINDS if kind n
 CHOICES += [(kind, {"given": "token", "null": kind != "r2", "permutations": 1}) for kind in ("cka", "mutual_knn", "r2")]
 
 
-@pytest.mark.parametrize(("kind", "chosen"), CHOICES)
+@pytest.mark.parametrize(("kind", "chosen"), by_length(CHOICES))
 def test_nulls_and_groups_mix_no_devices(kind, chosen):
     assert waits(partial(compared, kind), 1, 1, **chosen)
 
