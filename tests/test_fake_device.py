@@ -32,20 +32,20 @@ GPU, OTHER, ROWS = "cuda:0", "cuda:1", 96
 REASONS = {
     "how many rows each part of the documents has, which slices need: once a batch": "layer_means.sizes_of_parts",
     "a batch is refused before it is added, so its flaws are looked at: once a batch, or a layer": """
-        rows.refuse_flaws kernel_alignment._refuse_flat outputs._checked neural.of of_layers.u_centred
+        rows.refuse_flaws kernel_alignment._refuse_flat measures._checked neural.of of_layers.u_centred
         comparators.comparable of_layers._of_ranks neighbours.directions closed_forms.is_constant""",
     "its number is the next one where the caller gives none, as jobs do": "layer_means.next_number",
     "a few numbers go to the GPU or come from it: once a batch": """
-        outputs._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
+        measures._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
         likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen changes.distances_of_tokens
         changes.kl frozen._run batches.pool features.differences""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
-        comparators.ranks_of_levels shape._components estimates.without_means estimates._inverse_of_positions
+        comparators.ranks_of_levels measures._components estimates.without_means estimates._inverse_of_positions
         ridge._fold closed_forms.whitening tokens_alone.__init__ features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
-    "an assignment is solved on the host": "shape.transport_plan",
+    "an assignment is solved on the host": "measures.transport_plan",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
         closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
