@@ -6,6 +6,15 @@ Each name is loaded when it is first used, because importing matplotlib takes a 
 from importlib import import_module
 from typing import Any
 
+_NAMES = {
+    "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
+    "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "similarity"),
+    "stitching": ("penalties", "penalty_map"),
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
-    return getattr(import_module(f"{__name__}.layers"), name)
+    if name not in _HOME:
+        raise AttributeError(f"module 'thinkalike.figures' has no attribute '{name}'")
+    return getattr(import_module(f"thinkalike.figures.{_HOME[name]}"), name)
