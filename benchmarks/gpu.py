@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import similarity
+import stitching
 import torch
 from measuring import Row, floor, in_turn, large_product, once, options_of, speed, table
 from torch import Tensor
@@ -39,8 +40,6 @@ from thinkalike.measures import MLEM, cka_measure, rsa
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, load_model
-from thinkalike.training.recipe import StitchConfig
-from thinkalike.training.stitching import StitchTraining
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, N, LAYERS, BLOCKS = 50257, 1024, 12, (2, 5, 8, 11)
@@ -105,7 +104,7 @@ def passes(device: str, rows: int, rounds: int) -> str:
         source, target = model(0, device, dtype), model(1, device, dtype)
         work = {
             "states of all layers": partial(states_of, source, tokens),
-            "training step": stitching_step(source, target, tokens),
+            "training step": stitching.ours(source, target, [(block, block) for block in BLOCKS], tokens),
         }
         times = in_turn({**work, "product": large_product(dtype, device)}, rounds, device)
         for what, call in work.items():
@@ -121,20 +120,6 @@ def passes(device: str, rows: int, rounds: int) -> str:
 def states_of(model: FrozenModel, tokens: Tensor) -> list[Tensor]:
     """Return the states of all layers."""
     return model.residuals(tokens, range(model.n_layers))
-
-
-def stitching_step(source: FrozenModel, target: FrozenModel, tokens: Tensor) -> Callable[[], object]:
-    """Return a training step of four stitches between models of the same depth."""
-    config = StitchConfig(tokens_per_step=tokens.numel())
-    module = StitchTraining(source, target, [(block, block) for block in BLOCKS], config).to(tokens.device)
-    optimizer = torch.optim.SGD(module.stitches.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        torch.stack([losses.mean() for losses in module.losses(tokens)]).sum().backward()
-        optimizer.step()
-
-    return step
 
 
 def jobs(device: str) -> str:

@@ -38,6 +38,7 @@ Files = Annotated[list[FilePath], Field(min_length=1)]
 Site = Literal[
     "embed", "resid_pre", "z", "attn_out", "resid_mid", "mlp_post", "mlp_out", "resid_post", "ln_final"
 ]  # as TransformerLens calls them, in the order in which states pass them
+AFTER: Site = "resid_post"  # the usual one: the stream after each block
 
 
 @dataclass
@@ -63,7 +64,7 @@ class ModelConfig(Checked, part="model"):
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     members: int | None = ranged(None, least=1, most=SEEDS, in_key=False)  # how many it has, numbered from 0
     # where its states are taken; z is what heads mix, mlp_post what the last map of the MLP reads
-    site: Site | Annotated[list[Site], Field(min_length=1)] = "resid_post"
+    site: Site | Annotated[list[Site], Field(min_length=1)] = AFTER
     head: int | Literal["all"] | None = ranged(None, least=0)  # of z; null: all heads side by side
     implausible: bool = not_in_key(False)  # accept a model that is worse than a guess on an English sentence
     classes: list[str] | None = None  # of a classifier, in the order of its logits; null: as config.json has them

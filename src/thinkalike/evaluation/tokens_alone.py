@@ -243,16 +243,15 @@ class TargetReader:
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
         before, known = inner(torch.cat([self.before(tokens), self.at_place(tokens, halves)], -1)), inner(tokens)
         half = inner(parts)
-        if bool((halves < 2).all()) and _are_alone(
-            2 * known + half
-        ):  # of rows to fit on: a half judges the other's maps
-            known, positions = 2 * known + half, 2 * positions + half
+        apart = 2 * known + half
+        if bool((halves < 2).all()) and _are_alone(apart):  # of rows to fit on: a half judges the other's maps
+            known, positions = apart, 2 * positions + half
             before = torch.stack([before * (1 - half)[:, None], before * half[:, None]], -1).flatten(1)
         beyond = Beyond(*(each.to(place) for each in (known, positions, before)))
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, tokens, whole, own, left, beyond, surprising, inner(parts).to(place))
+        return TargetBatch(rows, tokens, whole, own, left, beyond, surprising, half.to(place))
 
 
 def _are_alone(tokens: Int[Tensor, " n"]) -> bool:

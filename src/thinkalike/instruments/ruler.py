@@ -306,7 +306,7 @@ def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
     row = table.iloc[len(table) // 2]
     over = f"over {number_of_documents(scalars)}"
     place = f"layers {row['source_layer']} and {row['target_layer']}" if len(table) > 1 else "these layers"
-    if row["beyond_low"] <= 0 or row["beyond"] <= 0:
+    if not shares_more(row):
         return (
             f"Beyond the word and its place, {place} of {row['source']} and {row['target']} share no more than an "
             f"untrained twin does ({row['value']:.2f} of what varies, {over})."
@@ -316,6 +316,11 @@ def sentence(table: pd.DataFrame, scalars: Mapping[str, float]) -> str:
         f"{100 * row['value']:.0f} % of what varies, {over}: as much as {copies_in_words(row, 'shares')}. "
         f"An untrained twin shares {100 * max(row['source_untrained'], row['target_untrained']):.0f} %."
     )
+
+
+def shares_more(row: Any) -> bool:
+    """Return whether a layer pair shares more than an untrained twin does: by the interval where there is one."""
+    return bool(row["beyond"] > 0) and not row["beyond_low"] <= 0
 
 
 def copies_in_words(row: Any, verb: str) -> str:

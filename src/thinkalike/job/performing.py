@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, instrument_of, relevant
+from thinkalike.config.parts import AFTER
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line
 from thinkalike.job.instrument import Instrument, Outcome, Work, asked_for, phase_of_all
@@ -167,7 +168,7 @@ class Planned:
         from thinkalike.models.families import check_models
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
-        if not self.instrument.takes_sites and any(each.site != "resid_post" for each in models):
+        if not self.instrument.takes_sites and any(each.site != AFTER for each in models):
             raise ConfigError(f"model.site=: {self.instrument.kind} reads the stream after each block; leave it out")
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})
         if "data" not in reads:

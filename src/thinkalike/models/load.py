@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
+from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
@@ -116,7 +117,7 @@ def _at_sites(model: FrozenModel, config: ModelConfig, name: str) -> FrozenModel
     """Return the same model under a name, with its states at the sites of a configuration."""
     found = copy(model)
     found.name, found.sites = name, None
-    if config.site != "resid_post":
+    if config.site != AFTER:
         from thinkalike.models.sites import Sites
 
         found.sites = Sites(model, [config.site] if isinstance(config.site, str) else config.site, config.head)

@@ -28,10 +28,18 @@ from thinkalike.errors import ModelError, listed
 from thinkalike.models.families import Place
 from thinkalike.models.frozen import FrozenModel, alone, state_in
 from thinkalike.models.parts import component_of
-from thinkalike.models.survey import ROWS, embedding_of, first_tensor, passing, sample_tokens, text_config
+from thinkalike.models.survey import (
+    HEADS,
+    ROWS,
+    embedding_of,
+    first_tensor,
+    number_in,
+    passing,
+    sample_tokens,
+    text_config,
+)  # fmt: skip
 
 TOKENS = 8  # of each row of the sample
-HEADS = ("num_attention_heads", "n_heads", "num_heads")  # the names that configurations give to the number of heads
 ROUNDING = 8  # units of the dtype, of all that is added, by which a sum may differ
 ONCE = ("embed", "ln_final")  # sites of no block
 
@@ -78,7 +86,7 @@ class Sites:
     """
 
     def __init__(self, model: FrozenModel, chosen: Sequence[str], head: int | str | None):
-        heads = heads_of(model)
+        heads = number_in(text_config(model.module), HEADS)
         self.modules = find(model, heads or 1)
         self.chosen, self.head, self.n_layers, self.n_heads = list(chosen), head, model.n_layers, heads or 1
         for site in chosen:
@@ -124,12 +132,6 @@ class Sites:
         if direction == "gave":
             return module.register_forward_hook(lambda _, args, output: keep(first_tensor(output)))
         return module.register_forward_pre_hook(lambda _, args, named: keep(state_in(args, named)), with_kwargs=True)
-
-
-def heads_of(model: FrozenModel) -> int | None:
-    """Return the number of heads by the configuration."""
-    shape = text_config(model.module)
-    return next((count for name in HEADS if isinstance(count := getattr(shape, name, None), int)), None)
 
 
 def find(model: FrozenModel, heads: int) -> dict[tuple[str, int], tuple[nn.Module, Direction]]:

@@ -31,14 +31,13 @@ from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, s
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.states.tokens import WORDS_AT_ONCE, Pieces, counted, drawn_pieces, pieces, word_states
+from thinkalike.states.tokens import SPREAD, WORDS_AT_ONCE, Pieces, counted, drawn_pieces, pieces, word_states
 
 log = logging.getLogger(__name__)
 FEWEST_ROWS, SHORTEST = 32, 64  # of text: where few tokens are compared, or are in memory at once, rows are shorter
 BESIDE = 4  # batches, of which the values with massive states are given beside those without
 POOL_TOKENS, POOL_BYTES, POOL_BATCHES, MOST_BATCHES = 2**16, 3 * 2**28, 4, 64  # of a pool; see `pool_tokens`
 READ = 8  # batches that readings in bits are of, at most, and as many that maps are fitted on
-SPREAD = 4  # times as much text is read as is compared, whose rows are then of more documents
 
 Run = Callable[[FrozenModel], list[Tensor]]
 Pool = dict[FrozenModel, list[Tensor]]  # the states of each model, by layer

@@ -15,7 +15,7 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import embedding_of, settings_of, tensors_of, text_config
+from thinkalike.models.survey import HEADS, embedding_of, number_in, settings_of, tensors_of, text_config
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
@@ -26,7 +26,7 @@ INWARD = re.compile(
 )
 READS = {"query": r"(^|\.)(q|q_proj|query|q_lin|wq)$", "key": r"(^|\.)(k|k_proj|key|k_lin|wk)$",
          "value": r"(^|\.)(v|v_proj|value|v_lin|wv)$"}  # fmt: skip
-QUERIES, KEYS = ("num_attention_heads", "n_heads", "n_head"), ("num_key_value_heads", "n_key_value_heads")
+KEYS = ("num_key_value_heads", "n_key_value_heads")
 WIDTH = ("head_dim", "d_head")
 IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all heads one after the other
 
@@ -107,10 +107,7 @@ def _few(unit: str, names: Sequence[str], count: int | None = None) -> str:
 def _heads(model: FrozenModel, path: str, length: int, outward: bool, places: Sequence[int]) -> str:
     """Return whole heads of attention in words, or "" where the places are not whole heads or no heads at all."""
     config = text_config(model.module)
-    sizes = [
-        next((size for key in keys if isinstance(size := getattr(config, key, None), int)), 0)
-        for keys in (QUERIES, KEYS, WIDTH)
-    ]
+    sizes = [number_in(config, names) or 0 for names in (HEADS, KEYS, WIDTH)]
     queries, keys, width = sizes[0], sizes[1] or sizes[0], sizes[2] or model.d_model // max(sizes[0], 1)
     if not queries or "att" not in path or length % width:
         return ""

@@ -182,7 +182,7 @@ def run_together(jobs: Sequence[tuple[Any, AnalyzeConfig, Work]]) -> list[Outcom
             outcomes.append(error)
     comparisons[0].work.processes.end_of_share()
     for number, ((kind, config, work), models, each) in enumerate(zip(jobs, pairs, comparisons, strict=True)):
-        if config.ruler is not None and isinstance(found := outcomes[number], Outcome):
+        if kind.is_read(config) and isinstance(found := outcomes[number], Outcome):
             outcomes[number] = kind.with_readings(found, config, models, each.batches.level, work)
     return outcomes
 

@@ -21,6 +21,7 @@ import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
+from thinkalike.config.parts import AFTER
 from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-AFTER = "resid_post"  # the usual site
 BATCHES = 64  # whose mean is the value; a measure whose batches take longer has a part of them
 OF_STATES = ("model", "target", "layers", "data", "measure", "stimuli", "ruler")  # what a measure of states reads
 COPIES, READ_PAIRS = 5, 5  # of each model, about, and layer pairs, at most, that a reading in bits takes

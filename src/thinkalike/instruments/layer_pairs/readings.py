@@ -26,6 +26,7 @@ from thinkalike.instruments.ruler import (
     copies_in_words,
     measured,
     rungs_table,
+    shares_more,
     show_readings,
     table_of,
 )  # fmt: skip
@@ -42,6 +43,7 @@ from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
+NO_MORE = "no more than an untrained twin's"
 AtPairs = list[Tensor]  # the states of a batch at each layer pair, of one side
 
 
@@ -129,8 +131,5 @@ def show_read(result: Result, label: str) -> None:
     show_readings(table, f"{label} on {rows:,.0f} rows of {documents:.0f} documents, as bits of a copy", label)
     row = table.iloc[len(table) // 2]
     at, twin = f"{row['source_layer']} → {row['target_layer']}", max(row["source_untrained"], row["target_untrained"])
-    is_more = row["beyond"] > 0 and not row["beyond_low"] <= 0
-    beside = (
-        f"as {copies_in_words(row, 'has')}; an untrained twin has" if is_more else "no more than an untrained twin's"
-    )
+    beside = f"as {copies_in_words(row, 'has')}; an untrained twin has" if shares_more(row) else NO_MORE
     show_text(f"At layers {at}, {label} is {row['value']:.2f}, {beside} {twin:.2f}.")
