@@ -21,6 +21,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import PARTS, RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
+ROWS_AT_ONCE = 64  # of the matrices of two models
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 
 
@@ -147,9 +148,13 @@ def _compare_each(
 
 
 def products(layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices."""
-    flat = [each.flatten(1) for each in blocks.by_model(layers)]
-    return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}
+    """Return the sums of the products of all entries of every two matrices, some rows at a time, as a cache holds."""
+    found: dict[Pair, Tensor] = {}
+    for part in zip(*(layer.split(ROWS_AT_ONCE) for layer in layers), strict=True):
+        flat = [each.flatten(1) for each in blocks.by_model(part)]
+        for a, b in blocks.pairs:
+            found[a, b] = found.get((a, b), 0) + flat[a] @ flat[b].T
+    return found
 
 
 def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n d"]:
