@@ -106,7 +106,7 @@ class LayerMeasure:
         with torch.autocast(layers[0].device.type, enabled=False):
             for group in self._at_once([*different.values()]):
                 rows = (layer if order is None else layer.index_select(0, order) for _, layer in group)
-                if len(group) == 1:
+                if self.prepare_all is None or len(group) == 1:
                     made = [self.prepare(next(rows).to(dtype), group[0][0])]
                 else:
                     made = self.prepare_all(torch.stack([each.to(dtype) for each in rows]), [name for name, _ in group])
