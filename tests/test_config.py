@@ -12,13 +12,13 @@ from thinkalike.config import (
     LoggerConfig,
     ModelConfig,
     TrainerConfig,
-    chosen_scale,
     compose_job,
     measure_schema,
     not_in_key,
     options,
     relevant,
 )
+from thinkalike.config.parts import chosen_scale
 from thinkalike.contrib.populations.config import PopulationConfig
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig

@@ -37,8 +37,8 @@ from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
-from thinkalike.job import Instrument, Outcome, Work, perform
-from thinkalike.job.performing import contents_of
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job.performing import contents_of, perform
 from thinkalike.processes import Interrupted
 from thinkalike.store import write_state
 from thinkalike.training.recipe import StitchConfig

@@ -16,7 +16,7 @@ from test_job import Toy, config
 from thinkalike import loggers
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError
-from thinkalike.job import perform
+from thinkalike.job.performing import perform
 from thinkalike.loggers import run_name
 
 

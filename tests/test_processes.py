@@ -14,7 +14,7 @@ import torch
 
 from thinkalike import processes
 from thinkalike.errors import ShareDone
-from thinkalike.job import Phases
+from thinkalike.job.instrument import Phases
 from thinkalike.measures import LayerMeans, mutual_measure
 from thinkalike.measures.layer_means import without_empty
 from thinkalike.measures.metric import CKA

@@ -14,7 +14,7 @@ from test_architectures import DOCS, KNOWN, PAGE, make_models
 from test_functions import FEW, TEXTS, bridged
 from thinkalike import load_model
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.job import check_read, run_job
+from thinkalike.instruments import check_read, run_job
 from thinkalike.models.places import ASSETS
 
 TUNED = {"gpt2", "llama", "gemma2", "gpt_neox", "mamba", "bert", "bloom"}  # on which the rule was made

@@ -26,8 +26,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from thinkalike.config import CONF
-from thinkalike.config.compose import COMPOSING_ERRORS, PROGRAM, checked, explained, keys_of, register
+from thinkalike.config.compose import COMPOSING_ERRORS, CONF, PROGRAM, checked, explained, keys_of, register
 from thinkalike.errors import ConfigError, ResourceError, ShareDone, ThinkalikeError, nearest, plain
 from thinkalike.processes import Interrupted, doing, follow_parent, heeded
 
@@ -138,7 +137,8 @@ def _done(composed: DictConfig) -> list[Any]:
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
     with watched(), doing("starting", steps_aside=True), contextlib.suppress(ShareDone):
-        from thinkalike.job import asked_for, check_read, may_take_long, run_jobs  # torch takes seconds to import
+        from thinkalike.job.instrument import asked_for, check_read  # torch takes seconds to import
+        from thinkalike.job.performing import may_take_long, run_jobs
 
         check_read(overrides, config)
         if config.dry_run or config.budget:

@@ -18,7 +18,7 @@ from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import is_known_done
+from thinkalike.job.performing import is_known_done
 from thinkalike.memory import GAPS, readable
 from thinkalike.models.families import pick_device, told_apart
 from thinkalike.models.shapes import Passes, Shape

@@ -42,11 +42,11 @@ from thinkalike.data.recordings import IDS, IN_ORDER
 from thinkalike.data.tables import MARKS
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.job import check_read, run_job
+from thinkalike.instruments import check_read, run_job
 from thinkalike.models.families import label
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import configured, load_model
-from thinkalike.models.survey import settings_of
+from thinkalike.models.survey import entries_of
 from thinkalike.plugins import HELD
 from thinkalike.screen import watched
 from thinkalike.store import Result
@@ -328,7 +328,7 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
 
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
-    facts = [model.fingerprint(), sorted(map(repr, settings_of(model.module).items())), type(model.module).__name__]
+    facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), type(model.module).__name__]
     hooks = [
         hook
         for part in model.module.modules()

@@ -30,7 +30,8 @@ from thinkalike.contrib.populations.measures import class_losses
 from thinkalike.contrib.populations.members import likeness_of_members, stitched_members
 from thinkalike.contrib.populations.pairs import HANS, MNLI, Pairs, encode, nli_challenge, nli_training
 from thinkalike.contrib.populations.population import PopulationMeasureConfig
-from thinkalike.job import Work, key_of
+from thinkalike.job import Work
+from thinkalike.job.performing import key_of
 from thinkalike.models.load import load_model
 from thinkalike.processes import Interrupted, heeded
 from thinkalike.store import Job

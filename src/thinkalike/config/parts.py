@@ -10,22 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import AfterValidator, ByteSize, Field
 
-from thinkalike.config.schema import (
-    CONTEXT,
-    COUNTS,
-    NOT_IN_KEY,
-    SEEDS,
-    STEPS,
-    TOKENS_AT_ONCE,
-    Checked,
-    FilePath,
-    Layers,
-    left_open,
-    not_in_key,
-    ranged,
-)
+from thinkalike.config.schema import NOT_IN_KEY, SEEDS, STEPS, Checked, FilePath, Layers, left_open, not_in_key, ranged
 from thinkalike.errors import ConfigError
 
+COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
+TOKENS_AT_ONCE = 10**8
+CONTEXT = 10**7
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "site", "head")  # all of them
 PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories

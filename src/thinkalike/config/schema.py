@@ -26,10 +26,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from thinkalike.errors import ConfigError, nearest
 
 SEEDS = 2**32 - 1  # the largest seed that every library takes
-COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
 STEPS = 10**7
-TOKENS_AT_ONCE = 10**8
-CONTEXT = 10**7
 RENAMED = {  # settings of earlier versions, and what to say of them
     "stitch.rates": "it is stitch.lr_multiples now, as its numbers are multiples of stitch.lr",
     "measure.skip_first_tokens": "it is measure.massive=drop or keep now, and measure.skip_first=N beside it",

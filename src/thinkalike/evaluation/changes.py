@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data.corpus import TokenRows
+from thinkalike.measures import estimates
 from thinkalike.measures.changes import (
     TokenChanges,
     beyond_null,
@@ -27,14 +28,6 @@ from thinkalike.measures.changes import (
     relative_distance,
     signed_permutation,
     token_changes,
-)
-from thinkalike.measures.estimates import (
-    FEWEST_GROUPS,
-    Estimate,
-    bootstrap_interval,
-    interval_around,
-    seeded,
-    sum_by_document,
 )
 from thinkalike.models.families import EMBED
 from thinkalike.models.frozen import FrozenModel
@@ -166,23 +159,23 @@ def by_part(
 @contextlib.contextmanager
 def perturbed(base: FrozenModel, changed: FrozenModel, seed: int) -> Iterator[FrozenModel]:
     """Change the base at random, and as much as the changed model, while this is open; see `signed_permutation`."""
-    generator = seeded(seed)
+    generator = estimates.seeded(seed)
     with moved(base, changed, lambda name, change: signed_permutation(change, generator)):
         yield base
 
 
 def mean_over_documents(
     values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], level: float = 0.95, *, together: bool = False
-) -> Estimate:
+) -> estimates.Estimate:
     """Return means over n tokens with intervals over documents, without ends if these are fewer than `FEWEST_GROUPS`.
 
     Each number of a document below the largest occurs; for `together` see `bootstrap_interval`.
     """
     count = int(documents.max()) + 1
-    if count < FEWEST_GROUPS:
-        return interval_around(values.double().mean(-1), math.inf)
-    sums = sum_by_document(values, documents, count)
-    return bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
+    if count < estimates.FEWEST_GROUPS:
+        return estimates.interval_around(values.double().mean(-1), math.inf)
+    sums = estimates.sum_by_document(values, documents, count)
+    return estimates.bootstrap_interval(sums, torch.bincount(documents).double(), level=level, together=together)
 
 
 def with_weights(model: FrozenModel, module: torch.nn.Module, name: str) -> FrozenModel:
@@ -273,7 +266,7 @@ def _train(
     steps: int,
 ) -> float:
     """Train these weights of a module, and return the norm of their change."""
-    before, generator = [weight.detach().clone() for weight in weights], seeded(seed)
+    before, generator = [weight.detach().clone() for weight in weights], estimates.seeded(seed)
     optimizer = torch.optim.AdamW(weights, lr=rate, weight_decay=0.0)
     at_once = max(STEP_TOKENS // rows.shape[1], 1)
     for step in range(steps):

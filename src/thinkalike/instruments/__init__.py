@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from thinkalike import figures
-from thinkalike.config import instrument, instrument_of
 from thinkalike.errors import ResultError
-from thinkalike.job import asked_for, check_read, passes, run_job, run_jobs
+from thinkalike.job.instrument import asked_for, check_read
+from thinkalike.job.performing import passes, run_job, run_jobs
+from thinkalike.plugins import instrument, instrument_of
 from thinkalike.store import Result
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
-from thinkalike.config.schema import CONTEXT
+from thinkalike.config.parts import CONTEXT
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli

@@ -17,15 +17,8 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.instruments.of_stimuli import (
-    DistanceConfig,
-    DistanceName,
-    OfStimuli,
-    rows_of_sides,
-    sentence_groups,
-    states_of_sides,
-    stimuli_facts,
-)
+from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.of_stimuli import DistanceConfig, DistanceName, OfStimuli
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import WHITENED
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis, mantel, rsa, rsa_estimate
@@ -110,13 +103,13 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
-            (stimuli, sides), every = states_of_sides(config, stimuli)
+            (stimuli, sides), every = of_stimuli.states_of_sides(config, stimuli)
         try:
             more = {}
             if every:
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
-            groups = sentence_groups(stimuli)
+            groups = of_stimuli.sentence_groups(stimuli)
             similarity = rsa_estimate(
                 layers, comparator=measure.comparator, groups=groups, folds=FOLDS, seed=config.seed
             )
@@ -125,7 +118,7 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
                 more |= _p_values(layers, measure, config.seed, stimuli)
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
-        rows = rows_of_sides(sides)
+        rows = of_stimuli.rows_of_sides(sides)
         scalars = {"stimuli": float(len(stimuli))}
         off = ~np.eye(len(layers), dtype=bool)
         if off.any():
@@ -135,7 +128,7 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
             scalars,
             {"value": similarity.value.numpy()},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli),
+            facts=of_stimuli.stimuli_facts(stimuli),
             blank=("p", "p_of_largest"),  # of few sentences
         )
 

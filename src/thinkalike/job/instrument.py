@@ -23,24 +23,14 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from thinkalike.config import (
-    HOW_IT_RUNS,
-    PROCESSES,
-    AnalyzeConfig,
-    ModelConfig,
-    TrainConfig,
-    completed,
-    instrument,
-    instrument_of,
-    keys_of,
-    measure_module,
-    model_named,
-    settings_of,
-)
+from thinkalike.config import AnalyzeConfig, ModelConfig, TrainConfig, model_named, settings_of
+from thinkalike.config.compose import completed, keys_of
+from thinkalike.config.parts import HOW_IT_RUNS, PROCESSES
 from thinkalike.data.documents import text_fingerprint
 from thinkalike.errors import ConfigError, ResultError, ThinkalikeError, nearest
 from thinkalike.models.families import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.plugins import instrument, instrument_of, measure_module
 from thinkalike.processes import ProcessGroup, doing
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 

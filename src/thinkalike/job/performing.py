@@ -22,12 +22,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, chosen_scale, command_line, instrument_of, relevant
-from thinkalike.config.parts import AFTER
+from thinkalike.config import AnalyzeConfig, TrainConfig, relevant
+from thinkalike.config.compose import command_line
+from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line
 from thinkalike.job.instrument import Instrument, Outcome, Work, asked_for, phase_of_all
-from thinkalike.plugins import digest, named_in
+from thinkalike.plugins import digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result

@@ -28,16 +28,7 @@ from transformers.pytorch_utils import Conv1D
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Family, Layer, Place, Predicts, after
-from thinkalike.models.survey import (
-    Tokens,
-    accepted,
-    embedding_of,
-    first_tensor,
-    prove,
-    settings_of,
-    survey,
-    tensors_of,
-)
+from thinkalike.models.survey import Tokens, accepted, embedding_of, entries_of, first_tensor, prove, survey, tensors_of
 
 _CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
@@ -279,7 +270,7 @@ class FrozenModel:
 
     def settings(self) -> str:
         """Return the SHA-256 of the settings that are not the defaults of its class, as 16 hexadecimal digits."""
-        chosen = sorted(settings_of(self.module, chosen=True).items())
+        chosen = sorted(entries_of(self.module, chosen=True).items())
         return hashlib.sha256(repr(chosen).encode()).hexdigest()[:16]
 
     def marks(self) -> str:

@@ -18,18 +18,10 @@ from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
+from thinkalike.models import survey
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
-from thinkalike.models.survey import (
-    Checkpoint,
-    cast,
-    check_plausible,
-    embedding_of,
-    longest_row,
-    puts_bos,
-    without_hooks,
-)
 from thinkalike.processes import doing
 
 log = logging.getLogger(__name__)
@@ -142,16 +134,16 @@ def _in_memory(module: Any, tokenizer: Any, name: str | None, settings: Mapping[
                         f"not {type(module).__name__} and {type(tokenizer).__name__}")  # fmt: skip
     for key in settings.keys() - IN_MEMORY:
         raise ConfigError(f"model.{key} does not apply to a model passed in memory; leave it out")
-    first, kind = embedding_of(module), type(module).__name__
+    first, kind = survey.embedding_of(module), type(module).__name__
     own = {"dtype": first.dtype, "device": first.device, "bos": None, "corpus": None, **settings}
     config = configured(ModelConfig(name=name or Path(module.name_or_path or kind).name), own)
     with _LOADING, explained(config), doing(f"model {config.name}"):
         family = _family_of(module)
         _check_settings(config, family)
         device = torch.device(pick_device(config.device))
-        whole = cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
+        whole = survey.cast(copied if copied is not None else deepcopy(module), device, getattr(torch, config.dtype))
         part = one_side(whole, config) if family.predicts == "states" else whole
-        read = Checkpoint(part, tokenizer, longest_row(whole))
+        read = survey.Checkpoint(part, tokenizer, survey.longest_row(whole))
         found = _frozen(config, family, read, name=config.name, device=device, revision="in memory")
         return _at_sites(found, config, config.name)
 
@@ -188,7 +180,7 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
 
 def _read(
     config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
-) -> Checkpoint:
+) -> survey.Checkpoint:
     if adapter and family.reader != "transformers":
         raise ModelError(f"{adapter} is an adapter, whose base is a model of transformers; {config.called} is none")
     if family.reader == "native":
@@ -200,7 +192,7 @@ def _read(
     return read_transformers(config, family, place, device, dtype, adapter)
 
 
-def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any) -> FrozenModel:
+def _frozen(config: ModelConfig, family: Family, read: survey.Checkpoint, **facts: Any) -> FrozenModel:
     """Return what was read as a FrozenModel with these further `facts`, after all checks."""
     module, tokenizer, longest, quantization = read
     if config.context and longest and config.context > longest:
@@ -214,7 +206,7 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         family,
         tokenizer,
         context=min(longest or LONGEST, config.context or LONGEST),
-        bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
+        bos_each_row=survey.puts_bos(tokenizer) if config.bos is None else config.bos,
         classes=_classes(config, module) if family.predicts == "class" else (),
         quantization=quantization,
         **facts,
@@ -225,7 +217,7 @@ def _frozen(config: ModelConfig, family: Family, read: Checkpoint, **facts: Any)
         rows = f"its embedding only {frozen.vocabulary} rows"
         raise ModelError(f"{frozen.name}: its tokenizer has ids up to {largest}, but {rows}")
     if not config.implausible:
-        check_plausible(frozen)
+        survey.check_plausible(frozen)
     return frozen
 
 
@@ -245,10 +237,10 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
     bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
-    return without_hooks(bridge.original_model).train().requires_grad_(True)
+    return survey.without_hooks(bridge.original_model).train().requires_grad_(True)
 
 
-def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
     """Read a folder that `save_mini` wrote for the family `native`."""
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
@@ -259,7 +251,7 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> Checkpoin
     )
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
-    return Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
+    return survey.Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)
 
 
 def _classes(config: ModelConfig, module: Any) -> list[str]:
@@ -309,14 +301,14 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
-    return variant(model, cast(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
+    return variant(model, survey.cast(module, model.device, model.dtype), f"{model.name} (fresh)", is_proved=True)
 
 
 @torch.no_grad()
 def twin(model: FrozenModel, seed: int) -> FrozenModel:
     """Return the architecture with new initial weights and the model's own embedding of tokens, in the same memory."""
     found = fresh(model, seed)
-    embedding_of(found.module).data = embedding_of(model.module).data
+    survey.embedding_of(found.module).data = survey.embedding_of(model.module).data
     return found
 
 

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from thinkalike.config import HOW_IT_RUNS, ModelConfig, model_named
+from thinkalike.config import ModelConfig, model_named
+from thinkalike.config.parts import HOW_IT_RUNS
 from thinkalike.digests import read_json, regular, remembered_digest
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, listed, natural_order, one_line
 from thinkalike.hub import Commit, cause_of, refused, resolved

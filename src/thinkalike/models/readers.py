@@ -28,23 +28,10 @@ from thinkalike.config import ModelConfig
 from thinkalike.digests import PROBES, read_json
 from thinkalike.errors import ModelError, check_extra, listed, one_line
 from thinkalike.hub import resolved
+from thinkalike.models import survey
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
 from thinkalike.models.gguf import OWN, cut_as_stated, gguf_said
 from thinkalike.models.places import GIVE, WEIGHTS, is_gguf, located
-from thinkalike.models.survey import (
-    TEXT,
-    TOLERANCE,
-    Checkpoint,
-    cast,
-    check_values,
-    embedding_of,
-    first_tensor,
-    longest_row,
-    puts_bos,
-    relative_error,
-    sample_tokens,
-    without_hooks,
-)
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +55,7 @@ HEADS = re.compile(
 
 def read_transformers(
     config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype, adapter: Path | None
-) -> Checkpoint:
+) -> survey.Checkpoint:
     """Read a model that `save_pretrained` wrote, with its own tokenizer, and merge the adapter of a folder into it.
 
     It runs as transformers runs it. TransformerLens's bridge computes every attention pattern, and puts BOS before
@@ -91,29 +78,29 @@ def read_transformers(
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         body = [""] if family.predicts == "hidden" else None
         read = functools.partial(read_weights, kind, config, place, body, dtype=dtype, **options)
-        module, rows = _adapted(read, adapter, family, TOLERANCE[dtype]) if adapter else (read(), 0)
+        module, rows = _adapted(read, adapter, family, survey.TOLERANCE[dtype]) if adapter else (read(), 0)
     own = str(adapter) if adapter and rows and any(adapter.glob("tokenizer*")) else place
-    tokenizer, longest = read_tokenizer(config, own), longest_row(module)
+    tokenizer, longest = read_tokenizer(config, own), survey.longest_row(module)
     if family.predicts == "states":
         module = one_side(module, config)
-    return Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
+    return survey.Checkpoint(_placed(module, options, device, dtype), tokenizer, longest, quantization)
 
 
-def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> survey.Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names."""
     from transformer_lens.model_bridge import TransformerBridge
 
     with _pinned(place, config.revision):
         bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+    tokens = survey.sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
     with torch.no_grad():
         hooked = bridge(tokens)
-        module = without_hooks(bridge.original_model.eval())
-        error = relative_error(first_tensor(module(tokens)), hooked)
-    if not error <= TOLERANCE[dtype]:  # NaN fails as well
-        check_values(module, config.called)
+        module = survey.without_hooks(bridge.original_model.eval())
+        error = survey.relative_error(survey.first_tensor(module(tokens)), hooked)
+    if not error <= survey.TOLERANCE[dtype]:  # NaN fails as well
+        survey.check_values(module, config.called)
         raise ModelError(f"{config.called}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+    return survey.Checkpoint(module.to(device=device, dtype=dtype), bridge.tokenizer, bridge.cfg.n_ctx)
 
 
 @contextlib.contextmanager
@@ -226,7 +213,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
         try:
             check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
-            known = len(embedding_of(module))
+            known = len(survey.embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
             if rows > known:
                 module.resize_token_embeddings(rows, mean_resizing=False)
@@ -261,13 +248,13 @@ def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: flo
     def outputs(module: Any) -> Tensor:
         decoder = {"decoder_input_ids": tokens} if family.predicts == "states" else {}
         with torch.no_grad():
-            return first_tensor(module.eval()(tokens, **decoder))
+            return survey.first_tensor(module.eval()(tokens, **decoder))
 
     whole, rows = _with_adapter(read(), folder)
-    tokens = sample_tokens(len(embedding_of(whole)), longest_row(whole) or 16).to(whole.device)
+    tokens = survey.sample_tokens(len(survey.embedding_of(whole)), survey.longest_row(whole) or 16).to(whole.device)
     before = outputs(whole)
     module = whole.merge_and_unload()
-    if not (error := relative_error(outputs(module), before)) <= allowed:
+    if not (error := survey.relative_error(outputs(module), before)) <= allowed:
         log.warning("%s is not merged: that changes logits by %.1e of the largest", folder.name, error)
         module = _with_adapter(read(), folder)[0].get_base_model()
     return module, rows
@@ -302,7 +289,7 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
                 log.warning("%s: %s cuts texts otherwise than tokenizer.json, %s", config.called, kind, which)
             file = cached_file(place, "tokenizer_config.json", **optional)
             said = read_json(Path(file)).get("add_bos_token") if file else None
-            if config.bos is None and said in (True, False) and said != puts_bos(tokenizer):
+            if config.bos is None and said in (True, False) and said != survey.puts_bos(tokenizer):
                 log.warning(
                     "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said
                 )
@@ -322,7 +309,7 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
     return all(
         list(tokenizer(text)["input_ids"]) == own.encode(text).ids
-        for text in (TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
+        for text in (survey.TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
     )
 
 
@@ -369,7 +356,7 @@ def _placed(module: Any, options: dict[str, Any], device: torch.device, dtype: t
         weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
     if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
-    return cast(module, device, dtype)
+    return survey.cast(module, device, dtype)
 
 
 def one_side(module: Any, config: ModelConfig) -> nn.Module:

@@ -158,7 +158,7 @@ def longest_row(module: Any) -> int | None:
     return longest - unused[0] if longest and unused else longest
 
 
-def settings_of(module: Any, chosen: bool = False) -> dict[str, Any]:
+def entries_of(module: Any, chosen: bool = False) -> dict[str, Any]:
     """Return the entries of a configuration that its class knows and a pass may read, inner ones as "outer.inner".
 
     With `chosen` those that have the default of the class are left out, and so are all of a class without defaults.

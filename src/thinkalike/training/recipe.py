@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from thinkalike.config import TrainConfig, left_open, ranged
-from thinkalike.config.schema import STEPS, TOKENS_AT_ONCE, Checked
+from thinkalike.config.parts import TOKENS_AT_ONCE
+from thinkalike.config.schema import STEPS, Checked
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.plugins import is_plugin
 

@@ -23,13 +23,13 @@ import pandas as pd
 import torch
 
 from thinkalike.config import MEASURES, AnalyzeConfig, measure_schema, ranged
-from thinkalike.config.schema import TOKENS_AT_ONCE
+from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.contrib import figures
 from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments import instrument, run_jobs
+from thinkalike.instruments import asked_for, instrument, run_jobs
 from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
-from thinkalike.job import Instrument, Outcome, Work, asked_for
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife
 from thinkalike.models.families import told_apart
 from thinkalike.screen import show_text, span

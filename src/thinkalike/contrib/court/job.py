@@ -15,7 +15,8 @@ import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, TrainerConfig, model_named, options
-from thinkalike.config.schema import COUNTS, left_open, ranged
+from thinkalike.config.parts import COUNTS
+from thinkalike.config.schema import left_open, ranged
 from thinkalike.contrib.court import constructions as make
 from thinkalike.contrib.court.evidence import Bench, Evidence
 from thinkalike.contrib.court.judges import JUDGES, verdicts

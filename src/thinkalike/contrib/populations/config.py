@@ -9,7 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, left_open, not_in_key, ranged
-from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, Checked, FilePath
+from thinkalike.config.parts import CONTEXT, COUNTS
+from thinkalike.config.schema import SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError
 
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population

@@ -18,7 +18,7 @@ from thinkalike.contrib.populations.measures import ClassLosses, class_losses
 from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
 from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
+from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, MeasureConfig, ModelConfig, left_open, ranged, settings_of
-from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import (

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from thinkalike.config import ModelConfig, TrainConfig, left_open, ranged
-from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
+from thinkalike.config.parts import COUNTS, TOKENS_AT_ONCE
+from thinkalike.config.schema import STEPS, Checked
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
 from thinkalike.errors import ConfigError, one_line
 from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
-from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
+from thinkalike.job.instrument import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family, pick_device
 from thinkalike.models.load import END, build_mini, load_model
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from

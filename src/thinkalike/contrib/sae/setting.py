@@ -19,7 +19,7 @@ from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
-from thinkalike.job import is_stored
+from thinkalike.job.performing import is_stored
 from thinkalike.measures.closed_forms import AffineMap, Moments
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
-from thinkalike.config.schema import COUNTS
+from thinkalike.config.parts import COUNTS
 from thinkalike.contrib.transfer.measures import RIDGE, Unexplained, both_directions
 from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import Corpus

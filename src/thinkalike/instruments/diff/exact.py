@@ -15,7 +15,7 @@ from thinkalike.instruments.diff.screen import runs
 from thinkalike.measures.edits import Edit, edit
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.parts import parts_of
-from thinkalike.models.survey import HEADS, embedding_of, number_in, settings_of, tensors_of, text_config
+from thinkalike.models.survey import HEADS, embedding_of, entries_of, number_in, tensors_of, text_config
 from thinkalike.processes import counted
 
 MIXTURES = ("linear mixture", "spherical mixture", "weighted sum")
@@ -33,7 +33,7 @@ IN_TURN = re.compile(r"c_attn|qkv_proj|Wqkv")  # queries, keys and values of all
 
 def settings_that_differ(base: FrozenModel, changed: FrozenModel) -> pd.DataFrame:
     """Return, as text, what differs beside the weights: entries of configurations, parts of tokenizers, and marks."""
-    first, second = (settings_of(model.module) | {"marks": model.marks()} for model in (base, changed))
+    first, second = (entries_of(model.module) | {"marks": model.marks()} for model in (base, changed))
     for own, model in ((first, base), (second, changed)):
         own |= {f"tokenizer.{name}": part for name, part in tokenizer_facts(model.tokenizer).items()}
     rows = [{"setting": name, "base": _brief(first.get(name)), "changed": _brief(second.get(name))}

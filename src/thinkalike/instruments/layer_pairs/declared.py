@@ -24,7 +24,7 @@ from torch import Tensor
 
 from thinkalike import measures, plugins
 from thinkalike.config import MEASURES, MeasureConfig, left_open, ranged
-from thinkalike.config.schema import TOKENS_AT_ONCE
+from thinkalike.config.parts import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, PluginError
 from thinkalike.instruments.layer_pairs.frame import BATCHES, OF_STATES, LayerPairs, WithNull
 from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order

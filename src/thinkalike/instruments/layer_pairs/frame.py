@@ -21,20 +21,12 @@ import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, left_open, ranged
-from thinkalike.config.parts import AFTER
-from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.config.parts import AFTER, CONTEXT, TOKENS_AT_ONCE
 from thinkalike.digests import remembered
 from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs import screen
 from thinkalike.instruments.layer_pairs.comparison import Comparison, Side, rounds, run_together
-from thinkalike.instruments.layer_pairs.screen import (
-    as_matrix,
-    components_of,
-    headlines_of,
-    rows_of,
-    show_components,
-    show_layer_pairs,
-)
-from thinkalike.job import LADDER, Instrument, Outcome, Work
+from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.measures.estimates import FEW, FEWEST_GROUPS
 from thinkalike.models.families import Layer, layers_at_depths, layers_of_sides, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
@@ -338,7 +330,7 @@ class LayerPairs(Instrument):
             table,
             scalars | self.scalars(estimates),
             {name: each.cpu().numpy() for name, each in (arrays | self.arrays(estimates)).items()},
-            tables=components_of(table[table["source"] != table["target"]], self.is_distance),
+            tables=screen.components_of(table[table["source"] != table["target"]], self.is_distance),
             models=[job.source.describe(), job.target.describe()],
             facts=job.batches.facts,
             blank=tuple(further),  # within a model
@@ -381,11 +373,13 @@ class LayerPairs(Instrument):
 
     def draw(self, result: Result, folder: Path) -> None:
         if "components" in result.tables:
-            cells = as_matrix(result.tables["components"])
+            cells = screen.as_matrix(result.tables["components"])
             scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
-            figures.components(cells, folder, self.kind, self.label(result), scale, rows_of(result))
+            figures.components(cells, folder, self.kind, self.label(result), scale, screen.rows_of(result))
             return
-        figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale, about=rows_of(result))
+        figures.layer_heatmaps(
+            result.table, folder, self.kind, self.label(result), self.scale, about=screen.rows_of(result)
+        )
         if "readings" in result.tables:
             tables = (result.tables[name] for name in ("readings", "rungs"))
             figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
@@ -399,13 +393,13 @@ class LayerPairs(Instrument):
         return f"{self.name}{at}{given}"
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        return headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
+        return screen.headlines_of(self.kind, result, self.is_distance) or super().headlines(result)
 
     def show(self, result: Result) -> None:
         if "components" in result.tables:
-            show_components(self.label(result), result, self.is_distance)
+            screen.show_components(self.label(result), result, self.is_distance)
         else:
-            show_layer_pairs(self.label(result), result, self.is_distance)
+            screen.show_layer_pairs(self.label(result), result, self.is_distance)
         if "readings" in result.tables:
             from thinkalike.instruments.layer_pairs.readings import show_read
 

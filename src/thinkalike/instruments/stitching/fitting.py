@@ -18,30 +18,11 @@ from thinkalike.config import DataConfig
 from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation.language import (
-    MOST_TOKENS,
-    BigramMeans,
-    Maps,
-    Reader,
-    document_sums,
-    own_losses,
-    report_share,
-    rows_at_once,
-    rows_of_moments,
-    state_moments,
-)
+from thinkalike.evaluation import language
+from thinkalike.evaluation.language import BigramMeans, Maps, Reader, document_sums
 from thinkalike.evaluation.likeness import TOKENS, Likeness, in_parts, likeness_of
-from thinkalike.measures.closed_forms import (
-    AffineMap,
-    HalvedMoments,
-    LayerPair,
-    PairStatistics,
-    bias_only,
-    halves_of,
-    least_squares,
-    procrustes,
-    reduced_rank,
-)
+from thinkalike.measures import closed_forms
+from thinkalike.measures.closed_forms import AffineMap, HalvedMoments, LayerPair, PairStatistics
 from thinkalike.measures.estimates import next_rung
 from thinkalike.memory import AT_ONCE, GAPS, MARGIN, Budget, check_memory, hand_back, in_use
 from thinkalike.models.families import pairs_of_layers
@@ -185,21 +166,23 @@ class ClosedForms:
         setting, fit = self.setting, self.setting.corpus.fit
         most = CONTROL_TOKENS // fit.context if setting.only_beside else None
         rows, documents = fit.tokens[:most], fit.documents[:most]
-        return state_moments(*setting.models, rows, self.rows_at_once(rows), fit.layout, documents)
+        return language.state_moments(*setting.models, rows, self.rows_at_once(rows), fit.layout, documents)
 
     def rows_at_once(self, rows: Tensor) -> int:
         """Return how many rows fit into memory, with the states of all layers in float64."""
-        setting, most = self.setting, rows_at_once(self.setting.corpus)
-        return rows_of_moments(*setting.models, rows, most, setting.budget, setting.corpus.fit.layout)
+        setting, most = self.setting, language.rows_at_once(self.setting.corpus)
+        return language.rows_of_moments(*setting.models, rows, most, setting.budget, setting.corpus.fit.layout)
 
     def maps(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
         config, fits = self.setting.config, [(self.moments, pair) for pair in self.setting.layer_pairs]
         if kind == "least_squares":
-            return [least_squares(*fit, config.ridge, bias) for fit in fits]
+            return [closed_forms.least_squares(*fit, config.ridge, bias) for fit in fits]
         if kind == "reduced_rank":
-            return [reduced_rank(*fit, config.rank, config.ridge, bias) for fit in fits]
-        return [procrustes(*fit, bias=bias) if kind == "procrustes" else bias_only(*fit) for fit in fits]
+            return [closed_forms.reduced_rank(*fit, config.rank, config.ridge, bias) for fit in fits]
+        if kind == "procrustes":
+            return [closed_forms.procrustes(*fit, bias=bias) for fit in fits]
+        return [closed_forms.bias_only(*fit) for fit in fits]
 
     @cached_property
     def starts(self) -> list[AffineMap]:
@@ -231,7 +214,7 @@ def compared(setting: Setting) -> Compared:
     fit, report, depths = setting.corpus.fit, setting.corpus.report, sorted({depth for _, depth in pairs})
     tokens, moments = fit.layout.target_tokens(fit.tokens), HalvedMoments(pairs)
     documents = fit.documents[: max(TOKENS // fit.context, 1)]
-    halves = halves_of(documents.flatten()).view_as(documents)
+    halves = closed_forms.halves_of(documents.flatten()).view_as(documents)
     means = BigramMeans(target, depths, tokens[:0], report.layout.target_tokens(report.tokens))
     read = 0
 
@@ -246,7 +229,7 @@ def compared(setting: Setting) -> Compared:
     parts = in_parts(pairs, source.d_model, target.d_model, longest, setting.budget.room)
     given = [seen] if len(parts) == 1 else []
     alike = Likeness.joined([likeness_of(source, target, part, fit, report, *given) for part in parts])
-    means.read(target, tokens[read : max(read, MOST_TOKENS // fit.context)])
+    means.read(target, tokens[read : max(read, language.MOST_TOKENS // fit.context)])
     hand_back(target.device)
     return Compared(alike, moments if read and setting.only_beside else None, means)
 
@@ -389,8 +372,8 @@ def reported(
     if untrained:
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
-    rows, models, most = setting.corpus.report, setting.models, rows_at_once(setting.corpus)
-    at_once = report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
+    rows, models, most = setting.corpus.report, setting.models, language.rows_at_once(setting.corpus)
+    at_once = language.report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
     sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
 
@@ -408,7 +391,7 @@ def rungs(setting: Setting, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
     known: dict[int, list[float]] = {}
     while bits := next_rung(gains, known):
         log.info("%s at %d bits", target.name, bits)
-        loss = own_losses(rounded(target, bits), setting.corpus.report, rows_at_once(setting.corpus))
+        loss = language.own_losses(rounded(target, bits), setting.corpus.report, language.rows_at_once(setting.corpus))
         known[bits] = [min(float((sums["target"] - loss).sum() / tokens), -LEAST)] * len(gains)
         found[f"rung_{bits}"] = loss
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinkalike import figures
 from thinkalike.errors import listed
-from thinkalike.job import LADDER, Instrument, Outcome, Work
+from thinkalike.job.instrument import LADDER, Instrument, Outcome, Work
 from thinkalike.models.families import check_stitchable, layers_at_depths, pairs_of_layers
 from thinkalike.processes import check_processes
 from thinkalike.screen import ROWS, Column, Table, few, number_column, number_of_documents, show_table, show_text, span

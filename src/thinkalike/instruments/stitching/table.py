@@ -25,14 +25,8 @@ from thinkalike.data.corpus import PairedRows
 from thinkalike.evaluation.language import ends_of, with_ends
 from thinkalike.instruments.stitching.fitting import LEAST, ClosedForms, Setting, compared, fitted, reported, rungs
 from thinkalike.job import Work
-from thinkalike.measures.estimates import (
-    PARTS,
-    RUNGS,
-    documents_and_seeds_interval,
-    jackknife,
-    reading_of,
-    without_parts,
-)  # fmt: skip
+from thinkalike.measures import estimates
+from thinkalike.measures.estimates import PARTS, RUNGS, documents_and_seeds_interval, without_parts
 from thinkalike.models.load import randomised
 from thinkalike.training.recipe import StitchConfig
 from thinkalike.training.run import Run
@@ -236,8 +230,8 @@ def readings(sums: Mapping[str, Tensor]) -> dict[str, Any]:
     whole = torch.cat([parts.sum(0)[None], without_parts(parts, numbers[counts > 0])])
     cost, count = (whole[..., 0] / whole[..., 1]).T, len(lost) - len(marks)
     steps = -cost[count:].clamp(min=LEAST).log()
-    found = [reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
-    return ends_of("reading", jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
+    found = [estimates.reading_of(each, marks, steps) for each in -cost[:count].clamp(min=LEAST / 2).log()]
+    return ends_of("reading", estimates.jackknife(*(torch.stack(found, 1)[part] for part in (0, slice(1, None)))))
 
 
 def in_bits(value: float) -> str:
