@@ -249,7 +249,7 @@ REFUSED = {
     "-cd own -cn mime": "Cannot find primary config 'mime'",
     "stitch.momentum=1": "stitch.momentum=1 must be less than 1",
     "stitch=low_rank stitch.whiten=true": "stitch.whiten=true is for sgd",
-    "stitch.floor=true": "stitch.floor=true is for stitch.loss=cross_entropy",
+    "stitch.floor=true": "stitch.floor=true needs stitch.loss=cross_entropy",
 }
 
 

@@ -189,9 +189,7 @@ def within(config: TrainConfig | AnalyzeConfig, chosen: Collection[str]) -> Trai
     if config.budget is None:
         return config
     if (found := smaller(config, chosen, config.budget)) is None:
-        raise ConfigError(
-            f"budget={config.budget} is for a comparison or stitch of models of known sizes; leave it out"
-        )
+        raise ConfigError(f"budget={config.budget} is for a comparison or stitch of models of known size; leave it out")
     job, words, seconds = found
     log.info("budget=%s: %s; about %s on this machine", config.budget, words, in_words(seconds))
     if seconds > BEYOND * seconds_of(config.budget):

@@ -109,9 +109,8 @@ def show_table(table: Table) -> None:
     for block in stacked(table.columns, table.keys, width):
         drawn = Drawn(box=box.HEAVY_HEAD, show_lines=table.ruled)
         for column, room in zip(block, widths(block, width), strict=True):
-            drawn.add_column(
-                Text(plain(column.name)), justify="left" if column.wraps else "right", width=room, overflow="fold"
-            )
+            side: Any = "left" if column.wraps else "right"
+            drawn.add_column(Text(plain(column.name)), justify=side, width=room, overflow="fold")
         for row in zip(*(column.cells for column in block), strict=True):
             drawn.add_row(*(Text(plain(cell)) for cell in row))
         console.print(drawn, crop=False)

@@ -19,15 +19,10 @@ def layer_rows(model: str, layers: Sequence[Any]) -> pd.DataFrame:
 def matrix_rows(rows: pd.DataFrame, columns: pd.DataFrame, **values: Shaped[Tensor, "l m"]) -> pd.DataFrame:
     """Return one row per cell of matrices of layers: source, target, source_layer, target_layer, and each value."""
     first, second = np.indices((len(rows), len(columns))).reshape(2, -1)
-    table = pd.DataFrame(
-        {
-            "source": rows["model"].to_numpy()[first],
-            "target": columns["model"].to_numpy()[second],
-            "source_layer": rows["layer"].to_numpy()[first],
-            "target_layer": columns["layer"].to_numpy()[second],
-        }
-    )
-    return table.assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
+    sides = {"source": (rows, first), "target": (columns, second)}
+    table = {side: own["model"].to_numpy()[place] for side, (own, place) in sides.items()}
+    table |= {f"{side}_layer": own["layer"].to_numpy()[place] for side, (own, place) in sides.items()}
+    return pd.DataFrame(table).assign(**{name: cells.cpu().flatten().numpy() for name, cells in values.items()})
 
 
 def repeated_rows(rows: pd.DataFrame, what: str, names: Sequence[str], **values: Shaped[Tensor, "l f"]) -> pd.DataFrame:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -266,6 +267,17 @@ class AnalyzeConfig(JobConfig):
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
+
+    def without_model(self) -> AnalyzeConfig:
+        """Return a configuration with recordings, with those models alone that are asked for beside them.
+
+        Without any, no state of tokens is read, so that `stimuli.token` has no effect.
+        """
+        without = copy(self)  # not `replace`, as a configuration that a user gives must have them
+        without.model, without.target = map(self.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
+        if not self.beside_recordings:
+            without.stimuli = replace(self.stimuli, token="last")
+        return without
 
     @property
     def recordings(self) -> list[str]:

@@ -196,10 +196,8 @@ def same_vocabulary(source: Any, target: Any) -> None:
     """Raise a ModelError unless two models, or anything with `name` and `tokenizer`, cut every text alike."""
     first, second = tokenizer_facts(source.tokenizer), tokenizer_facts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
-        raise ModelError(
-            f"{source.name} and {target.name} have different tokenizers ({', '.join(others)}); choose models of one "
-            f"tokenizer, {OTHERWISE}"
-        )
+        found = f"{source.name} and {target.name} have different tokenizers ({', '.join(others)})"
+        raise ModelError(f"{found}; choose models of one tokenizer, {OTHERWISE}")
 
 
 def check_rows(source: Any, target: Any, rows: Int[Tensor, "b t"]) -> None:
@@ -228,10 +226,8 @@ def check_alignable(source: Any, target: Any) -> None:
     for word in PROBES:
         mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
         if mine != theirs:
-            raise ModelError(
-                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
-                "aligned; choose models that treat case and accents alike"
-            )
+            found = f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}"
+            raise ModelError(f"{found}, so texts cannot be aligned; choose models that treat case and accents alike")
 
 
 def _as_read(tokenizer: Any, word: str) -> str:

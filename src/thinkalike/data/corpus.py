@@ -84,18 +84,14 @@ class Layout:
         """Return the documents of the source's tokens, given those of the target's; -1 for a token that is of none."""
         return rows[:, 2 * self.target + self.source :] if self.source else documents
 
-    def gathered(
-        self, states: Sequence[Float[Tensor, "b s _"]], rows: Int[Tensor, "b width"]
-    ) -> list[Float[Tensor, "b t _"]]:
+    def gathered(self, states: Sequence[Float[Tensor, "b s _"]], rows: Int[Tensor, "b width"]) -> list[Tensor]:
         """Return for each target token the states that it gets, of each layer of the source."""
         if not self.source:
             return list(states)
         places = rows[:, self.target + self.source : 2 * self.target + self.source, None].long()
         return [state.gather(1, places.to(state.device).expand(-1, -1, state.shape[-1])) for state in states]
 
-    def source_states(
-        self, source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int]
-    ) -> list[Float[Tensor, "b t _"]]:
+    def source_states(self, source: Any, rows: Int[Tensor, "b width"], layers: Sequence[int]) -> list[Tensor]:
         """Return for each target token the states that it gets, of these layers of a source model, in one pass."""
         return self.gathered(source.residuals(self.source_tokens(rows), layers), rows)
 

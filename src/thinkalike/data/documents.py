@@ -85,9 +85,9 @@ def documents(config: DataConfig) -> Iterator[str]:
     """Return the documents of a source in an order that never changes, in pieces where they are fewer than `FEW`."""
     whole = _whole_documents(config)
     first = list(islice(whole, FEW))
-    pieces = (
-        first if len(first) == FEW else [Document(piece, group_of(text)) for text in first for piece in in_pieces(text)]
-    )
+    pieces = first
+    if len(first) < FEW:
+        pieces = [Document(piece, group_of(text)) for text in first for piece in in_pieces(text)]
     if len(pieces) > len(first):  # neighbours resemble each other, so that the first of many must not be one stretch
         pieces.sort(key=document_fingerprint)
     return chain(pieces, whole)

@@ -65,9 +65,8 @@ class Side:
     def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
         self.packed, self.reader, self.read = packed, reader, read
         self.skipped, self.lead = int(reader.start is not None), int(reader.source_bos is not None)
-        self.numbers, owners = (
-            part[:, self.skipped :].numpy().astype(np.int64) for part in (packed.tokens, packed.documents)
-        )
+        both = (packed.tokens, packed.documents)
+        self.numbers, owners = (part[:, self.skipped :].numpy().astype(np.int64) for part in both)
         change = np.ones(self.numbers.shape, bool)
         change[:, 1:] = np.diff(owners) != 0
         at, flat = np.flatnonzero(change.ravel()), self.numbers.ravel()

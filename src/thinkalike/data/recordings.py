@@ -56,11 +56,10 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
     if not arrays or ids is None:
+        lacks = "layers" if ids is not None else "`ids`, which say which stimulus a row belongs to"
         raise DataError(
-            f"{path} has no {'layers' if ids is not None else '`ids`, which say which stimulus a row belongs to'}; add "
-            "them, one id for each row: an array "
-            "or, in .safetensors, metadata={'ids': json.dumps(ids)}; or ids='order' where rows are in the order of the "
-            "stimuli"
+            f"{path} has no {lacks}; add them, one id for each row: an array or, in .safetensors, metadata={{'ids': "
+            "json.dumps(ids)}; or ids='order' where rows are in the order of the stimuli"
         )
     texts = stimuli.ids if ids.shape == () and str(ids) == IN_ORDER else _texts(ids, f"{path}: {IDS}")
     names = ["1"] * len(texts) if runs is None else _texts(runs, f"{path}: {RUNS}")
@@ -70,10 +69,8 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
     rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
     if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
         arrays = {str(number): layer for number, layer in enumerate(whole)}
-    layers = {
-        name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in sorted(arrays, key=natural_order)
-    }
-    return Recording(layers, order)
+    named = sorted(arrays, key=natural_order)
+    return Recording({name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in named}, order)
 
 
 def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str) -> list[int]:

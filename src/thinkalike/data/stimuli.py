@@ -143,15 +143,8 @@ class Stimuli:
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
-        everything: tuple[Any, ...] = (
-            self.texts,
-            self.sentence.tolist(),
-            self.span,
-            self.kinds,
-            table.tolist(),
-            levels,
-        )
-        everything += (self.token,) if self.token != "last" else ()
+        token = () if self.token == "last" else (self.token,)
+        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels, *token)
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
 
     def _check(self) -> None:
@@ -214,10 +207,8 @@ def duplicates(names: Iterable[str]) -> list[str]:
 def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
     values = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
     for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
-        raise DataError(
-            f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it if the feature does "
-            f"not apply, or declare kinds.{name}=nominal"
-        )
+        found = f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number"
+        raise DataError(f"{found}; empty it if the feature does not apply, or declare kinds.{name}=nominal")
     return values
 
 

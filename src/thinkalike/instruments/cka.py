@@ -41,10 +41,9 @@ class CKAConfig(WithNull):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.given != "none" and (self.kernel, self.flatten) != ("linear", "token"):
-            raise ConfigError(
-                f"measure.given={self.given} compares single tokens by the linear kernel: leave out "
-                f"measure.kernel={self.kernel} and measure.flatten={self.flatten}, or measure.given"
-            )
+            others = f"measure.kernel={self.kernel} and measure.flatten={self.flatten}"
+            found = f"measure.given={self.given} compares single tokens by the linear kernel"
+            raise ConfigError(f"{found}: leave out {others}, or measure.given")
 
 
 class LayerCKA(LayerPairs, kind="cka", version=8, reads=OF_STATES):
@@ -70,9 +69,7 @@ class LayerCKA(LayerPairs, kind="cka", version=8, reads=OF_STATES):
         return batches
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return {name: getattr(estimates, name) for name in ("hsics", "without")} | {
-            "convergence": estimates.convergence()
-        }
+        return {"hsics": estimates.hsics, "without": estimates.without, "convergence": estimates.convergence()}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
         chance = super().scalars(estimates)

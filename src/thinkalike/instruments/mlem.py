@@ -147,10 +147,8 @@ class FeatureProfiles(
         mean = fold_interval(torch.from_numpy(result.arrays["scores"]).mean(0))
         best = scores.iloc[int(scores["score"].argmax())]
         ends = mean if isfinite(best["low"]) else interval_around(mean.value, inf)
-        return [
-            Headline.with_ends("mean_score", *map(float, ends)),
-            Headline.with_ends("best_score", best["score"], best["low"], best["high"]),
-        ]
+        best_score = Headline.with_ends("best_score", best["score"], best["low"], best["high"])
+        return [Headline.with_ends("mean_score", *map(float, ends)), best_score]
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +43,7 @@ class OfStimuli(Instrument):
         return stimuli_inputs(config)
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        return without_model(config) if config.activations else config
+        return config.without_model() if config.activations else config
 
     def passes(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Passes]:
         return sentence_passes(config, shapes)
@@ -65,26 +64,14 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     """Return what decides the numbers of a measure of stimuli: them, and models or recordings."""
     if not config.activations:
         return {"stimuli": read_stimuli(config.stimuli), **fingerprints(config, ("model", "target"))}
-    stimuli = read_stimuli(without_model(config).stimuli)
+    stimuli = read_stimuli(config.without_model().stimuli)
     recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
     ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
     read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
     names = names_of(sides_of(config))
     if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
         read["names"] = ", ".join(names)
-    return {**read, **fingerprints(without_model(config), ("model", "target"))}
-
-
-def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
-    """Return a configuration with recordings, with those models alone that are asked for beside them.
-
-    Without any, no state of tokens is read, so that `stimuli.token` has no effect.
-    """
-    without = copy(config)  # not `replace`, as a configuration that a user gives must have them
-    without.model, without.target = map(config.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
-    if not config.beside_recordings:
-        without.stimuli = replace(config.stimuli, token="last")
-    return without
+    return {**read, **fingerprints(config.without_model(), ("model", "target"))}
 
 
 @dataclass

@@ -52,10 +52,9 @@ class LayerR2(LayerPairs, kind="r2", version=9, reads=("model", "target", "layer
         both = replace(measure, batches=measure.fit_batches + measure.batches)
         batches = super().batches(both, config, models, runs)
         if batches.batches <= measure.fit_batches:
-            raise ConfigError(
-                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.batches} batches of held-out "
-                "text to judge: lower it, or measure.tokens_per_batch"
-            )
+            left = f"none of the {batches.batches} batches of held-out text to judge"
+            remedy = "lower it, or measure.tokens_per_batch"
+            raise ConfigError(f"measure.fit_batches={measure.fit_batches} leaves {left}: {remedy}")
         layers = self.sites(config, models)
         readings = readings_of(*((len(own), model.d_model) for model, own in zip(models, layers, strict=True)))
 

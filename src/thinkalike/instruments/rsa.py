@@ -54,10 +54,8 @@ class RSAConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.comparator in WHITENED and self.distance == "manhattan":
-            raise ConfigError(
-                f"measure.comparator={self.comparator} compares squared Euclidean distances, not manhattan ones; "
-                "choose measure.comparator=corr or another distance"
-            )
+            found = f"measure.comparator={self.comparator} compares squared Euclidean distances, not manhattan ones"
+            raise ConfigError(f"{found}; choose measure.comparator=corr or another distance")
 
     @property
     def unused(self) -> Collection[str]:
@@ -110,9 +108,8 @@ class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", 
                 more["with_massive"] = rsa(_distances(every.sides, measure), comparator=measure.comparator)
             layers = _distances(sides, measure)
             groups = of_stimuli.sentence_groups(stimuli)
-            similarity = rsa_estimate(
-                layers, comparator=measure.comparator, groups=groups, folds=FOLDS, seed=config.seed
-            )
+            options = {"comparator": measure.comparator, "groups": groups, "folds": FOLDS, "seed": config.seed}
+            similarity = rsa_estimate(layers, **options)
             more |= {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
                 more |= _p_values(layers, measure, config.seed, stimuli)

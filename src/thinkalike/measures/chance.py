@@ -229,10 +229,8 @@ class BatchNull:
             alike = f"by chance alone two layers are as close as can be, at {measure.best:g}"
             raise ValueError(f"{alike}: give more rows, as by measure.tokens_per_batch")
         tested, moved = self._tested(owners, permuted, values)
-        return {
-            pair: {"null": null[pair], "tested": tested[pair], "moved": torch.tensor(moved)}
-            for pair in self.blocks.pairs
-        }
+        found = {"null": null, "tested": tested, "moved": dict.fromkeys(null, torch.tensor(moved))}
+        return {pair: {name: each[pair] for name, each in found.items()} for pair in self.blocks.pairs}
 
     def _tested(
         self, owners: Int[Tensor, " kept"], permuted: Values, values: Mapping[Pair, Tensor]

@@ -189,10 +189,8 @@ def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, aske
     """Refuse for `asked` what is seen without any weights: a model that predicts no next token, layers beyond it."""
     for each in (source, target):
         if outline(each).predicts not in (None, "next"):
-            raise ModelError(
-                f"{each.called} predicts no next token, and {asked} stitches models that do; choose one of them, or "
-                "compare representations: python analyze.py measure=cka"
-            )
+            found = f"{each.called} predicts no next token, and {asked} stitches models that do"
+            raise ModelError(f"{found}; choose one of them, or compare representations: python analyze.py measure=cka")
     check_layer_pairs(source, target, layers)
 
 

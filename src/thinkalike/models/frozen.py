@@ -343,9 +343,7 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
 
 def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:
     """Store the state that enters a module in every pass as `states[key]` while the context is open."""
-    return module.register_forward_pre_hook(
-        lambda _, args, named: states.update({key: state_in(args, named)}), with_kwargs=True
-    )
+    return module.register_forward_pre_hook(lambda _, *given: states.update({key: state_in(*given)}), with_kwargs=True)
 
 
 def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[Any]:

@@ -68,10 +68,8 @@ def _read(path: Path, _changed: int) -> tuple[Any, str, dict[str, Any]]:
     if (scaling := facts.get(f"{architecture}.rope.scaling.type", "none")) != "none":
         scales.append(f"rope.scaling.type={scaling}")
     if scales and architecture not in KEEPS_SCALES:
-        raise ModelError(
-            f"{path} scales its rotary positions ({listed(scales)}), which transformers does not read from GGUF "
-            f"files; {OWN}"
-        )
+        found = f"{path} scales its rotary positions ({listed(scales)})"
+        raise ModelError(f"{found}, which transformers does not read from GGUF files; {OWN}")
     if unread := _fill_in(shape, facts, f"{architecture}."):
         raise ModelError(f"{path} states {listed(unread)}, which transformers does not read from GGUF files; {OWN}")
     if getattr(shape, "query_pre_attn_scalar", None) not in (None, getattr(shape, "head_dim", None)):  # 27 billion

@@ -246,9 +246,8 @@ def read_mini(place: str, device: torch.device, dtype: torch.dtype) -> survey.Ch
     from transformers import PreTrainedTokenizerFast
 
     config = json.loads(Path(place, "config.json").read_text())
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=f"{place}/tokenizer.json", bos_token=END, eos_token=END, pad_token=END
-    )
+    marks = dict.fromkeys(("bos_token", "eos_token", "pad_token"), END)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=f"{place}/tokenizer.json", **marks)
     module: Any = build_mini(config["architecture"], len(tokenizer), config["seed"])
     module.load_state_dict({name: weight.float() for name, weight in load_file(f"{place}/model.safetensors").items()})
     return survey.Checkpoint(module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx)

@@ -78,10 +78,8 @@ def check_one_basis(base: FrozenModel, changed: FrozenModel) -> None:
     """Raise a ModelError unless two models in one form have modules and widths alike, as a changed copy has."""
     for name in ("n_layers", "d_model"):
         if (first := getattr(base, name)) != (second := getattr(changed, name)):
-            raise ModelError(
-                f"{base.name} has {name}={first} and {changed.name} {second}, so that neither is a changed copy of the "
-                "other; measure=cka compares any two models"
-            )
+            found = f"{base.name} has {name}={first} and {changed.name} {second}"
+            raise ModelError(f"{found}, so neither is a changed copy of the other; measure=cka compares any two models")
     if parts_of(base) != parts_of(changed):
         raise ModelError(f"{base.name} and {changed.name} have different modules; measure=cka compares any two models")
 
@@ -102,9 +100,7 @@ def one_form(base: FrozenModel, changed: FrozenModel) -> list[str]:
     for model in (base, changed):
         if (more := model.vocabulary) > rows:
             _keep_rows(model, rows)
-            done.append(
-                f"{model.name} has {more:,} rows of tokens, and the first {rows:,}, which both have, are compared."
-            )
+            done.append(f"{model.name} has {more:,} rows of tokens; the first {rows:,}, which both have, are compared.")
     return done
 
 
@@ -140,9 +136,7 @@ def changed_parts(base: FrozenModel, changed: FrozenModel) -> list[Part]:
     differ = (first.keys() | second.keys()) - same
     inside = {part: {name for name in differ if name.startswith(part.prefixes)} for part in parts_of(base)}
     if lost := sorted(differ.difference(*inside.values())):
-        raise ModelError(
-            f"{changed.name}: {lost[0]} differs or is not in both, and belongs to none of the modules of weights"
-        )
+        raise ModelError(f"{changed.name}: {lost[0]} differs or is not in both, and belongs to no module of weights")
     return [part for part, names in inside.items() if names]
 
 

@@ -257,9 +257,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
         path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision)).parent
     shape = _shape_in(path)
     if code := _code_of_the_hub(shape):
-        raise ModelError(
-            f"config.json of {path} says {code}, which is code of a repository of the hub and is never run; remove it"
-        )
+        raise ModelError(f"config.json of {path} says {code}, which is code of the hub and is never run; remove it")
     return shape
 
 
@@ -321,10 +319,8 @@ def _hub(config: ModelConfig) -> Iterator[str]:
 
     repository, commit = str(config.hub_id), _commit_of(config)
     if Path(repository).is_dir():
-        raise ModelError(
-            f"model={config.called}: {repository} is also a folder here, which would be read instead; call from "
-            f"elsewhere, or give the folder: model=local model.path={repository}"
-        )
+        found = f"model={config.called}: {repository} is also a folder here, which would be read instead"
+        raise ModelError(f"{found}; call from elsewhere, or give the folder: model=local model.path={repository}")
     offline: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if commit.trouble:
         log.warning("using the cached files of %s: %s", repository, _cause(config, commit.trouble))

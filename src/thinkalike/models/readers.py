@@ -154,10 +154,8 @@ def read_weights(
     if found := "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names):
         whole = ("config.json describes", "give the whole checkpoint with its own config.json")
         source, remedy = ("fields describe", OWN) if is_gguf(place) else whole
-        raise ModelError(
-            f"cannot load model={config.called} from {place}: its weights are not those that its {source} ({found}); "
-            f"{remedy}"
-        )
+        said = f"its weights are not those that its {source} ({found})"
+        raise ModelError(f"cannot load model={config.called} from {place}: {said}; {remedy}")
     return module
 
 
@@ -220,9 +218,8 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
             whole = PeftModel.from_pretrained(module, str(folder))
             found: Any = set_peft_model_state_dict(whole, given)
         except (RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ModelError(
-                f"{folder.name}: the adapter cannot be put on its base ({one_line(error)}); {GIVE}"
-            ) from error
+            said = f"the adapter cannot be put on its base ({one_line(error)})"
+            raise ModelError(f"{folder.name}: {said}; {GIVE}") from error
         settings = whole.active_peft_config
         if settings.is_prompt_learning:
             raise ModelError(f"{folder.name}: an adapter of the kind {settings.peft_type.value} cannot be merged")
@@ -290,9 +287,8 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
             file = cached_file(place, "tokenizer_config.json", **optional)
             said = read_json(Path(file)).get("add_bos_token") if file else None
             if config.bos is None and said in (True, False) and said != survey.puts_bos(tokenizer):
-                log.warning(
-                    "%s: add_bos_token=%s has no effect on its tokenizer; model.bos decides", config.called, said
-                )
+                no_effect = f"add_bos_token={said} has no effect on its tokenizer; model.bos decides"
+                log.warning("%s: %s", config.called, no_effect)
             return tokenizer
     if config.revision and Path(place).is_dir():  # a run may keep its tokenizer beside its checkpoints
         return read_tokenizer(replace(config, revision=None), str(Path(place).parent))
@@ -307,10 +303,8 @@ def _cuts_as(tokenizer: Any, file: str) -> bool:
     own.no_truncation()
     own.no_padding()
     own.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
-    return all(
-        list(tokenizer(text)["input_ids"]) == own.encode(text).ids
-        for text in (survey.TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
-    )
+    texts = (survey.TEXT, " 2023", f"a{tokenizer.eos_token}b", *PROBES)
+    return all(list(tokenizer(text)["input_ids"]) == own.encode(text).ids for text in texts)
 
 
 def blocks_of(module: Any, name: str) -> str:

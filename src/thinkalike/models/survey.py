@@ -76,10 +76,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
     if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
-        raise ModelError(
-            f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and "
-            "once each, so it has no residual stream to cut"
-        )
+        found = f"the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and once each"
+        raise ModelError(f"{model.name}: {found}, so it has no residual stream to cut")
     shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
@@ -254,9 +252,8 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
         full, states = model.full(tokens, mask, types)[:, late].clone(), model.residuals(tokens, cuts, mask, types)
         if not full.isfinite().all():
             remedy = "; load it in float32 or bfloat16" if model.dtype == torch.float16 else ""
-            raise ModelError(
-                f"{model.name}: its output on sample tokens is not finite in {str(model.dtype)[6:]}{remedy}"
-            )
+            dtype = str(model.dtype).removeprefix("torch.")
+            raise ModelError(f"{model.name}: its output on sample tokens is not finite in {dtype}{remedy}")
         if not full.any():
             raise ModelError(f"{model.name}: its output on sample tokens is zero everywhere")
         for cut, state in zip(cuts, states, strict=True):
@@ -264,10 +261,8 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             joined = model.finish(joined[:, late]) if model.predicts == "next" else model.output(joined, mask)
             error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
             if not error <= allowed:  # NaN fails as well
-                raise ModelError(
-                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs from the full pass "
-                    f"by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
-                )
+                found = f"differs from the full pass by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
+                raise ModelError(f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) {found}")
 
 
 def _check_causal(model: Any, tokens: Tokens) -> None:
@@ -277,13 +272,9 @@ def _check_causal(model: Any, tokens: Tokens) -> None:
     if not error <= TOLERANCE[model.dtype] / 10:  # 0 in all architectures, but for experts, whose products round
         remedy = "save it with AutoModelForMaskedLM"
         if hasattr(text_config(model.module), "is_decoder"):
-            remedy = (
-                f"if it was trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
-            )
-        raise ModelError(
-            f"{model.name} is to predict the next token, but later tokens change its logits by {error:.1e} of the "
-            f"largest one, as in an encoder; {remedy}"
-        )
+            remedy = f"if trained on earlier tokens alone, write is_decoder: true in its config.json; else {remedy}"
+        found = f"later tokens change its logits by {error:.1e} of the largest one, as in an encoder"
+        raise ModelError(f"{model.name} is to predict the next token, but {found}; {remedy}")
 
 
 def check_plausible(model: Any) -> None:
@@ -293,12 +284,8 @@ def check_plausible(model: Any) -> None:
     """
     trained = {path for path, weight in model.module.named_parameters() if weight.dim() > 1 and weight.numel()}
     found = ((path, each) for path, each in tensors_of(model.module) if path in trained and each.is_floating_point())
-    whole = {
-        path: bool(each.any())
-        for path, each in found
-        if all(torch.equal(part, part.round()) for part in (each[0], each))
-    }
-    if odd := [path for path in whole if whole[path]]:
+    whole = {path: each for path, each in found if all(torch.equal(part, part.round()) for part in (each[0], each))}
+    if odd := [path for path, each in whole.items() if each.any()]:
         said = "whole numbers alone, as rounded weights without their scale do"
         raise ModelError(f"{model.name}: {odd[0]} holds {said}; {ACCEPT}")
     if whole:

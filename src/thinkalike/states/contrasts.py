@@ -116,10 +116,8 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
     for text in (contrasts.counterparts[place].text, contrasts.texts[place].text):
         before, after = ids_of(tokenizer, text), ids_of(tokenizer, text + end)
         if after[:-1] != before:
-            raise DataError(
-                f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token; give one with its "
-                f"space, such as ' is', or {BOUNDARY}"
-            )
+            found = f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token"
+            raise DataError(f"{found}; give one with its space, such as ' is', or {BOUNDARY}")
     return after[-1]
 
 
@@ -138,10 +136,8 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     words = lexicon(size)
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
     if not verbs:
-        raise DataError(
-            f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of every verb; give "
-            "pairs of your own: measure.contrast=table measure.path=FILE"
-        )
+        found = f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of every verb"
+        raise DataError(f"{found}; give pairs of your own: measure.contrast=table measure.path=FILE")
     entries = words["female"] + words["male"] + words["neither"]
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))

@@ -116,9 +116,8 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
             if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
                 most = f"{model.context} of {model.name}"
                 raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
-        states = word_states(
-            model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), sites(model, embed), stimuli.token
-        )
+        batch = Pieces(texts, words[first : first + TEXTS_AT_ONCE])
+        states = word_states(model, batch, sites(model, embed), stimuli.token)
         parts.append([layer.cpu() for layer in states])
     back = torch.from_numpy(np.argsort(order, kind="stable"))
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]

@@ -113,10 +113,8 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
     if not too_short:
         yield spans
     elif len(spans) == 1:
-        raise DataError(
-            f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}: choose a text that both "
-            "models are made for, data=NAME, or raise model.context"
-        )
+        found = f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}"
+        raise DataError(f"{found}: choose a text that both models are made for, data=NAME, or raise model.context")
     else:
         for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
             yield from _fitting(text, half, models)

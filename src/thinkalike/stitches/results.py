@@ -23,10 +23,8 @@ def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any],
     """Return the pairs, the kind and the norm of a result's stitches, and the prefix of one seed and direction."""
     path, prefix = result.folder / NAME, ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
     if not path.exists():
-        raise StitchError(
-            f"{result.folder} keeps no stitches (its kind is {result.kind}); python train.py keeps those of every "
-            "stitch= but identity"
-        )
+        found = f"{result.folder} keeps no stitches (its kind is {result.kind})"
+        raise StitchError(f"{found}; python train.py keeps those of every stitch= but identity")
     with explained(f"cannot read {path}"), safe_open(path, framework="pt") as file:
         facts, names = json.loads(file.metadata()["stitch"]), list(file.keys())
     if not any(name.startswith(f"{prefix}0.") for name in names):
@@ -64,10 +62,8 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             self._pairs = [(int(l), int(m)) for l, m in facts["pairs"]]  # noqa: E741
             self._models: Sequence[Mapping[str, Any]] = result.provenance["models"]
         if norm != "none" or is_plugin(self._kind):
-            raise StitchError(
-                f"the stitches of {result.folder} may be no affine maps (stitch={self._kind}, "
-                f"stitch.norm={norm}): thinkalike.stitches.results.stitch_modules(result) gives the modules"
-            )
+            found = f"the stitches of {result.folder} may be no affine maps (stitch={self._kind}, stitch.norm={norm})"
+            raise StitchError(f"{found}: thinkalike.stitches.results.stitch_modules(result) gives the modules")
 
     @property
     def back(self) -> Stitches:

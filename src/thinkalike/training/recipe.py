@@ -77,9 +77,7 @@ class StitchConfig(Checked, part="stitch"):
             raise ConfigError("stitch.whiten=true is for sgd and for stitch=linear and affine without a LayerNorm")
         is_zero = self.norm == "none" and self.kind in TRAINED and self.loss != "cross_entropy"
         if self.floor and is_zero:
-            raise ConfigError(
-                f"stitch.floor=true is for stitch.loss=cross_entropy: by {self.loss} the identity is best"
-            )
+            raise ConfigError(f"stitch.floor=true needs stitch.loss=cross_entropy: by {self.loss} the identity is best")
         self.floor = not is_zero if self.floor is None else self.floor
         if not self.trained:
             self.warmup = 0

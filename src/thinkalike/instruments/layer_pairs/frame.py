@@ -75,9 +75,7 @@ class WithNull(LayerPairsConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.given != "none" and self.kind not in ("", "cka", "mutual_knn"):
-            raise ConfigError(
-                f"measure={self.kind} compares all rows: leave measure.given={self.given} out, or take cka"
-            )
+            raise ConfigError(f"measure={self.kind} compares all rows: omit measure.given={self.given}, or take cka")
 
 
 def layers_compared(config: AnalyzeConfig, shapes: Shapes) -> dict[Shape, int]:
@@ -126,11 +124,8 @@ class LayerPairs(Instrument):
         return stimuli_inputs(config)
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        read: Any = copy(config)
+        read: Any = config.without_model() if config.activations else copy(config)
         if config.activations:
-            read.model, read.target = map(config.beside_recordings.get, ("model", "target"))
-            if not config.beside_recordings:
-                read.stimuli = replace(config.stimuli, token="last")
             read.data, read.layers = None, "same"
             read.measure = replace(config.measure, batches=BATCHES, **self.for_stimuli)  # type: ignore[call-arg]
         else:
@@ -377,12 +372,11 @@ class LayerPairs(Instrument):
             scale = (0.0, float(result.tables["components"]["value"].max())) if self.is_distance else self.scale
             figures.components(cells, folder, self.kind, self.label(result), scale, screen.rows_of(result))
             return
-        figures.layer_heatmaps(
-            result.table, folder, self.kind, self.label(result), self.scale, about=screen.rows_of(result)
-        )
+        label, about = self.label(result), screen.rows_of(result)
+        figures.layer_heatmaps(result.table, folder, self.kind, label, self.scale, about=about)
         if "readings" in result.tables:
             tables = (result.tables[name] for name in ("readings", "rungs"))
-            figures.ruler(*tables, result.scalars["documents_read"], folder, self.label(result))
+            figures.ruler(*tables, result.scalars["documents_read"], folder, label)
 
     def label(self, result: Result) -> str:
         """Return what tables and figures call the measure."""

@@ -71,10 +71,8 @@ def headlines_of(kind: str, result: Result, is_distance: bool) -> Sequence[Headl
         return []
     mean = float((compared if len(pairs) == len(across) else pairs)["value"].mean())
     row, name = _least(compared, is_distance), "greatest" if is_distance else "least"
-    return [
-        Headline.with_ends(f"{name}_{kind}", row.value, row.low, row.high, at=_where(row)),
-        Headline(f"mean_{kind}", mean),
-    ]
+    most = Headline.with_ends(f"{name}_{kind}", row.value, row.low, row.high, at=_where(row))
+    return [most, Headline(f"mean_{kind}", mean)]
 
 
 def rows_of(result: Result) -> str:

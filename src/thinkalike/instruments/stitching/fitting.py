@@ -265,11 +265,12 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
 
 def _start(module: StitchTraining, known: Sequence[ClosedForms]) -> None:
     """Let stitches begin with a closed form; those of the target into itself begin with the identity."""
-    starts = {
-        (each.setting.source, *pair): start
-        for each in known
-        for pair, start in zip(each.setting.layer_pairs, each.starts, strict=True)
-    }
+    starts: dict[Any, AffineMap] = {}
+    for forms in known:
+        starts |= {
+            (forms.setting.source, *pair): each
+            for pair, each in zip(forms.setting.layer_pairs, forms.starts, strict=True)
+        }
     begun = [(number, starts.get(each[:3])) for number, each in enumerate(module.fits)]
     module.start_from([(number, start) for number, start in begun if start is not None])
 
@@ -298,9 +299,8 @@ def _trained(forms: ClosedForms, run: Run, loggers: Sequence[Any], untrained: Cl
     depths = sorted({depth for _, depth in pairs} - set(itself)) if config.floor else []
     beside["floor"] = [Fit(target, depth, depth) for depth in depths]
     rows, further = setting.corpus.fit, [each for fits in beside.values() for each in fits]
-    module = StitchTraining(
-        source, target, pairs, config, setting.seed, layout=rows.layout, limits=run.trainer, beside=further
-    )
+    options: dict[str, Any] = {"layout": rows.layout, "limits": run.trainer, "beside": further}
+    module = StitchTraining(source, target, pairs, config, setting.seed, **options)
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     if config.init != "identity":
         _start(module, [forms, *([untrained] if untrained else [])])

@@ -156,9 +156,8 @@ class MLEM(BaseEstimator):
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
         rows = Y if isinstance(Y, list | tuple) else ()  # one layer as a list of lists of numbers, or several layers
-        single = getattr(Y, "ndim", 3) == 2 or any(
-            isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1]
-        )
+        is_listed = any(isinstance(row, list | tuple) and np.ndim(row[0]) == 0 for row in rows[:1])
+        single = getattr(Y, "ndim", 3) == 2 or is_listed
         states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
         values, levels = columns.read(X, states[0].device)
         for index, layer in enumerate(states):

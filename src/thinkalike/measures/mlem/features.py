@@ -138,9 +138,8 @@ class FeatureEncoder:
             raise ValueError(f"feature {label} lacks a value: missing={self.missing!r}")
         lack = -1 if self.missing == "ignore" else 0
         levels = [self._levels(feature, column) + 1 for feature, column in enumerate(values.nan_to_num(0.0).T)]
-        scaled = tuple(
-            kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.columns.kinds
-        )
+        nominal = ("nominal",) if self.difference == "scaled" else ("nominal", "ordinal", "numeric")
+        scaled = tuple(kind not in nominal for kind in self.columns.kinds)
         nowhere = torch.full_like(values[:, 0], torch.nan), 1.0
         placed = [self._placed(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
         return Features(
