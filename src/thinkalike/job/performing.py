@@ -64,7 +64,6 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown: bool = True) -> Result:
 
 def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown: bool = True) -> list[Result]:
     """Do several jobs, those together that have less work in one pass; returns the result of each, see `run_job`."""
-    configs = [configs] if isinstance(configs, TrainConfig | AnalyzeConfig) else list(configs)
     found: dict[int, Result] = {}
     for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
         results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown)

@@ -101,11 +101,8 @@ class Comparison:
         except ValueError as error:
             where = f"batch {batch.number} of {self.source.name} (source) and {self.target.name} (target)"
             sides = {"source": self.source.layers, "target": self.target.layers}
-            said = re.sub(
-                r"\b(source|target) layer (\d+)",
-                lambda found: f"{found[1]} layer {sides[found[1]][int(found[2])]}",
-                str(error),
-            )
+            numbered = re.compile(r"\b(source|target) layer (\d+)")
+            said = numbered.sub(lambda found: f"{found[1]} layer {sides[found[1]][int(found[2])]}", str(error))
             self.error = DataError(f"{where}: {said}")
             self.error.__cause__ = error
 

@@ -36,9 +36,8 @@ def asymmetries(onward: Mapping[str, Tensor], back: Mapping[str, Tensor]) -> dic
     sides = [losses_of_seeds(sums) - sums["target"] for sums in (onward, back)]
     if "target_bytes" in onward:
         counts = [sums["target_bytes"].clamp(min=1).double() for sums in (onward, back)]
-        (one, low, high), (other, least, most) = (
-            documents_and_seeds_interval(side * BITS, own) for side, own in zip(sides, counts, strict=True)
-        )
+        both = (documents_and_seeds_interval(side * BITS, own) for side, own in zip(sides, counts, strict=True))
+        (one, low, high), (other, least, most) = both
         value = one - other
         ends = value - (one - low).hypot(most - other), value + (high - one).hypot(other - least)
         return {"asymmetry_bits_per_byte": Estimate(value, *ends)}

@@ -272,10 +272,8 @@ class Stitching(
         worst = table.iloc[int(table["penalty"].argmax())]
         both_ways = len(table) > len(result.arrays["stitch"])  # whose documents are not the same
         ends = () if both_ways else _ends_of_mean(result.arrays)
-        return [
-            Headline("mean_penalty", scalars["mean_penalty"], *ends),
-            Headline.with_ends("worst_penalty", *worst[["penalty", *ENDS]], at=_at(table.loc[[worst.name]])),
-        ]
+        most = Headline.with_ends("worst_penalty", *worst[["penalty", *ENDS]], at=_at(table.loc[[worst.name]]))
+        return [Headline("mean_penalty", scalars["mean_penalty"], *ends), most]
 
     def show(self, result: Result) -> None:
         directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]

@@ -111,9 +111,8 @@ def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
             without `_beyond`, each with its `_low` and `_high`; `context`, `context_back` and `later`;
             `stitching_loss`, `target_loss` and `source_loss`, which is NaN for a source without an unembedding.
     """
-    onward, back, beyond, beyond_back = (
-        above(row, f"cca_least{way}", thresholds.same) for way in ("", "_back", "_beyond", "_back_beyond")
-    )
+    ways = ("", "_back", "_beyond", "_back_beyond")
+    onward, back, beyond, beyond_back = (above(row, f"cca_least{way}", thresholds.same) for way in ways)
     is_better, later = row["source_loss"] < row["target_loss"], row.get("later", math.nan)
     foresees = above(row, "future", thresholds.leak) and not (is_better and later <= thresholds.later)
     gains = row["penalty_high"] < -thresholds.gain and not row["stitching_loss"] >= row["source_loss"]
