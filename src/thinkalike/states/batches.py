@@ -215,8 +215,8 @@ class TextBatches(ABC):
             key, tokens, positions = (key, "residuals"), labels.tokens, labels.positions
             if numbers.start < getattr(self.measure, "fit_batches", 0):
                 key, (tokens, positions) = (key, "fit"), (in_halves(e, labels.groups) for e in (tokens, positions))
-            own = labels._replace(tokens=tokens, positions=positions)
-            pool = self.of_models(key, self.residuals(pool, own, numbers))
+            halved = labels._replace(tokens=tokens, positions=positions)
+            pool = self.of_models(key, self.residuals(pool, halved, numbers))
         order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
         size = max(min(len(order) // len(numbers), size), 1)
         batch = partial(self.batch, pool, labels, numbers)
