@@ -94,7 +94,9 @@ class Columns(NamedTuple):
         names = _names(frame)
         if frame.shape[1] != len(self.kinds) or (names and self.names and names != self.names):
             columns = ", ".join(names) or frame.shape[1]
-            raise ValueError(f"X has features {columns}, and the fit had {', '.join(self.names) or len(self.kinds)}")
+            raise ValueError(
+                f"X has the features {columns}, and the fit had {', '.join(self.names) or len(self.kinds)}"
+            )
         if self.names and not names:
             warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
         levels = [None if own is None else list(own) for own in self.levels]
