@@ -12,7 +12,7 @@ from conftest import composed
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import Side
+from thinkalike.instruments.ruler import Side, twins_share
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.closed_forms import PENALTIES, SURE
@@ -96,6 +96,16 @@ def test_constant_states_share_nothing():
 def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
     values, rungs = torch.tensor([*readings]).double(), torch.tensor(rungs).double()[:, None].expand(-1, len(readings))
     assert reading_of(values, (2, 3, 4, 6), rungs).tolist() == pytest.approx([*readings.values()])
+
+
+def test_twins_share_their_mean_unless_they_differ():
+    """Documents make no difference, or one as large as that of the twins, or next to none beside it."""
+    documents = torch.linspace(-1, 1, 10).double() * torch.tensor([[0.0], [0.02], [0.02]])
+    first = torch.cat([torch.full((3, 1), 0.1).double(), 0.1 + documents], 1)
+    second = 0.2 - first + torch.tensor([[0.01], [0.01], [0.5]])
+    found = twins_share(first, second)
+    torch.testing.assert_close(found, torch.stack([second[0], (first + second)[1] / 2, second[2]]))
+    torch.testing.assert_close(twins_share(second, first), found)
 
 
 def test_a_value_below_all_rungs_has_an_upper_end_over_documents():
