@@ -98,6 +98,24 @@ def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
     assert reading_of(values, (2, 3, 4, 6), rungs).tolist() == pytest.approx([*readings.values()])
 
 
+def test_left_to_gain_is_what_half_of_the_documents_lack():
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(400, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    y, fit, judged = noise + x @ noise[:6], slice(120), slice(120, None)
+    found, gained = LinearPrediction([(0, 0)]), []
+    found.fit([x[fit]], [y[fit]])
+    found.judge([x[judged]], [y[judged]])
+    half = torch.arange(120) % PARTS % 2 == 0
+    for back, (given, wanted) in enumerate(((x, y), (y, x))):
+        ridge, lost = Ridge(alpha=float(found.maps[0][back].penalty)), []
+        for kept in (half, half | True):
+            told = ridge.fit(given[fit][kept], wanted[fit][kept]).predict(given[judged])
+            lost.append(float((wanted[judged] - told).square().sum()))
+        gained.append((lost[0] - lost[1]) / float((wanted[judged] - wanted[fit].mean(0)).square().sum()))
+    assert float(found.left_to_gain().value) == pytest.approx(sum(gained) / 2)
+    assert min(gained) > 0
+
+
 def test_twins_share_their_mean_unless_they_differ():
     """Documents make no difference, or one as large as that of the twins, or next to none beside it."""
     documents = torch.linspace(-1, 1, 10).double() * torch.tensor([[0.0], [0.02], [0.02]])

@@ -16,6 +16,8 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
+ENDS = ("", "_low", "_high")
+
 
 # ruff: noqa: UP045
 @dataclass
@@ -66,7 +68,9 @@ class LayerR2(LayerPairs, kind="r2", version=10, reads=("model", "target", "laye
         return replace(batches, pool=pool, total=readings * batches.total)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
+        found = {"back": estimates.back, "left_to_gain": estimates.left_to_gain}
+        known = {name: each for name, each in found.items() if each.value.isfinite().all()}
+        return {f"{name}{end}": part for name, each in known.items() for end, part in zip(ENDS, each, strict=True)}
 
 
 def readings_of(source: tuple[int, int], target: tuple[int, int]) -> int:
