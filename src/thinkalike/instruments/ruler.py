@@ -344,10 +344,7 @@ def _in_bits(row: Any, side: str) -> str:
 
 
 def twins_share(first: Float[Tensor, "l r"], second: Float[Tensor, "l r"]) -> Float[Tensor, "l r"]:
-    """Return what the untrained twins of two models share with these: the larger, or their mean if they do not differ.
-
-    The larger of two numbers that are equal but for chance is too large: next to nothing would be beyond it.
-    """
+    """Return what untrained twins share with two models: the larger, or the mean if that is larger by chance alone."""
     most, mean = torch.where(first[:, :1] >= second[:, :1], first, second), (first + second) / 2
     return torch.where(_is_beyond(apart(most - mean))[:, None], most, mean)
 

@@ -39,9 +39,7 @@ class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape, of which it iterates.
 
     `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is "+0.037 [+0.032, +0.043]".
-
-    Attributes:
-        uncorrected: The value with its bias, where one is known and taken off.
+    `uncorrected` is the value with its bias, where one is known and taken off.
     """
 
     def __init__(self, value: Tensor, low: Tensor, high: Tensor, uncorrected: Tensor | None = None):
