@@ -42,7 +42,7 @@ class Estimate:
     `uncorrected` is the value with its bias, where one is known and taken off.
     """
 
-    def __init__(self, value: Tensor, low: Tensor, high: Tensor, uncorrected: Tensor | None = None):
+    def __init__(self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None):
         self.value, self.low, self.high, self.uncorrected = value, low, high, uncorrected
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class Estimate:
 
     def __getitem__(self, index: Any) -> Estimate:
         uncorrected = None if self.uncorrected is None else self.uncorrected[index]
-        return Estimate(*(part[index] for part in self), uncorrected)
+        return Estimate(*(part[index] for part in self), uncorrected=uncorrected)
 
     @property
     def as_found(self) -> Tensor:
@@ -108,7 +108,7 @@ def jackknife(
         return interval_around(value, half)
     middle, reach = value - (b - 1) * (replicates.mean(0) - reference), half if is_drawn else 0
     low, high = torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half)
-    return Estimate(value, low, high) if is_drawn else Estimate(middle, low, high, value)
+    return Estimate(value, low, high) if is_drawn else Estimate(middle, low, high, uncorrected=value)
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:

@@ -64,7 +64,7 @@ class LayerPairEstimate(Estimate):
         rows_used: float | None = None,
         chance: Chance | None = None,
     ):
-        super().__init__(*across, across.uncorrected)
+        super().__init__(*across, uncorrected=across.uncorrected)
         self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
         self.within_source, self.within_target, self.effective = within_source, within_target, effective
 
