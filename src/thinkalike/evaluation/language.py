@@ -44,10 +44,8 @@ def halved(most: int, fits: Callable[[int], bool]) -> int:
 
 def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
     """Return a column of values, the columns `_low` and `_high` of the ends of their intervals, and `_uncorrected`."""
-    parts = dict(zip(("", "_low", "_high"), estimate, strict=True))
-    if estimate.uncorrected is not None:
-        parts["_uncorrected"] = estimate.uncorrected
-    return {f"{column}{end}": values.tolist() for end, values in parts.items()}
+    parts = zip(("", "_low", "_high", "_uncorrected"), (*estimate, estimate.uncorrected), strict=True)
+    return {f"{column}{end}": values.tolist() for end, values in parts if values is not None}
 
 
 def with_ends(

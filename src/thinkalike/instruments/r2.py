@@ -16,8 +16,6 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
-ENDS = ("", "_low", "_high")
-
 
 # ruff: noqa: UP045
 @dataclass
@@ -68,9 +66,10 @@ class LayerR2(LayerPairs, kind="r2", version=10, reads=("model", "target", "laye
         return replace(batches, pool=pool, total=readings * batches.total)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        found = {"back": estimates.back, "left_to_gain": estimates.left_to_gain}
-        known = {name: each for name, each in found.items() if each.value.isfinite().all()}
-        return {f"{name}{end}": part for name, each in known.items() for end, part in zip(ENDS, each, strict=True)}
+        columns = dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
+        if (gain := estimates.left_to_gain).value.isfinite().all():
+            columns |= dict(zip(("left_to_gain", "left_to_gain_low", "left_to_gain_high"), gain, strict=True))
+        return columns
 
 
 def readings_of(source: tuple[int, int], target: tuple[int, int]) -> int:

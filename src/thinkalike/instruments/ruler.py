@@ -67,7 +67,6 @@ UNTRAINED, TEXT = "untrained", "other text"
 AWAY = {"1 block away": 1, "2 blocks away": 2, "4 blocks away": 4}
 OWN: dict[str, Sequence[str]] = {"bits": (), "layers": tuple(AWAY), "text": (TEXT,)}  # by the words of `rungs`
 BLANK = ("bits", "source_bits_high", "target_bits_high")  # of an untrained twin; without rungs
-BEYOND = 0.9  # level of intervals of differences from a twin, so that their lower ends are tests at 5 %
 TWIN = 65537  # seed of the untrained twin, which nobody takes for a model
 
 
@@ -351,7 +350,7 @@ def twins_share(first: Float[Tensor, "l r"], second: Float[Tensor, "l r"]) -> Fl
 
 def apart(difference: Float[Tensor, "l r"]) -> Estimate:
     """Return differences of values of the same rows, whose intervals end above 0 in 5 % of those that are 0."""
-    return jackknife(difference[:, 0], difference[:, 1:].T, level=BEYOND)
+    return jackknife(difference[:, 0], difference[:, 1:].T, level=0.9)
 
 
 def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:

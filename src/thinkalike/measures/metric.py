@@ -37,8 +37,8 @@ class CKAResult(LayerPairEstimate):
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
         (a, b), (c, d) = first, second
-        found = self.as_found
-        return self._interval(found[a, b] - found[c, d], self.without[:, a, b] - self.without[:, c, d])
+        value, without = (each[..., a, b] - each[..., c, d] for each in (self.as_found, self.without))
+        return self._interval(value, without)
 
     @property
     def clipped(self) -> int:

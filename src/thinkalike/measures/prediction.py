@@ -135,10 +135,7 @@ class LinearPrediction:
         return 1 - left / whole
 
     def left_to_gain(self) -> Estimate:
-        """Return what all documents to fit on gained over half of them in R², the mean of both ways, of each pair.
-
-        Four times as many would gain about as much again. NaN where memory has no room for the maps of halves.
-        """
+        """Return what all documents to fit on gained over half of them in R², the mean of both ways; NaN if unknown."""
         left, whole, half = torch.cat([self._sums.sum(0)[None], without_parts(self._sums, self.documents)]).unbind(-1)
         gained = torch.where(half > 0, (half - left) / whole, torch.nan).mean(-1)
         return jackknife(gained[0], gained[1:])
@@ -174,9 +171,8 @@ class LinearPrediction:
 def by_half(moments: HalvedMoments, pair: LayerPair, whole: Regression, back: bool = False) -> Regression:
     """Return the regression by half of the documents, with the λ of that by all."""
     own, layer = moments.parts(pair, back)[0], ("target", pair[1]) if back else ("source", pair[0])
-    basis = moments.bases[layer][1]
-    weight = (basis.vectors / (basis.values + whole.penalty)) @ (basis.vectors.T @ own.xy)
-    return Regression(own.mean_x, own.mean_y, weight)
+    values, vectors = moments.bases[layer][1]
+    return Regression(own.mean_x, own.mean_y, (vectors / (values + whole.penalty)) @ (vectors.T @ own.xy))
 
 
 class PredictionEstimate(LayerPairEstimate):
