@@ -29,7 +29,7 @@ EDGE = 1.06  # times the largest singular value that noise would have: none stan
 BLOCKS = (256, 128, 64, 32, 16)  # entries of a row that share a step, in formats of rounded weights
 LEVELS, MOST_BLOCKS = 256, 0.9  # of rounded values, in this share of the blocks
 SAMPLED = 2**16  # entries that decide whether an operation is worth trying
-FEW = 16  # blocks that decide whether rounding is
+FEW = 8  # rows, at least, that decide whether rounding is
 
 
 @dataclass(frozen=True)
@@ -211,24 +211,15 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
     if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
         return None
     length, x, y = y.shape[-1], x.flatten(0, -2), y.flatten(0, -2)
-    rows = torch.linspace(0, len(y) - 1, min(len(y), max(SAMPLED // length, FEW))).long()
-    before, blocks = x[rows], y[rows]
+    few = torch.linspace(0, len(y) - 1, min(len(y), max(SAMPLED // 2 // length, FEW))).long()
+    before, blocks = x[few], y[few]
     for width in (length, *(size for size in BLOCKS if size < length and length % size == 0)):
         before, blocks = before.reshape(-1, width), blocks.reshape(-1, width)
-        few = torch.linspace(0, len(blocks) - 1, min(len(blocks), FEW)).long()
-        if _levels(before[few], blocks[few], eps).isfinite().double().mean() < MOST_BLOCKS / 2:
-            continue  # as in almost all tensors
-        levels = _levels(before, blocks, eps)
-        if levels.isfinite().double().mean() >= MOST_BLOCKS and _steps(before, eps)[1].min() > LEVELS:
-            return max(math.ceil(math.log2(float(levels[levels.isfinite()].quantile(MOST_BLOCKS)))), 1)
+        steps, levels = _steps(blocks, eps)
+        near = (before - blocks).abs().median(1).values <= 2 * steps
+        if ((levels <= LEVELS) & near).double().mean() >= MOST_BLOCKS and _steps(before, eps)[1].min() > LEVELS:
+            return max(math.ceil(math.log2(float(levels[levels <= LEVELS].quantile(MOST_BLOCKS)))), 1)
     return None
-
-
-def _levels(x: Float[Tensor, "n d"], y: Float[Tensor, "n d"], eps: float) -> Float[Tensor, " n"]:
-    """Return how many steps each block of y spans, ∞ where they are not whole or too many, or x is farther than two."""
-    steps, levels = _steps(y, eps)
-    is_near = (x - y).abs().median(1).values <= 2 * steps
-    return levels.where(is_near & (levels <= LEVELS), math.inf)
 
 
 def _steps(rows: Float[Tensor, "n d"], eps: float) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
