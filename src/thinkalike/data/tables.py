@@ -212,7 +212,8 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
     if isinstance(first, Decimal):
         return column.astype(float)
     values = column.mask(column.isin(["", "NaN", "nan"]))
-    if not all(isinstance(value, str) for value in (written := values.dropna())):
+    written = values.dropna()
+    if not all(isinstance(value, str) for value in written):
         return values
     commas = written[written.str.contains(",")]
     if len(commas) and written.str.fullmatch(COMMA).all():
