@@ -227,7 +227,7 @@ def check_alignable(source: Any, target: Any) -> None:
         mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
         if mine != theirs:
             found = f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}"
-            raise ModelError(f"{found}, so texts cannot be aligned; choose models that treat case and accents alike")
+            raise ModelError(f"{found}, so their texts cannot be aligned; choose models that read letters alike")
 
 
 def _as_read(tokenizer: Any, word: str) -> str:

@@ -205,7 +205,9 @@ def duplicates(names: Iterable[str]) -> list[str]:
 
 
 def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
-    values = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
+    exact = pd.to_numeric(column.astype(object), errors="coerce")
+    if (values := exact.astype("float64")).nunique() < exact.nunique():
+        raise DataError(f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal")
     for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
         found = f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number"
         raise DataError(f"{found}; empty it if the feature does not apply, or declare kinds.{name}=nominal")

@@ -34,7 +34,7 @@ from thinkalike.store import Headline, Result
 log = logging.getLogger(__name__)
 
 # step64, step1k, global_step64, checkpoint-500, step1000-tokens4B, epoch=0-step=500.ckpt
-NAME = re.compile(r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)(?![A-Za-z0-9])")
+NAME = re.compile(r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)(?![A-Za-z0-9]|[.,_]\d)")
 UNITS = {"": 1, "k": 10**3, "m": 10**6}
 EPOCH = re.compile(r"epoch[-_=]?\d+")
 ROWS = 14  # checkpoints on the screen, at most
@@ -55,7 +55,7 @@ class TrajectoryConfig(MeasureConfig):
     permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
-class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
+class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")):
     """Compares the checkpoints of a run with each other, and finds when each feature is there."""
 
     of_models: ClassVar[str] = "each"
