@@ -2,6 +2,7 @@
 
     stitch(a, b)                   can b use what a computes?
     compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ruler, ... or your function
+        measure="distance", site=["attn_out", "mlp_out"]   at which component does a changed copy begin to differ?
     mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
     rsa([a, b], stimuli=frame)     how alike are their distances of words?
     diff(base, tuned)              what did a change do?

@@ -37,17 +37,16 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     A figure that is saved needs no screen, and leaves a notebook's own way to show figures as it is.
     """
     size: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
+    figure = _place.figure if _place is not None else Figure(**size) if _shown is None else _opened(**size)
     with matplotlib.rc_context(STYLE):
-        if _shown is None:
-            figure = Figure(**size)
-        elif _place is not None:
-            yield _place.figure, _within(rows, columns, **options)
-            return
-        else:
-            import matplotlib.pyplot as plt
+        yield figure, figure.subplots(rows, columns, **options) if _place is None else _within(rows, columns, **options)
 
-            figure = plt.figure(**size)
-        yield figure, figure.subplots(rows, columns, **options)
+
+def _opened(**size: Any) -> Any:
+    """Return a new figure that a notebook shows; in no `rc_context`, whose end would undo how it shows figures."""
+    from matplotlib import pyplot
+
+    return pyplot.figure(**size)
 
 
 def _within(rows: int, columns: int, **options: Any) -> Any:

@@ -64,6 +64,7 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 # what `budget=` leaves of a job, from all of it to little: layers of each model, and one part of so many of the text
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
 OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
+ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measure=cka or mlem read other sites"
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -299,6 +300,8 @@ class Instrument(ABC):
 
     def plot(self, result: Result, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a figure of a result once more, see `thinkalike.plot`; returns the figure and its axes."""
+        from matplotlib import pyplot
+
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown(ax) as drawn:
@@ -308,6 +311,9 @@ class Instrument(ABC):
         chosen = name or next(iter(drawn))
         if chosen not in drawn:
             raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
+        kept = {id(drawn[chosen][0]), id(getattr(ax, "figure", None))}
+        for figure in (each for each, _ in drawn.values() if id(each) not in kept):
+            pyplot.close(figure)  # a notebook shows all that are open
         return drawn[chosen]  # type: ignore[no-any-return]
 
     def said(self, result: Result) -> str:
@@ -384,8 +390,8 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
         if key in OF_SITES and not any(kind.takes_sites for kind, _ in jobs):
-            raise ConfigError(f"{key}=: {names} reads the stream after each block, resid_post, alone; leave it out")
-        if part in parts and part != key:
+            raise ConfigError(ONE_SITE.format(key, names))
+        if part in parts:
             raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
         key = key if key != "target" else "model@target"
         raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
