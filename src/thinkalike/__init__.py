@@ -8,8 +8,9 @@
     diff(base, tuned)              what did a change do?
     trajectory("./run")            how do representations form over checkpoints?
 
-Models are names, folders, or in memory, as `load_model` and TransformerLens have them. Each gives a `Result`: `.table`,
-`.arrays`, `.plot()`, `.save(folder)`. Importing this does nothing and is quick; a name is loaded when it is first used.
+Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
+their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each gives
+a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
 """
 
 from importlib import import_module

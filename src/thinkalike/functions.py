@@ -363,7 +363,7 @@ def _is_model(side: Any) -> bool:
 
 def _numbered(kind: str, sides: Sequence[Any]) -> pd.DataFrame:
     """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
-    if kind == "mlem" or not all(isinstance(each, np.ndarray | Tensor | Mapping) for each in sides):
+    if kind == "mlem" or any(_is_model(each) or isinstance(each, str | os.PathLike) for each in sides):
         raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
     first = next(iter(sides[0].values())) if isinstance(sides[0], Mapping) else sides[0]
     return pd.DataFrame({"text": list(map(str, range(len(first)))), "row": np.arange(len(first)) / len(first)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,14 @@ def shown(ax: Any = None) -> Iterator[dict[str, tuple[Any, Any]]]:
         yield _shown
     finally:
         _shown, _place = before
+
+
+def close(figures: Iterable[Any]) -> None:
+    """Close figures that were opened for a screen, which a notebook would show beside the one that is asked for."""
+    from matplotlib import pyplot
+
+    for figure in figures:
+        pyplot.close(figure)
 
 
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:

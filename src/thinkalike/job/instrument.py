@@ -300,8 +300,6 @@ class Instrument(ABC):
 
     def plot(self, result: Result, name: str | None = None, ax: Any = None) -> tuple[Any, Any]:
         """Draw a figure of a result once more, see `thinkalike.plot`; returns the figure and its axes."""
-        from matplotlib import pyplot
-
         from thinkalike import figures  # imports matplotlib
 
         with figures.shown(ax) as drawn:
@@ -311,9 +309,8 @@ class Instrument(ABC):
         chosen = name or next(iter(drawn))
         if chosen not in drawn:
             raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
-        kept = {id(drawn[chosen][0]), id(getattr(ax, "figure", None))}
-        for figure in (each for each, _ in drawn.values() if id(each) not in kept):
-            pyplot.close(figure)  # a notebook shows all that are open
+        kept = (drawn[chosen][0], getattr(ax, "figure", None))
+        figures.close(figure for figure, _ in drawn.values() if figure not in kept)
         return drawn[chosen]  # type: ignore[no-any-return]
 
     def said(self, result: Result) -> str:
