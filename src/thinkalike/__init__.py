@@ -9,8 +9,8 @@
     trajectory("./run")            how do representations form over checkpoints?
 
 Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
-their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each gives
-a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
+their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each
+gives a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
 """
 
 from importlib import import_module
