@@ -306,7 +306,6 @@ IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the rang
     ("measure.side", measure_schema("population"), {"side": "left"}),
     ("population.generalizing", PopulationConfig, {"members": "feather-bert", "heuristic": [1, 2]}),
     ("population.per_group", PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}),
-    ("population.per_group", PopulationConfig, {"published": {"challenge": [0.5] * 11}}),
     ("population.heuristic", PopulationConfig, {"heuristic": [-1]}),
     ("population.parents", PopulationConfig, {"base": "bert-mini", "parents": {"G": []}}),
     ("trainer.num_nodes", TrainerConfig, {"num_nodes": 2}),

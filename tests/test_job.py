@@ -277,7 +277,7 @@ NEUTRAL = {
     "store", "force", "screen", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
     "model.members", "target.members", "model.device_map", "target.device_map", "data.group",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
-    "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
+    "trainer.memory", "trainer.recompute", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run", "budget",
     "model.base", "target.base", "model.implausible", "target.implausible", "trainer.log_every",
 }  # fmt: skip

@@ -14,11 +14,10 @@ from scipy.stats import spearmanr
 import tiny
 from conftest import composed, results_in
 from stores import finish
-from thinkalike.config import ModelConfig
 from thinkalike.contrib.figures.studies import Contrast
 from thinkalike.contrib.papers import salle2024
 from thinkalike.contrib.papers.claims import over_models
-from thinkalike.contrib.papers.experiment import Case, Model
+from thinkalike.contrib.papers.experiment import Case
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
@@ -364,7 +363,7 @@ def planted(folder, name, importances, noise=0.01, score=0.8) -> salle2024.Profi
     scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": score})
     arrays = {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()}
     result = finish(folder, "mlem", name, {"table": table, "scores": scores}, [{"name": name}], arrays=arrays)
-    return salle2024.Profiles(Model(ModelConfig(name=name)), result)
+    return salle2024.Profiles(name, result)
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6
@@ -485,7 +484,7 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
     stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
     monkeypatch.setattr(salle2024, "read_stimuli", lambda _: stimuli)
     config = composed("experiment=salle2024/figure_s5", entry="analyze")
-    (claim,) = salle2024._figure_s5(Case(config, [])).claims
+    (claim,) = salle2024._figure_s5(Case(config, {})).claims
     assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 

@@ -291,7 +291,7 @@ def test_a_shape_is_that_of_the_model_that_is_loaded(checkpoints, family):
     config = local(checkpoints, family) if family in tiny.FAMILIES else compose_job("train", [f"model={family}"]).model
     shape, model = shape_of(config), load_model(config)
     assert (shape.layers, shape.width, shape.vocabulary) == (model.n_layers, model.d_model, model.vocabulary)
-    assert shape.parameters == model.parameters()[0]
+    assert shape.parameters == model.parameters()
     assert shape.bytes == 4 * shape.parameters
     assert shape.operations == operations(model)
     assert shape.context == model.context

@@ -112,7 +112,7 @@ def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes)
     cutter = cutter or tokenizer()
     config = {"architecture": {**ARCHITECTURE, **changes}, "seed": seed}
     module = module or native(seed, len(cutter), **changes)
-    save_mini(folder, module, cutter, config, "a tiny random model")
+    save_mini(folder, module, cutter, config)
     return folder
 
 

@@ -350,7 +350,7 @@ def _of_memory(model: FrozenModel) -> ModelConfig:
 
 def _scale(models: Sequence[Any]) -> str:
     """Return the scale of a job where none is asked for: a model in memory has no files whose size tells it."""
-    large = any(isinstance(each, FrozenModel) and 4 * each.parameters()[0] >= SMALL for each in models)
+    large = any(isinstance(each, FrozenModel) and 4 * each.parameters() >= SMALL for each in models)
     return "auto" if not large else "paper" if torch.cuda.is_available() else "mini"
 
 

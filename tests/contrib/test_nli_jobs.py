@@ -244,9 +244,9 @@ def plain(members, few):
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, work, plain):
+def test_what_cka_reads_can_be_chosen(choice, members, models, few, encoded, plain):
     changes, reference = CHOICES[choice]
-    found = likeness_of_members(models, encoded, settings(**changes), work)
+    found = likeness_of_members(models, encoded, settings(**changes))
     expected = cka_of_transformers(members[:3], few, **{"batch": ROWS} | reference)
     torch.testing.assert_close(found.value, expected, atol=1e-5, rtol=0)
     assert (expected - plain).abs().max() > 1e-4, "control: it is another value"

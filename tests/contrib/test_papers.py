@@ -51,7 +51,7 @@ def stitched(folder, source, target, penalties, tokens=None):
 
 def case(results):
     config = composed("experiment=brown2023/figure1", entry="analyze")
-    return Case(config, [], {f"{source} → {target}": result for (source, target), result in results.items()})
+    return Case(config, {}, {f"{source} → {target}": result for (source, target), result in results.items()})
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_every_experiment_has_a_configuration():
 
 def test_a_model_of_the_command_line_replaces_an_experiments_own():
     config = composed("experiment=salle2024/figure3", "model=gpt2-mini", "scale=mini", entry="analyze")
-    assert [model.name for model in experiment_named(config.experiment).case(config).models] == ["gpt2-mini"]
+    assert experiment_named(config.experiment).case(config).names == ["gpt2-mini"]
 
 
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):

@@ -1,4 +1,4 @@
-"""Populations: clusters as scikit-learn finds them, intervals that cover, and steps where they were put."""
+"""Populations: clusters as scikit-learn finds them, intervals that cover, and onsets."""
 
 import itertools
 
@@ -12,13 +12,10 @@ from sklearn.metrics import adjusted_rand_score
 from thinkalike.contrib.populations.measures import (
     adjusted_rand_index,
     adjusted_rand_index_p,
-    change_point,
     cluster,
     flips,
-    group_change_point,
     grouped,
     onset,
-    percentile_interval,
     population_penalties,
     symmetric,
 )
@@ -198,7 +195,6 @@ REFUSED = {
     "more clusters than models": lambda: cluster(torch.zeros(4, 4), 5),
     "distances without a value": lambda: cluster(torch.full((3, 3), torch.nan), 2),
     "a group of one model": lambda: grouped(torch.randn(4, 4, 3), "aaab"),
-    "a curve without a change": lambda: change_point(torch.ones(5)),
     "an interval without a value": lambda: onset(curve([0.1, torch.nan], 0.0)),
 }
 
@@ -207,15 +203,6 @@ REFUSED = {
 def test_what_would_give_a_wrong_number_is_refused(case):
     with pytest.raises(ValueError):
         REFUSED[case]()
-
-
-def test_the_change_point_has_the_least_squares():
-    def error(curve, k):
-        return sum(part.var(correction=0) * len(part) for part in curve.split([k, 9 - k]))
-
-    curves = torch.randn(20, 9)
-    best = [min(range(1, 9), key=lambda k, curve=curve: error(curve, k)) for curve in curves]
-    assert change_point(curves).tolist() == best
 
 
 def curve(value, half):
@@ -255,20 +242,6 @@ def test_a_false_onset_is_found_in_at_most_one_draw_of_twenty():
     assert alone > 0.1, "control: intervals of single places find more"
 
 
-def planted(step, noise):
-    """Penalties over 13 cuts that groups have for each other from one cut on."""
-    other = torch.block_diag(torch.ones(10, 10), torch.ones(10, 10)).logical_not()
-    values = noise * torch.randn(20, 20, 13)
-    return values + other[..., None] * (torch.arange(13) >= step)
-
-
-def test_groups_part_where_they_were_parted():
-    assert ends(group_change_point(planted(9, noise=0.5), TEN)) == [9, 9, 9]
-    value, low, high = ends(group_change_point(planted(9, noise=8.0), TEN))
-    assert 1 <= low <= value <= high <= 12
-    assert high - low > 3  # control: noise is seen
-
-
 def test_within_groups_of_three_models_there_is_no_interval():
     """They held the mean in 89 % of simulations, and groups of four in 93 %."""
     values = torch.randn(7, 7, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -279,10 +252,3 @@ def test_within_groups_of_three_models_there_is_no_interval():
     assert found.between.high.isfinite().all()
     assert found.difference.high.isfinite().all()
     assert grouped(values.new_ones(8, 8, 1), list("aaaabbbb")).within.high.isfinite().all()
-
-
-def test_whole_numbers_have_whole_ends_that_hold_the_share():
-    draws = torch.arange(10)
-    found = percentile_interval(torch.tensor(5), draws, 0.5)
-    assert [part.tolist() for part in found] == [5, 2, 7]
-    assert [part.tolist() for part in percentile_interval(torch.tensor(5.0), draws.double(), 0.5)] == [5, 2.25, 6.75]

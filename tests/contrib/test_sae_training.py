@@ -1,5 +1,6 @@
 """Training of autoencoders: each has the bits that it has alone, its operations are counted; and task=sae."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,16 +24,16 @@ from thinkalike.contrib.sae.training import (
     SAETraining,
     SiteStates,
     kept_by_document,
-    site_states,
     spliced_losses,
     spread_by_document,
     states_after,
 )
-from thinkalike.contrib.transfer.measures import PairMoments, both_directions
+from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.corpus import TokenRows
 from thinkalike.errors import ConfigError, DataError, ModelError, StoreError
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.forecast import forecast
+from thinkalike.measures import Moments
 from thinkalike.models.load import load_model
 from thinkalike.models.shapes import operations
 from thinkalike.store import Result
@@ -169,8 +170,7 @@ class Same(SparseAutoencoder):
 def test_splicing_in_the_states_changes_no_loss():
     model, skip = tiny.frozen(), 2
     rows = TokenRows(torch.randint(300, (6, CONTEXT)), torch.arange(6).repeat_interleave(CONTEXT).view(6, CONTEXT) // 2)
-    own = site_states(model, 1, rows, skip)
-    mean = own.states.mean(0)
+    mean = states_after(model, 1, rows.tokens, skip).mean(0)
     constant = SparseAutoencoder(torch.zeros(32, 5), torch.zeros(5), torch.zeros(5, 32), mean)
     losses = spliced_losses(model, 1, [Same.random(32, 5), constant], mean, rows, skip)
     torch.testing.assert_close(losses.spliced[0], losses.clean)
@@ -192,9 +192,9 @@ def test_a_starts_operations_are_those_that_torch_counts():
     seen = (CONTEXT - 1) / CONTEXT
 
     def transferred():
-        moments = PairMoments()
-        moments.update(states_after(source, 1, rows, 1), states_after(model, 1, rows, 1))
-        carried(SparseAutoencoder.random(48, 40, 4), *both_directions(moments))
+        moments = Moments([(0, 0)])
+        moments.update([states_after(source, 1, rows, 1)], [states_after(model, 1, rows, 1)])
+        carried(SparseAutoencoder.random(48, 40, 4), *both_directions(moments.of((0, 0))))
 
     def fitted():
         with_fitted_decoder(SparseAutoencoder.random(32, 40, 4), states_after(model, 1, rows, 1))
@@ -262,8 +262,9 @@ def test_an_sae_job_writes_saelens_files_and_prints_its_table(cli, small):
         assert table[name].between(table[f"{name}_low"], table[f"{name}_high"]).all()
     assert len(curves) == 2 * 2 * 2 * len(composed(*small).sae.looks)
     first = load_sae(result.folder)
-    assert (first.sae.d, first.sae.f, first.sae.k) == (32, 48, 4)
-    assert first.metadata["hook_name"] == "blocks.1.hook_resid_post"
+    assert (first.d, first.f, first.k) == (32, 48, 4)
+    about = json.loads((result.folder / "cfg.json").read_text())["metadata"]
+    assert about["hook_name"] == "blocks.1.hook_resid_post"
     assert all(word in done.stdout for word in ("explained", "extra loss", "least_squares", "saves"))
     costs = table["ablated_loss"] > table["clean_loss"]
     assert table.loc[~costs, "loss_recovered"].isna().all(), "where there is nothing to recover"
@@ -279,7 +280,7 @@ def test_an_sae_carried_into_its_own_model_is_the_native_one(cli, small, made):
     for name in ("explained_variance", "penalty"):
         assert carried[name] == pytest.approx(native[name], abs=1e-4)
     states = torch.randn(40, 32)
-    ours, theirs = (load_sae(each.folder).sae for each in (again.result, made))
+    ours, theirs = (load_sae(each.folder) for each in (again.result, made))
     torch.testing.assert_close(ours.encode(states), theirs.encode(states), rtol=0, atol=1e-4)
 
 

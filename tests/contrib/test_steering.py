@@ -17,7 +17,7 @@ from test_recipes import rotate, rotation
 from thinkalike.contrib import papers
 from thinkalike.contrib.papers import chen2025
 from thinkalike.contrib.papers.chen2025 import TRANSFERS, Pair
-from thinkalike.contrib.papers.experiment import Case, Model, job_of
+from thinkalike.contrib.papers.experiment import Case, job_of
 from thinkalike.contrib.sae.fitting import savings_table
 from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes
@@ -25,7 +25,6 @@ from thinkalike.contrib.transfer.maps import PairMap
 from thinkalike.contrib.transfer.measures import (
     Unexplained,
     both_directions,
-    carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
@@ -46,7 +45,6 @@ from thinkalike.contrib.transfer.steering import (
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import state_moments
 from thinkalike.job import Outcome
-from thinkalike.measures import AffineMap
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.states.contrasts import (
@@ -73,11 +71,6 @@ def test_a_vector_is_the_difference_of_means_over_other_folds():
     for place in range(N):
         others = FOLDS[place] != FOLDS
         torch.testing.assert_close(vectors[place], after[others].mean(0) - before[others].mean(0))
-
-
-def test_a_carried_vector_is_what_the_map_makes_of_a_difference():
-    mapping, states, vectors = AffineMap(torch.randn(9, D), torch.randn(9)), torch.randn(N, D), torch.randn(N, D)
-    torch.testing.assert_close(carried_vectors(vectors, mapping), mapping(states + vectors) - mapping(states))
 
 
 def test_norms_and_random_directions():
@@ -350,7 +343,7 @@ def test_controls_of_all_features_are_judged_together(tmp_path):
 
 @cache
 def model(name):
-    return Model(composed(f"model={name}").model)
+    return composed(f"model={name}").model
 
 
 def steered(tmp_path, **shares):
@@ -404,7 +397,7 @@ def concluded(tmp_path, speed):
         tables = {"table": pd.DataFrame({"start": ["random"]}), "savings": table, "curves": table}
         results[transfer.label] = finish(tmp_path, "sae", str(number), tables, arrays={"saved": saved.numpy()})
     config = composed("experiment=chen2025/sae", "scale=mini", entry="analyze")
-    return chen2025._sae(Case(config, [], results))
+    return chen2025._sae(Case(config, {}, results))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from stores import finish
 from thinkalike.config import ModelConfig
 from thinkalike.contrib.papers import experiment_named, trajectory_grammar
 from thinkalike.contrib.papers.experiment import Case, job_of
-from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.pretraining.instrument import PretrainConfig
 from thinkalike.contrib.trajectory import answers
 from thinkalike.contrib.trajectory.answers import (
@@ -28,6 +27,7 @@ from thinkalike.contrib.trajectory.answers import (
     curve_of,
     held_out_right,
     onset,
+    percentile_interval,
     permuted_labels,
     simultaneous_t,
 )
@@ -226,6 +226,13 @@ def test_labels_move_between_groups_and_not_within():
     assert (moved[1:] != labels).any(1).all()
 
 
+def test_whole_numbers_have_whole_ends_that_hold_the_share():
+    draws = torch.arange(10)
+    found = percentile_interval(torch.tensor(5), draws, 0.5)
+    assert [part.tolist() for part in found] == [5, 2, 7]
+    assert [part.tolist() for part in percentile_interval(torch.tensor(5.0), draws.double(), 0.5)] == [5, 2.25, 6.75]
+
+
 @pytest.mark.parametrize(
     ("above", "place"), [([0, 1, 0, 1, 1], 3), ([1, 1, 1], 0), ([1, 1, 0], 3), ([0, 0, 1], 2), ([0], 1)]
 )
@@ -390,7 +397,7 @@ def test_claims_of_trajectories_hold_where_they_are_planted(tmp_path, starts, on
     noises = [0.0, 0.02, -0.02, 0.01, -0.01]
     results = {f"seed {n}": formed(tmp_path / str(n), starts, onset, noise) for n, noise in enumerate(noises)}
     config = composed("experiment=trajectory/grammar", "scale=mini", entry="analyze")
-    found = trajectory_grammar._conclude(Case(config, [], results)).claims
+    found = trajectory_grammar._conclude(Case(config, {}, results)).claims
     assert [claim.verdict for claim in found if "nearer" not in claim.claim] == verdicts
 
 

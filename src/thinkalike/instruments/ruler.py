@@ -198,7 +198,7 @@ def measured(
     """
     kept = work.resume("rungs") or {}
     rungs: list[dict[str, Tensor]] = [kept.get(str(number), {}) for number in (0, 1)]
-    for number in sorted(todo, key=lambda number: todo[number][0].parameters()[0]):
+    for number in sorted(todo, key=lambda number: todo[number][0].parameters()):
         (model, rung), own = todo.pop(number), rungs[number]
         with work.phase(f"rungs of {model.name}"):
             while name := _next(value.mean(1), own, further(model)):

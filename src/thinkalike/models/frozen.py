@@ -232,11 +232,9 @@ class FrozenModel:
             if layer != EMBED and not (is_block and 0 <= int(layer) < self.n_layers):
                 raise ModelError(f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and '{EMBED}'")
 
-    def parameters(self) -> tuple[int, int]:
-        """Return how many weights the model has, and how many of them are in its blocks."""
-        parts = [self.module], self.blocks
-        whole, own = (sum(weight.numel() for part in each for weight in part.parameters()) for each in parts)
-        return whole, own
+    def parameters(self) -> int:
+        """Return how many weights the model has."""
+        return sum(weight.numel() for weight in self.module.parameters())
 
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Compile the forward pass of every block while the context is open: minutes at first; hooks stay outside."""

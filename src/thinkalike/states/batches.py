@@ -122,7 +122,7 @@ def say_massive(outliers: Bool[Tensor, " n"], names: Sequence[str], units: str, 
 def _tokens_at_once(measure: Any, layers: Mapping[FrozenModel, int]) -> int:
     """Return how many tokens a pool has, by how many layers of each model are kept."""
     floats = sum(count * model.d_model for model, count in layers.items())
-    return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters()[0] for model in layers))
+    return pool_tokens(measure.tokens_per_batch, floats, sum(model.parameters() for model in layers))
 
 
 def _drawn_pools(units: int, batches: int, fitted: int, most: int) -> list[tuple[Int[Tensor, " u"], range]]:

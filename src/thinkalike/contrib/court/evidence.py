@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.contrib.court.source import Setting, Source
 from thinkalike.data.corpus import Layout
-from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses
+from thinkalike.evaluation.language import BATCH_TOKENS, next_token_losses, states_onwards
 from thinkalike.evaluation.likeness import LikenessSums, output_roots
 from thinkalike.evaluation.tokens_alone import TargetBatch, TargetReader, Untrained, inner, later_shares, source_states
 from thinkalike.measures.closed_forms import least_squares
@@ -121,18 +121,16 @@ class Bench:
         sums: dict[str, Tensor] = {}
         for rows, (goals, losses) in zip(batches(setting.report), self.courses, strict=True):
             state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
-            state = torch.cat([goals[0][:, :1], state[:, 1:]], 1)
-            distances: dict[str, Tensor] = {}
-            for layer, goal in enumerate(goals, setting.layer):
-                state = target.advance(state, layer, layer + 1) if distances else state
-                distances[f"distance {layer}"] = ((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1]
-            ends = [each[:, :-1].flatten(0, 1) for each in (state, goals[-1])]
-            loss, kl = next_token_losses(target, [state], rows)[0], token_kl(ends[0], target.finish, ends[1])
-            values = {"penalty": loss - losses, "kl": kl, **distances}
+            entering = torch.cat([goals[0][:, :1], state[:, 1:]], 1)
+            (states,) = states_onwards(target, [(setting.layer, entering)])
+            apart = [(own - goal).norm(dim=-1) / goal.norm(dim=-1) for own, goal in zip(states, goals, strict=True)]
+            ends = [each[-1][:, :-1].flatten(0, 1) for each in (states, goals)]
+            loss, kl = next_token_losses(target, states[-1:], rows)[0], token_kl(ends[0], target.finish, ends[1])
+            values = {"penalty": loss - losses, "kl": kl, **{str(n): each[:, :-1] for n, each in enumerate(apart)}}
             sums = {name: sums.get(name, 0) + value.double().sum() for name, value in values.items()}
         count = setting.report[:, 1:].numel()
-        penalty, kl_mean, *apart = (float(value) / count for value in sums.values())
-        return Course(penalty, kl_mean, apart)
+        penalty, kl_mean, *distances = (float(value) / count for value in sums.values())
+        return Course(penalty, kl_mean, distances)
 
 
 class Evidence:

@@ -22,13 +22,19 @@ def correlation(table: pd.DataFrame, folder: Path) -> None:
     """Draw the correlations of all features with all: a table with named rows and columns."""
     side = 0.55 * len(table) + 1.2
     with canvas(side + 0.8, side) as (figure, axes):
-        image = axes.imshow(table.to_numpy(), cmap="RdBu_r", norm=Normalize(-1, 1))
-        write_values(axes, table.to_numpy(), image)
-        axes.set_xticks(range(len(table)), table.columns, rotation=45, ha="right")
-        axes.set_yticks(range(len(table)), table.columns)
-        axes.spines[:].set_visible(False)
+        image = _correlations(axes, table, rotation=45, ha="right")
         figure.colorbar(image, ax=axes, label="correlation of differences over pairs", shrink=0.8)
         save(figure, folder, "correlation")
+
+
+def _correlations(axes: Any, cells: pd.DataFrame, **style: Any) -> Any:
+    """Draw numbers from -1 to 1 as a matrix with named rows and columns; the style is that of the columns' names."""
+    image = axes.imshow(cells.to_numpy(), cmap="RdBu_r", norm=Normalize(-1, 1))
+    write_values(axes, cells.to_numpy(), image)
+    axes.set_xticks(range(len(cells)), cells.columns, **style)
+    axes.set_yticks(range(len(cells)), cells.columns)
+    axes.spines[:].set_visible(False)
+    return image
 
 
 def shifts(table: pd.DataFrame, folder: Path, about: str = "") -> None:
@@ -145,11 +151,9 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
             axes.set_axis_off()
         for axes, (title, table) in zip(panels.flat, tables.items(), strict=False):
             for number, (pair, points) in enumerate(table.groupby("pair", sort=False)):
-                errors = [points["mean"] - points["low"], points["high"] - points["mean"]]
-                style = {"color": COLOURS[number % len(COLOURS)], "label": pair, "capsize": 3, "markersize": 4}
-                axes.errorbar(points["place"], points["mean"], yerr=np.clip(errors, 0, None), fmt="o-", **style)
+                line(axes, points, "mean", ("low", "high"), str(pair), COLOURS[number % len(COLOURS)], "o-")
             places = sorted(table["place"].unique())
-            axes.set_xticks(places, ["embed" if place < 0 else str(place) for place in places])
+            ticks(axes.xaxis, places, len(places))
             axes.set_xlabel(str(table["axis"].iloc[0]))
             quantity = str(table["column"].iloc[0])
             low, high = np.nanmin(ends.loc[quantity]), np.nanmax(ends.loc[quantity])
@@ -361,11 +365,7 @@ def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> Non
     cells = cells.loc[order, order]
     size = 0.42 * len(order)
     with canvas(size + 2.6, size + 1.3) as (figure, axes):
-        image = axes.imshow(cells.to_numpy(), norm=Normalize(-1, 1), cmap="RdBu_r")
-        write_values(axes, cells.to_numpy(), image)
-        axes.set_xticks(range(len(order)), order, rotation=90)
-        axes.set_yticks(range(len(order)), order)
-        axes.spines[:].set_visible(False)
+        image = _correlations(axes, cells, rotation=90)
         figure.colorbar(image, ax=axes, label="Spearman's ρ over layer pairs", shrink=0.8, aspect=30)
         save(figure, folder, "agreement")
 

@@ -217,11 +217,11 @@ def one_sidedness(cells: Tensor) -> Tensor:
 
 
 def _cka_parts(case: Case, pairs: str) -> list[Part]:
-    models = case.models
-    chosen = list(itertools.combinations(models, 2))
+    names = case.names
+    chosen = list(itertools.combinations(names, 2))
     if pairs != "between":
-        chosen = [(model, models[-1] if pairs == "with the largest" else model) for model in models]
-    return [Part(f"{a.name}, {b.name}", (a, b)) for a, b in chosen]
+        chosen = [(name, names[-1] if pairs == "with the largest" else name) for name in names]
+    return [Part(f"{a}, {b}", (case.models[a], case.models[b])) for a, b in chosen]
 
 
 def _result(case: Case, names: Names) -> Result:
@@ -349,7 +349,7 @@ def _head_dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def _table1(case: Case) -> Conclusion:
-    table = pd.DataFrame([{"model": model.name, **_head_dimensions(model.config)} for model in case.models])
+    table = pd.DataFrame([{"model": name, **_head_dimensions(model)} for name, model in case.models.items()])
     name = "neox-5l-odd-mini" if case.scale == "mini" else "pythia-2.8b-deduped"
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]

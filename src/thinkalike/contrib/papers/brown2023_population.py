@@ -310,18 +310,11 @@ def late_layers_part(population: Population) -> Claim:
 
 
 def _parting(values: Float[Tensor, "m m l"], population: Population, place: str, first: int) -> str:
-    """Return where groups part: the first place that shows it, and the step nearest to the whole curve."""
-    level = level_of_each(values.shape[-1])
-    apart = population.grouped(values, level=level).difference
+    """Return where groups part: the first place that shows it, and the first of more than a little."""
+    apart = population.grouped(values, level=level_of_each(values.shape[-1])).difference
     onsets = populations.onset(apart), populations.onset(apart, PARTED)
     begins = ["none" if at is None else str(at + first) for at in onsets]
-    shown = f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
-    try:
-        step = populations.group_change_point(values, list(population.groups.values()))
-    except ValueError:  # no change at all, of these models or of a resample
-        return shown
-    value, low, high = (int(end) + first for end in (step.value, step.low, step.high))
-    return f"{shown}, and the step is at {value} ({low} to {high})"
+    return f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
 
 
 def cluster_claims(population: Population) -> list[Claim]:

@@ -16,13 +16,16 @@ from typing import Any, NamedTuple
 import pandas as pd
 import torch
 
+from thinkalike.config import ModelConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.sae import fitting
+from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.contrib.transfer import probes, steering
 from thinkalike.contrib.transfer.measures import Accuracy, Jackknifed, effects_of
 from thinkalike.measures.estimates import Estimate
+from thinkalike.models import families
 from thinkalike.models.shapes import shape_of
 from thinkalike.store import Result
 
@@ -35,19 +38,19 @@ MODELS = {
 class Pair(NamedTuple):
     """A source and a target."""
 
-    source: Model
-    target: Model
+    source: ModelConfig
+    target: ModelConfig
 
     @property
     def label(self) -> str:
-        return f"{self.source.name} into {self.target.name}"
+        return f"{families.label(self.source)} into {families.label(self.target)}"
 
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:
         """Return the pairs of layers after these shares of the blocks of both; of each layer of the shallower one.
 
         There are none where the number of blocks of a model is not known before it is loaded.
         """
-        shapes = [shape_of(model.config) for model in self]
+        shapes = [shape_of(model) for model in self]
         counts = [shape.layers for shape in shapes if shape]
         if len(counts) < 2:
             return []
@@ -56,7 +59,8 @@ class Pair(NamedTuple):
 
 
 def pairs_of(case: Case) -> list[Pair]:
-    return [Pair(*case.models[place : place + 2]) for place in range(0, len(case.models), 2)]
+    models = list(case.models.values())
+    return list(map(Pair, models[::2], models[1::2]))
 
 
 def layers_word(case: Case, pair: Pair, depths: Sequence[Fraction] = ()) -> str:
@@ -375,7 +379,7 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     rows = table[(table["start"] == "transferred") & (table["against"] == against)]
     chosen = rows[rows["tokens"].isin([rows["tokens"].max() * share for share in BUDGETS])]
     saved = torch.from_numpy(result.arrays["saved"])[chosen["index"].tolist()]
-    found = fitting.over_seeds(saved, level_of_each(len(chosen)))
+    found = random_effects(saved, level=level_of_each(len(chosen)))
     said = "; ".join(
         f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] % at {tokens:,} tokens"
         for value, low, high, tokens in zip(*(part.tolist() for part in found), chosen["tokens"], strict=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 
@@ -30,22 +30,12 @@ log = logging.getLogger(__name__)
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
-class Model(NamedTuple):
-    """A model of an experiment."""
-
-    config: ModelConfig
-
-    @property
-    def name(self) -> str:
-        return label(self.config)
-
-
 @dataclass(frozen=True)
 class Part:
     """A job that an experiment rests on."""
 
     label: str  # the name of its result
-    models: Sequence[Model | str] = ()  # its source and its target, or one that is both; none: it reads no models
+    models: Sequence[ModelConfig | str] = ()  # its source and its target, or one that is both; none: it reads no models
     words: tuple[str, ...] = ()  # its further overrides
     entry_point: str = "analyze"
     changes: Mapping[str, Any] = field(default_factory=dict)  # parts of its configuration, in place of these
@@ -56,7 +46,7 @@ class Case:
     """An experiment with its configuration, its models, and the results of its parts by their labels."""
 
     config: AnalyzeConfig
-    models: Sequence[Model]
+    models: Mapping[str, ModelConfig]  # by what results call them
     results: Mapping[str, Result] = field(default_factory=dict)
 
     @property
@@ -65,7 +55,7 @@ class Case:
 
     @property
     def names(self) -> list[str]:
-        return [model.name for model in self.models]
+        return list(self.models)
 
     def fingerprint(self) -> str:
         """Return the models, and the keys of the results, which say what is in them."""
@@ -130,13 +120,13 @@ class Experiment(
         given = [each for each in (config.model, config.target) if each.name is not None]
         given = given[:1] if given[0:1] == given[1:] else given
         if not given and not {*settings_of(config.model), *settings_of(config.target)} - {*RUNS}:
-            return Case(config, [Model(model_named(name, {})) for name in own])
-        if len(given) not in self.takes:
+            given = [model_named(name, {}) for name in own]
+        elif len(given) not in self.takes:
             counts = " or ".join(str(count) for count in self.takes)
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
             about = ", ".join(own) or "the models of population="
             raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
-        return Case(config, [Model(each) for each in given])
+        return Case(config, {label(each): each for each in given})
 
     def completed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return completed(config, ("stimuli", "population"))  # what is left open of a measure is up to its jobs
@@ -207,10 +197,10 @@ def _results(jobs: Sequence[Any]) -> list[Result]:
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
-    words, runs = [*part.words, f"scale={Case(config, ()).scale}"], dict[str, Any]()
+    words, runs = [*part.words, f"scale={Case(config, {}).scale}"], dict[str, Any]()
     if not config.model.name:
         runs = {key: value for key in RUNS if (value := getattr(config.model, key)) is not None}
-    models = [model_named(each if isinstance(each, str) else each.config, runs) for each in part.models]
+    models = [model_named(each, runs) for each in part.models]
     chosen = {"model": models[0], "target": models[-1]} if models else {"model": config.model, "target": config.model}
     if part.entry_point == "train":
         own = {name: getattr(config, name) for name in ("store", "seed", "force", "threads")}

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from thinkalike.contrib import figures
 from thinkalike.contrib.papers.claims import Bound, Claim, counted, judged, level_of_each, over_models, together
-from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.contrib.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.contrib.papers.mds import mds
 from thinkalike.data.grammar import Sentence, patterns
 from thinkalike.data.stimuli import Stimuli, from_sentences
@@ -44,6 +44,7 @@ MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
     "paper": ["bert-base-uncased", "gpt2", "mamba-130m"],
     "mini": ["bert-mini", "gpt2-mini", "mamba-mini", "bert-mini-s1", "gpt2-mini-s1", "mamba-mini-s1"],
 }
+RECURRENT = "mamba"
 TURN = 0.4  # of Mamba's depth, where word position becomes important
 NEARLY = 0.9  # a correlation of features that are nearly the same
 PARTS = 10  # of the stimuli, which an interval leaves out in turn
@@ -53,21 +54,13 @@ PARTS = 10  # of the stimuli, which an interval leaves out in turn
 class Profiles:
     """The feature profiles of one model, from the result of its job."""
 
-    model: Model
+    name: str
     result: Result
-
-    @property
-    def name(self) -> str:
-        return self.model.name
 
     @property
     def family(self) -> str:
         """The architecture, which the configuration of a model of the user's own leaves open."""
         return str(self.result.provenance["models"][0]["family"])
-
-    @property
-    def recurrent(self) -> bool:
-        return self.family == "mamba"
 
     @property
     def features(self) -> list[str]:
@@ -107,18 +100,18 @@ def place_of(feature: str, features: Sequence[str]) -> int:
 def _parts(case: Case) -> list[Part]:
     """Return the jobs that give the profiles of each model; the paper leaves out no word."""
     changes = {"measure": replace(case.config.measure, massive="keep")}  # type: ignore[call-arg]
-    return [Part(model.name, (model,), changes=changes) for model in case.models]
+    return [Part(name, (model,), changes=changes) for name, model in case.models.items()]
 
 
 def all_profiles(case: Case) -> list[Profiles]:
-    return [Profiles(model, case.results[model.name]) for model in case.models]
+    return [Profiles(name, case.results[name]) for name in case.names]
 
 
 def _figure3(case: Case) -> Conclusion:
     """Feature profiles over the layers of BERT, GPT-2 and Mamba."""
     profiles = all_profiles(case)
-    recurrent = [each for each in profiles if each.recurrent]
-    claims = [_part_of_speech_leads(each) for each in profiles if not each.recurrent]
+    recurrent = [each for each in profiles if each.family == RECURRENT]
+    claims = [_part_of_speech_leads(each) for each in profiles if each.family != RECURRENT]
     claims += [claim(each) for each in recurrent for claim in (_leads_at_the_ends, _position_rises)]
     claims += [*map(_number_fades, profiles), _predicts(profiles)]
     scores = pd.concat([each.result.tables["scores"] for each in profiles], ignore_index=True)
@@ -216,16 +209,12 @@ class Layers:
     def profiles(self) -> Float[Tensor, "l f"]:
         return self.by_fold.mean(0)
 
-    @property
-    def models(self) -> list[str]:
-        return [str(name) for name in self.rows["model"]]
-
 
 def _with_distances(case: Case) -> list[Part]:
     own: Any = case.config.measure
     measure = rsa.RSAConfig(distance=own.distance, embed=own.embed, massive="keep", skip_first=own.skip_first)
-    pairs = itertools.combinations(case.models, 2)
-    return _parts(case) + [Part(f"{a.name}, {b.name}", (a, b), changes={"measure": measure}) for a, b in pairs]
+    pairs = itertools.combinations(case.models.items(), 2)
+    return _parts(case) + [Part(f"{a}, {b}", (x, y), changes={"measure": measure}) for (a, x), (b, y) in pairs]
 
 
 def _figure2(case: Case) -> Conclusion:
@@ -239,8 +228,8 @@ def _figure2(case: Case) -> Conclusion:
     for title, values in matrices.items():  # the layers in a plane, by 1 - likeness
         points, stress = mds((1 - (values + values.T) / 2).clamp(min=0).fill_diagonal_(0))
         maps[title] = layers.rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
-    claims = [_agree(feature_based, agnostic, layers.models)]
-    claims += [_has_blocks(each) for each in profiles if each.recurrent]
+    claims = [_agree(feature_based, agnostic, layers.rows["model"].tolist())]
+    claims += [_has_blocks(each) for each in profiles if each.family == RECURRENT]
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
@@ -254,7 +243,7 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     place = {key: number for number, key in enumerate(rows.itertuples(index=False, name=None))}
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
     for first, second in itertools.combinations(case.models, 2):
-        for cell in case.results[f"{first.name}, {second.name}"].table.to_dict("records"):
+        for cell in case.results[f"{first}, {second}"].table.to_dict("records"):
             ends = place[cell["source"], cell["source_layer"]], place[cell["target"], cell["target_layer"]]
             values[ends] = cell["value"]
     return values
@@ -289,7 +278,7 @@ def _has_blocks(model: Profiles) -> Claim:
 
 def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
     """Say how much of the difference is the architecture's and how much the seed's, as only minis can."""
-    names = np.array(layers.models)
+    names = np.array(layers.rows["model"].tolist())
     other = torch.from_numpy(names[:, None] != names)
 
     def gain(places: list[int]) -> Tensor:
@@ -297,13 +286,13 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
         cells = [matrix[places][:, places] for matrix in matrices.values()]
         return torch.stack([each[kinds[0]].mean() - each[kinds[1]].mean() for each in cells])
 
-    gains = over_models(gain, layers.models, level_of_each(len(matrices)))
+    gains = over_models(gain, names.tolist(), level_of_each(len(matrices)))
     numbers = ", ".join(f"{title[0]}: {gains[place]:+.2f}" for place, title in enumerate(matrices))
     return judged(
         "two seeds of one architecture are more alike than two architectures",
         [(Bound("above"), gains)],
         f"mean likeness of their layers, one architecture minus two: {numbers}{together(len(matrices))}",
-        f"{len(set(layers.models))} models",
+        f"{len(set(names))} models",
     )
 
 
@@ -325,7 +314,7 @@ def _figure4(case: Case) -> Conclusion:
     alike, unlike = (layers.by_fold[:, list(pair)] for pair in ends)
     apart = unlike.diff(dim=1)[:, 0]
     apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds
-    recurrent = [each.name for each in profiles if each.recurrent]
+    recurrent = [each.name for each in profiles if each.family == RECURRENT]
     claims = [
         _shared_leader(contrasts[0], lead_over_others(alike, stimuli.names)),
         _split_leader(contrasts[1], lead_over_others(apart, stimuli.names), recurrent),
@@ -350,8 +339,7 @@ def _contrast(case: Case, stimuli: Stimuli, title: str, ends: tuple[int, int], l
 def _words(case: Case, stimuli: Stimuli, name: str, layer: int, feature: str) -> pd.DataFrame:
     """Return some words of a layer in a plane, with the levels of a feature."""
     part = stimuli.sample(min(WORDS_SHOWN, len(stimuli)), case.config.seed)
-    model = next(load_model(model.config) for model in case.models if model.name == name)
-    states = stimulus_states(model, part)[layer].double()
+    states = stimulus_states(load_model(case.models[name]), part)[layer].double()
     points, stress = mds(torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(0))
     levels = part.features[feature].astype(object).map(printed)
     return pd.DataFrame({"x": points[:, 0], "y": points[:, 1], "level": levels, "stress": float(stress)})

@@ -29,12 +29,12 @@ def _parts(case: Case) -> list[Part]:
     """Return a trajectory for each seed; at the scale of minis each is trained first, unless `measure.train` is set."""
     measure: Any = case.config.measure
     if case.scale == "paper":
-        return [Part(model.name, (model,)) for model in case.models]
-    (model,), parts = case.models, []
+        return [Part(name, (model,)) for name, model in case.models.items()]
+    ((name, model),), parts = case.models.items(), []
     for seed in range(SEEDS):
         train = [*(measure.train or TRAINED), f"model.seed={seed}"]
         own = replace(measure, importance=False, tokens=2048, train=train)
-        parts.append(Part(f"{model.name}, seed {seed}", (model,), changes={"measure": own}))
+        parts.append(Part(f"{name}, seed {seed}", (model,), changes={"measure": own}))
     return parts
 
 

@@ -54,12 +54,12 @@ def _parts(case: Case) -> list[Part]:
     """Return a court for each target, layer and seed, the seeds from `seed` on; `measure.layer=` chooses one layer."""
     measure: Any = case.config.measure
     parts, known = [], TARGETS["paper"] | TARGETS["mini"]
-    for model in case.models:
-        layers, siblings = known.get(model.config.name, ([1], {}))
+    for name, model in case.models.items():
+        layers, siblings = known.get(model.name, ([1], {}))
         layers = layers if measure.layer is None else [measure.layer]
         for layer, seed in product(layers, range(case.config.seed, case.config.seed + measure.seeds)):
             changes = {"seed": seed, "measure": replace(measure, layer=layer, siblings=measure.siblings or siblings)}
-            parts.append(Part(f"{model.name}, layer {layer}, seed {seed}", (model,), changes=changes))
+            parts.append(Part(f"{name}, layer {layer}, seed {seed}", (model,), changes=changes))
     return parts
 
 

@@ -12,7 +12,6 @@ from thinkalike.config import AnalyzeConfig, TrainConfig, left_open, not_in_key,
 from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, Checked, FilePath
 from thinkalike.errors import ConfigError
 
-Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
 Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
 Group = Annotated[list[Number | Folder], Field(min_length=2)]
@@ -63,17 +62,10 @@ class PopulationConfig(Checked, part="population"):
     parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
     options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
     null: list[str] | None = None  # two of the groups, whose parents differ in nothing but the seed
-    published: dict[str, list[Share]] | None = None  # accuracies by number: {heldout: [...], challenge: [...]}
     cluster: list[Any] | None = None  # a published grouping: these against all others
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.published and not (self.generalizing or self.heuristic):
-            accuracies = self.published.get("challenge", [])
-            if len(accuracies) < 2 * self.per_group:
-                raise ConfigError(f"population.per_group={self.per_group} needs more population.published accuracies")
-            ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
-            self.generalizing, self.heuristic = [*ranked[: self.per_group]], [*ranked[: -self.per_group - 1 : -1]]
         if self.members and not (self.generalizing and self.heuristic):
             raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
         if self.parents is not None:
@@ -89,7 +81,7 @@ class PopulationConfig(Checked, part="population"):
     @property
     def unused(self) -> Collection[str]:
         if self.members:
-            return {"size", "parents", "parent_options", "options", "null"}
+            return {"size", "per_group", "parents", "parent_options", "options", "null"}
         return {"size"} if self.parents else {"parent_options", "null"}
 
 
@@ -109,7 +101,6 @@ class NLIConfig(Checked, part="nli"):
     head_std: float | None = ranged(None, above=0)  # of their weights; null: the model's initializer_range
     freeze: int = ranged(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
     redraw: int | None = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
-    ship: str | None = not_in_key(None)  # also put the body, without its classes, among the minis, by this name
 
     def by_recipe(self, job: Any) -> dict[str, Any]:
         """Return what suits a mini, whatever the machine: its rate ruins a pretrained BERT."""

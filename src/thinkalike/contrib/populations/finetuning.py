@@ -12,17 +12,17 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig, relevant
+from thinkalike.config import ModelConfig
 from thinkalike.contrib.populations.config import NLIConfig, NLIJob
 from thinkalike.contrib.populations.measures import ClassLosses, class_losses
 from thinkalike.contrib.populations.pairs import PAIR, EncodedPairs, Pairs, batches, encode, read_pairs, tokens_of
-from thinkalike.contrib.pretraining.instrument import WholeModel, card_text, cosine, save_mini
+from thinkalike.contrib.pretraining.instrument import WholeModel, cosine
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import CLASSIFIER, FAMILIES, pick_device
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.models.places import ASSETS, explained, reached, read_shape
+from thinkalike.models.places import explained, reached, read_shape
 from thinkalike.models.readers import read_tokenizer, read_weights
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
@@ -126,8 +126,6 @@ class ClassifierFinetuning(
             table = _table(model, pairs, encoded)
         accuracies = table.set_index("set")["accuracy"]
         scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies["challenge"])}
-        if config.nli.ship:
-            _ship(config, module.base_model, tokenizer, scalars)
         facts: dict[str, Any] = {"pairs": {side: each.fingerprint() for side, each in pairs.items()}}
         facts["truncated"] = {side: each.truncated for side, each in encoded.items()}
         return Outcome(table, scalars, models=[model.describe()], facts=facts)
@@ -142,27 +140,6 @@ class ClassifierFinetuning(
         show_table(Table(f"{table['model'].iloc[0]}: accuracy, and loss in nats per pair", columns))
         both = (f"{scalars[name]:.1%}" for name in ("heldout_accuracy", "challenge_accuracy"))
         show_text("It is right on {} of the held-out pairs, and on {} of the challenge.".format(*both))
-
-
-def _ship(config: NLIJob, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
-    """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
-    name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
-    parts = {"pairs": pairs, "nli": nli}
-    words = [f"{part}.{key}={value}" for part, each in parts.items() for key, value in relevant(each).items()]
-    command = f"python train.py task=nli model={config.model.name} {' '.join(words)} nli.ship={name}"
-    shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
-    rows = {
-        "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
-        "data": f"{pairs.fit_pairs:,} pairs of this project's training templates in {nli.epochs} epoch(s), of which "
-        f"{pairs.lexical:.0%} are like the lexical-overlap challenge; counterexamples {pairs.counterexamples:.0%}",
-        **shown,
-        "made by": f"`{command}`",
-        "weights": "half precision; the accuracies are those of the classifier that it was a part of",
-    }
-    card = card_text(name, "A BERT that knows how to compare two sentences, to fine-tune on.", rows)
-    facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
-    vars(body.config).pop("heldout", None)  # a loss of the model before it was taught
-    save_mini(ASSETS / name, body, tokenizer, facts, card)
 
 
 def new_classifier(
@@ -216,16 +193,15 @@ def accuracy_on(model: FrozenModel, pairs: Pairs) -> float:
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
-    report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
-    rows = [_row(REPORT, report, range(len(pairs["report"])))]
-    rows += [_row(name, whole, places) for name, places in pairs["challenge"].parts().items()]
-    return pd.DataFrame([{"model": model.name, **row} for row in rows])
-
-
-def _row(name: str, losses: ClassLosses, places: Sequence[int]) -> dict[str, Any]:
-    index = torch.tensor(list(places))
-    mean = {"accuracy": losses.correct[index].double().mean(), "loss": losses.losses[index].mean()}
-    return {"set": name, "pairs": len(index), **{key: float(value) for key, value in mean.items()}}
+    """Return a row for the held-out pairs, and one for each part of the challenge."""
+    rows, parts = [], {"report": {REPORT: list(range(len(pairs["report"])))}, "challenge": pairs["challenge"].parts()}
+    for side, places in parts.items():
+        found = _evaluated(model, pairs[side], encoded[side])
+        for name, index in places.items():
+            mean = {"accuracy": found.correct[index].double().mean(), "loss": found.losses[index].mean()}
+            about = {"model": model.name, "set": name, "pairs": len(index)}
+            rows.append(about | {key: float(value) for key, value in mean.items()})
+    return pd.DataFrame(rows)
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -218,54 +218,6 @@ def grouped(
         for part in (kinds[3 : 3 + len(sizes) ** 2], kinds[3 + len(sizes) ** 2 :])
     )
     return Grouped(kinds[0], kinds[1], kinds[2], cells, directed)
-
-
-def group_change_point(
-    values: Float[Tensor, "m m l"],
-    groups: Sequence[Hashable],
-    *,
-    level: float = 0.95,
-    resamples: int = 1000,
-    seed: int = 0,
-) -> Estimate:
-    """Return the index in the last axis at which groups diverge, the `change_point` of `difference`, in [1, l - 1].
-
-    The interval is a percentile bootstrap over models: a resample weights models by Dirichlet(1, .., 1) in each group
-    (Rubin 1981) and a pair by the product of two weights, so that no model is paired with itself.
-    """
-    members = one_hot(_numbers(groups)).bool()
-    own, generator = members.double(), seeded(seed)
-    draws = torch.empty(resamples, len(own), dtype=torch.float64).exponential_(generator=generator)
-    weights = torch.cat([torch.ones_like(draws[:1]), draws / (draws @ (own / own.sum(0)) @ own.T)])
-    places = change_point(_means(values, members, weights)[:, 2])
-    return percentile_interval(places[0], places[1:], level)
-
-
-def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
-    """Return the value with the interval of this share of its r draws; of whole numbers the ends are draws."""
-    tail = (1 - level) / 2
-    sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
-    low, high = (
-        draws.double().quantile(share, dim=-1, interpolation=side).to(draws.dtype)
-        for share, side in zip((tail, 1 - tail), sides, strict=True)
-    )
-    return Estimate(value, low, high)
-
-
-def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
-    """Return the first index after the step of the one-step function nearest to a curve, in [1, l - 1].
-
-    By least squares it is the k of the greatest k (l - k) / l (mean after - mean before)². A constant curve is a
-    ValueError.
-    """
-    length = curve.shape[-1]
-    if (curve.amax(-1) == curve.amin(-1)).any():
-        raise ValueError("a constant curve has no change point")
-    k = torch.arange(1, length, dtype=torch.float64, device=curve.device)
-    before = curve.double().cumsum(-1)
-    total, before = before[..., -1:], before[..., :-1]
-    explained = k * (length - k) / length * ((total - before) / (length - k) - before / k).square()
-    return explained.argmax(-1) + 1
 
 
 def onset(curve: Estimate, least: float = 0.0) -> int | None:

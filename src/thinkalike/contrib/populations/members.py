@@ -145,7 +145,7 @@ def halves(config: PopulationJob, challenge: Pairs) -> tuple[Pairs, Pairs]:
 
 KEPT_EVERY = 10  # batches of stitches
 LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
-STITCHES, CKA_STATE = "stitches", "cka"  # the checkpoints of a job
+STITCHES = "stitches"  # the checkpoint of a job
 
 
 class PopulationCKA(NamedTuple):
@@ -202,20 +202,13 @@ def stitched_members(
     return found
 
 
-def likeness_of_members(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work
-) -> PopulationCKA:
-    """Return CKA of every two models at each layer, or what an earlier run left of it.
+def likeness_of_members(models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any) -> PopulationCKA:
+    """Return CKA of every two models at each layer; a DataError says that there are too few pairs, or states have none.
 
     The settings are those of `population.PopulationMeasureConfig`.
-
-    Raises:
-        DataError: there are too few pairs, or states have no CKA.
     """
     from thinkalike.measures.metric import CKA
 
-    if (kept := work.resume(CKA_STATE)) is not None:
-        return PopulationCKA(**kept)
     count, rows = min(measure.cka_pairs or len(encoded), len(encoded)), measure.tokens_per_batch
     rows = min(rows, count // LEAST_BATCHES) if measure.tokens == "cls" else rows
     m = len(models)
@@ -232,9 +225,7 @@ def likeness_of_members(
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
     value = torch.stack([each.value for each in results], -1)
     facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
-    found = PopulationCKA(value, hsics, facts)
-    work.keep(CKA_STATE, found._asdict())
-    return found
+    return PopulationCKA(value, hsics, facts)
 
 
 def _states(

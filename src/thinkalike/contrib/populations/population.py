@@ -18,6 +18,7 @@ from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE
 from thinkalike.contrib.populations import members as joint
 from thinkalike.contrib.populations.config import PopulationJob
 from thinkalike.contrib.populations.measures import (
+    Grouped,
     IdentityStitches,
     check_alike,
     check_labels,
@@ -61,9 +62,8 @@ class Population(
 ):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
-    Leaves accuracies, penalties and flips of all stitches in table.csv, CKA in cka.csv, and in arrays.npz both by
-    example or batch: losses in nats, the predicted class and whether it is right (source, target, cut, pair), CKA
-    (source, target, layer) and its HSICs.
+    Its arrays are by example or batch: losses in nats, the predicted class and whether it is right (source, target,
+    cut, pair), CKA (source, target, layer) and its HSICs.
     """
 
     is_shared: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class Population(
             models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
         if not work.processes.rank:  # first, as it is quick, and may be refused
-            likeness = joint.likeness_of_members(models, encoded, measure, work)
+            likeness = joint.likeness_of_members(models, encoded, measure)
         stitched = joint.stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
         table = _table(members, stitched, correct)
@@ -142,22 +142,14 @@ class Population(
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return the mean share of flips between groups at the cut where it is greatest, and that within them there."""
-        groups = list(result.table.drop_duplicates("source")["group_of_source"])
-        flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
+        flipped = _means(result)["flips"]
         cut = int(flipped.between.value.argmax())
         both = {"flips_between_groups": flipped.between, "flips_within_groups": flipped.within}
         return [Headline.with_ends(name, *map(float, each[cut])) for name, each in both.items()]
 
     def show(self, result: Result) -> None:
-        groups = list(result.table.drop_duplicates("source")["group_of_source"])
-        accuracy = torch.from_numpy(result.arrays["correct"]).double().mean(-1)
-        flipped = flips(torch.from_numpy(result.arrays["predicted"])).mean(-1)
-        means = {
-            "accuracy penalty": grouped(population_penalties(accuracy), groups),
-            "flips": grouped(flipped, groups),
-            "CKA": grouped(torch.from_numpy(result.arrays["cka"]), groups),
-        }
-        cuts = accuracy.shape[-1]
+        means = _means(result)
+        cuts = len(means["flips"].between.value)
         rows, columns = few(cuts), []
         for name, found in means.items():
             for which, each in (("within", found.within), ("between", found.between)):
@@ -170,6 +162,18 @@ class Population(
         both = means["flips"].between, means["flips"].within
         ends = [span(each.value[cut], each.low[cut], each.high[cut], ".2f") for each in both]
         show_text(f"Stitches flip most labels at cut {cut - 1}: {ends[0]} between groups, {ends[1]} within.")
+
+
+def _means(result: Result) -> dict[str, Grouped]:
+    """Return penalties, flips and CKA within and between groups, by cut or layer."""
+    groups = list(result.table.drop_duplicates("source")["group_of_source"])
+    arrays = {name: torch.from_numpy(result.arrays[name]) for name in ("correct", "predicted", "cka")}
+    values = {
+        "accuracy penalty": population_penalties(arrays["correct"].double().mean(-1)),
+        "flips": flips(arrays["predicted"]).mean(-1),
+        "CKA": arrays["cka"],
+    }
+    return {name: grouped(each, groups) for name, each in values.items()}
 
 
 def as_chosen(member: ModelConfig, config: PopulationJob) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""task=pretrain: how a mini is made, with AdamW, linear warm-up and a cosine, and what its card says."""
+"""task=pretrain: how a mini is made, with AdamW, linear warm-up and a cosine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import ModelConfig, TrainConfig, left_open, not_in_key, ranged
+from thinkalike.config import ModelConfig, TrainConfig, left_open, ranged
 from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE, Checked
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import training_texts
@@ -29,11 +29,8 @@ from thinkalike.evaluation.held_out import held_out_loss, masked_losses
 from thinkalike.instruments.loss import show_loss
 from thinkalike.job import OF_STITCHES, Instrument, Outcome, Work, fingerprints
 from thinkalike.models.families import FAMILIES, Family, pick_device
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import END, build_mini, load_model
-from thinkalike.models.places import ASSETS
 from thinkalike.models.shapes import Passes, Shape, Shapes, shape_from
-from thinkalike.screen import number_of_documents
 from thinkalike.store import Result
 from thinkalike.training.optimizers import scheduled
 from thinkalike.training.run import Run, StepData, SteppedModule, fit, loggers_of
@@ -55,7 +52,6 @@ class PretrainConfig(Checked, part="pretrain"):
     clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
     vocabulary: int = left_open(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
     keep: Keep = field(default_factory=list)  # checkpoints after these steps: [0,1,2,4] | log2 | every=N; [] none
-    ship: bool = not_in_key(False)  # also put it where the embedded minis are
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -124,8 +120,8 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
 
 
-def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
-    """Write a mini in half precision, with `architecture`, `seed` and the numbers of its card in its configuration."""
+def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any]) -> None:
+    """Write a mini in half precision, with `architecture`, `seed` and what is known of it in its configuration."""
     from safetensors.torch import save_file
     from transformers import PreTrainedModel
 
@@ -141,13 +137,6 @@ def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str,
         save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    (folder / "README.md").write_text(card)
-
-
-def card_text(name: str, what: str, rows: Mapping[str, object]) -> str:
-    """Return the README.md of a mini: its name, what it is, and a table of facts."""
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    return f"# {name}\n\n{what}\n\n| | |\n|---|---|\n{table}\n"
 
 
 # ---- How it is trained.
@@ -229,18 +218,11 @@ class MaskedPretraining(Pretraining):
         return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
 
 
-TEXTS = {  # what cards say of a source
-    "stdlib": "the source of Python's standard library without its tests",
-    "pydoc": "Python's own manual, the reference of the language",
-    "grammar": "sentences of this project's large grammar, none of them of the words of the small one alone",
-}
-
-
 READS = ("model", "data", "pretrain", "trainer", "seed")
 
 
 class MiniPretraining(Instrument, kind="pretraining", version=2, config=PretrainJob, reads=READS):
-    """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
+    """Trains the mini that `model` describes; leaves weights, tokenizer and what is known of it."""
 
     ignores = OF_STITCHES
 
@@ -275,7 +257,7 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
         facts: dict[str, Any] = {"architecture": model.architecture, "seed": model.seed}
 
         def keep(step: int) -> None:
-            save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step}, card="")
+            save_mini(kept / f"step{step}", trained.model, tokenizer, {**facts, "step": step})
 
         with work.phase("fit"):
             fit(trained, rows, run, loggers_of(run, config.logger.kind), [Keeping(recipe.kept, keep)])
@@ -290,13 +272,12 @@ class MiniPretraining(Instrument, kind="pretraining", version=2, config=Pretrain
         folder = work.job.aside / model.name
         if recipe.kept:
             shutil.copytree(kept, folder)  # and not moved, as a run that dies here needs them again
-        save_mini(folder, trained.model, tokenizer, facts, card="")
+        save_mini(folder, trained.model, tokenizer, facts)
         mini = load_model(replace(model, path=str(folder)))
         with work.phase("report"):
             numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
         facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
-        for place in [folder, ASSETS / model.name] if recipe.ship else [folder]:
-            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
+        save_mini(folder, trained.model, tokenizer, facts)
         table = pd.DataFrame([{"model": model.name, **numbers}])
         data = {"name": config.data.name, **corpus.facts()}
         return Outcome(table, numbers, models=[mini.describe()], facts={"data": data})
@@ -329,25 +310,3 @@ def _unknown_sizes(architecture: dict[str, Any], module: Any, family: Family) ->
     default, kind = AutoConfig.for_model(family.in_config_json), family.in_config_json
     new = [key for key in architecture if not hasattr(default, key)]  # an older name is taken, and not kept
     return [key for key in new if hasattr(AutoConfig.for_model(kind, **{key: architecture[key]}), key)]
-
-
-def _card(config: PretrainJob, facts: dict[str, Any], mini: FrozenModel) -> str:
-    training, heldout = facts["training"], facts["heldout"]
-    parameters, blocks = mini.parameters()
-    shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())
-    rows = {
-        "architecture": f"{config.model.family}: {shape}",
-        "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
-        "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
-        "data": f"{TEXTS.get(str(config.data.source), config.data.name)}; "
-        f"{training['distinct_tokens']:,} distinct tokens",
-        "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
-        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over "
-        f"{number_of_documents(heldout)}: {heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
-        "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
-        "seed": f"{facts['seed']}: the order of the data, and initial weights that minis of one shape share",
-        "made by": f"`{training['command']}`",
-        "weights": "half precision; the loss above is theirs",
-    }
-    what = "A small language model to compare representations with, trained from scratch by this project."
-    return card_text(config.model.name, what, rows)

@@ -18,9 +18,10 @@ from thinkalike.contrib.sae.config import SAEConfig
 from thinkalike.contrib.sae.measures import SparseAutoencoder
 from thinkalike.contrib.sae.setting import Setting
 from thinkalike.contrib.sae.training import SAEFit, SAETraining, SplicedLosses, spliced_losses, spread_by_document
+from thinkalike.contrib.subjects.measures import random_effects
 from thinkalike.evaluation.language import ends_of
 from thinkalike.measures import estimates
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import Estimate
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.shapes import operations
 from thinkalike.training.run import Run, fit
@@ -185,13 +186,6 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
     return (1 - course.operations(needed) / against.operations(budget))[1:]
 
 
-def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estimate:
-    """Return the mean over seeds with its interval by Student's t; of one seed it has no ends."""
-    seeds = values.shape[-1]
-    half = student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds) if seeds > 1 else math.inf
-    return interval_around(values.mean(-1), half)
-
-
 def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Return what each start saves against each before it in the list, one row for each look after the first.
 
@@ -208,7 +202,7 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
                 "tokens": against.tokens[1:],
                 "explained_variance": against.explained[1:].mean(-1).tolist(),
                 "flops": against.operations(torch.tensor(against.tokens[1:]).double()).tolist(),
-                **ends_of("saved", over_seeds(saved)),
+                **ends_of("saved", random_effects(saved)),
                 "reached": course.reaches(against.explained.double()).isfinite()[1:].double().mean(-1).tolist(),
                 "seeds": saved.shape[1],
             }

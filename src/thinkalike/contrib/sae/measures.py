@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from thinkalike.contrib.transfer.measures import RIDGE, PairMoments
-from thinkalike.measures.closed_forms import AffineMap, least_squares_of
+from thinkalike.contrib.transfer.measures import RIDGE
+from thinkalike.measures.closed_forms import AffineMap, Moments, least_squares_of
 from thinkalike.measures.estimates import seeded
 
 
@@ -126,11 +126,6 @@ def sae_loss(
     return SAELoss(loss, missed.detach().square().sum(-1), latents.detach().count_nonzero(-2))
 
 
-def spread_of(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
-    """Return ‖h - μ‖² of each state, with μ the mean of all."""
-    return (states - states.mean(0)).square().sum(-1)
-
-
 @torch.no_grad()
 def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
     """Return an autoencoder of other states, with the latents of `sae`; products are of float64.
@@ -147,14 +142,12 @@ def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAut
 
 def standardised(sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float) -> SparseAutoencoder:
     """Return an autoencoder of (h - mean) / scale with the latents of `sae` for h."""
-    there, back = _scaling(mean, scale)
-    return carried(sae, there, back)
+    return carried(sae, *_scaling(mean, scale))
 
 
 def in_own_units(sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float) -> SparseAutoencoder:
     """Return an autoencoder of h with the latents of `sae` for (h - mean) / scale; the inverse of `standardised`."""
-    there, back = _scaling(mean, scale)
-    return carried(sae, back, there)
+    return carried(sae, *reversed(_scaling(mean, scale)))
 
 
 def _scaling(mean: Tensor, scale: float) -> tuple[AffineMap, AffineMap]:
@@ -171,9 +164,9 @@ def with_fitted_decoder(
 
     The ridge is in units of the mean variance of the latents.
     """
-    moments = PairMoments()
-    moments.update(sae.encode(states), states)
-    found = moments.statistics
+    moments = Moments([(0, 0)])
+    moments.update([sae.encode(states)], [states])
+    found = moments.of((0, 0))
     decoder = least_squares_of(found, ridge * float(found.xx.diagonal().mean()))
     W_dec, b_dec = (part.to(sae.W_dec) for part in (decoder.weight.T, decoder.bias))
     return SparseAutoencoder(sae.W_enc.detach(), sae.b_enc.detach(), W_dec, b_dec, sae.k)

@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -21,7 +21,6 @@ from thinkalike.errors import ModelError, one_line
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 FORMAT = "6.0.0"  # the first version of SAELens with this cfg.json
-TENSORS = ("W_enc", "b_enc", "W_dec", "b_dec")
 PLAIN: dict[str, tuple[Any, ...]] = {  # settings of SAELens, also of older versions, and the values that are read here
     "architecture": (None, "standard", "topk"),
     "normalize_activations": (None, "none", False),
@@ -30,13 +29,6 @@ PLAIN: dict[str, tuple[Any, ...]] = {  # settings of SAELens, also of older vers
     "activation_fn_str": (None, "relu"),
     "finetuning_scaling_factor": (None, False),
 }
-
-
-class SavedSAE(NamedTuple):
-    """An autoencoder from a file, and its metadata: `model_name`, `hook_name` and more."""
-
-    sae: SparseAutoencoder
-    metadata: dict[str, Any]
 
 
 def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: Any) -> None:
@@ -59,7 +51,7 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
     save_file({name: weight.detach().cpu().contiguous() for name, weight in sae.named_parameters()}, place / WEIGHTS)
 
 
-def load_sae(folder: str | os.PathLike[str]) -> SavedSAE:
+def load_sae(folder: str | os.PathLike[str]) -> SparseAutoencoder:
     """Read an autoencoder that `save_sae` or SAELens wrote, of the architectures standard (ReLU) and topk.
 
     What SAELens computes in another order is folded into the weights: b_dec that is subtracted from the states first
@@ -80,18 +72,17 @@ def load_sae(folder: str | os.PathLike[str]) -> SavedSAE:
             weights["W_dec"] = weights["W_dec"] / norms[:, None]
         if infinite := [name for name, weight in weights.items() if not weight.isfinite().all()]:
             raise ValueError(f"{infinite[0]} has entries that are not finite, or a direction of zeros to rescale")
-        return SavedSAE(SparseAutoencoder(**weights, k=k), dict(config.get("metadata") or {}))
+        return SparseAutoencoder(**weights, k=k)
     except (OSError, ValueError, SafetensorError) as error:
         raise ModelError(f"{place} holds no autoencoder that can be read: {one_line(error)}") from error
 
 
 def _check_shapes(config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Raise a ValueError unless the weights are of one floating dtype and of the widths that the settings say."""
-    if set(weights) != set(TENSORS):
-        raise ValueError(f"{WEIGHTS} has the tensors {', '.join(sorted(weights))}, not {', '.join(TENSORS)}")
     d, f = config.get("d_in"), config.get("d_sae")
-    shapes = {name: tuple(weights[name].shape) for name in TENSORS}
-    if shapes != (wanted := dict(zip(TENSORS, ((d, f), (f,), (f, d), (d,)), strict=True))):
+    wanted = {"W_dec": (f, d), "W_enc": (d, f), "b_dec": (d,), "b_enc": (f,)}
+    shapes = {name: tuple(weights[name].shape) for name in sorted(weights)}
+    if shapes != wanted:
         raise ValueError(f"{WEIGHTS} has the shapes {shapes}, and {CONFIG} says {wanted}")
     dtypes = {weight.dtype for weight in weights.values()}
     if len(dtypes) > 1 or not all(dtype.is_floating_point for dtype in dtypes):

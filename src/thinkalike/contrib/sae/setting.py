@@ -13,14 +13,14 @@ from thinkalike.config import LoggerConfig, ModelConfig, model_named, options
 from thinkalike.contrib.sae.config import SAEConfig, SAEJob
 from thinkalike.contrib.sae.measures import SparseAutoencoder, carried, in_own_units, with_fitted_decoder
 from thinkalike.contrib.sae.saelens import load_sae
-from thinkalike.contrib.sae.training import SiteStates, site_states, states_after
-from thinkalike.contrib.transfer.measures import PairMoments, both_directions
+from thinkalike.contrib.sae.training import SiteStates, states_after
+from thinkalike.contrib.transfer.measures import both_directions
 from thinkalike.data.alignment import same_vocabulary
-from thinkalike.data.corpus import Corpus, TokenRows, read_corpus
+from thinkalike.data.corpus import Corpus, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
-from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.closed_forms import AffineMap, Moments
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.store import Result, open_result
@@ -127,7 +127,7 @@ class Setting:
         """The autoencoders that are carried over, one for each seed of their job."""
         assert self.made
         seeds = range(self.made.config["sae"]["seeds"])
-        return [load_sae(self.made.folder / seed_folder(seed)).sae for seed in seeds]
+        return [load_sae(self.made.folder / seed_folder(seed)) for seed in seeds]
 
     @cached_property
     def states(self) -> Tensor:
@@ -147,18 +147,19 @@ class Setting:
         """The maps of least squares from the source's site to the model's, and back."""
         assert self.source
         assert self.made
-        moments, layer = PairMoments(), int(self.made.config["sae"]["layer"])
+        moments, layer = Moments([(0, 0)]), int(self.made.config["sae"]["layer"])
         theirs = states_after(self.source, layer, self.opening, self.config.skip_first_tokens)
-        moments.update(theirs.to(self.states.device), self.states)
-        return both_directions(moments)
+        moments.update([theirs.to(self.states.device)], [self.states])
+        return both_directions(moments.of((0, 0)))
 
     @cached_property
     def report(self) -> SiteStates:
         """States of the report that is looked at during training: rows from all of it, `sae.curve_tokens` in all."""
         rows = self.corpus.report
         every = max(-(-rows.tokens.numel() // self.config.curve_tokens), 1)
-        some = TokenRows(rows.tokens[::every], rows.documents[::every])
-        return site_states(self.model, self.config.layer, some, self.config.skip_first_tokens)
+        skip = self.config.skip_first_tokens
+        states = states_after(self.model, self.config.layer, rows.tokens[::every], skip)
+        return SiteStates(states, rows.documents[::every, skip:].flatten())
 
     def begins(self, start: str, seed: int) -> SparseAutoencoder:
         """Return where an autoencoder begins, in the model's own units."""

@@ -8,7 +8,7 @@ out: their states are the same in every row, or so large that they decide every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.contrib.sae.config import SAEConfig
-from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, spread_of, standardised
+from thinkalike.contrib.sae.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.data.corpus import TokenRows
-from thinkalike.evaluation.language import DocumentSums, last_states, next_token_losses
+from thinkalike.evaluation.language import document_sums
 from thinkalike.measures.estimates import sum_by_document
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import StepData, SteppedModule
@@ -58,14 +58,10 @@ def states_after(model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], ski
     return torch.cat([model.head(batch, layer)[:, skip:].flatten(0, 1).float() for batch in batches])
 
 
-def site_states(model: FrozenModel, layer: int, rows: TokenRows, skip: int) -> SiteStates:
-    """Return the states of all rows after a block, without those of the first tokens of each row."""
-    return SiteStates(states_after(model, layer, rows.tokens, skip), rows.documents[:, skip:].flatten())
-
-
 def spread_by_document(own: SiteStates, count: int) -> Float[Tensor, " documents"]:
     """Return Σ‖h - μ‖² by document, with μ the mean of all states."""
-    return sum_by_document(spread_of(own.states).cpu(), own.documents, count)
+    spread = (own.states - own.states.mean(0)).square().sum(-1)
+    return sum_by_document(spread.cpu(), own.documents, count)
 
 
 @torch.no_grad()
@@ -95,16 +91,15 @@ def spliced_losses(
 
     Autoencoders are in the model's own units, and the mean replaces every state in the ablation.
     """
-    sums, batch = DocumentSums(rows.documents), max(TOKENS // rows.context, 1)
-    for tokens, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
-        state, last = model.residuals(tokens, [layer, model.n_layers - 1])
-        rebuilt = [mean.expand_as(state[:, skip:]), *(sae(state[:, skip:].float()) for sae in saes)]
-        wholes = (torch.cat([state[:, :skip].float(), each.float()], 1) for each in rebuilt)
-        ends = [last_states(model, [(layer, whole)])[0] for whole in wholes]
-        losses = torch.stack([next_token_losses(model, [end], tokens)[0] for end in (last, *ends)])
-        sums.add(documents[:, 1:].flatten(), {"losses": losses.flatten(1), "tokens": torch.ones(losses[0].numel())})
-    clean, ablated, *spliced = sums["losses"]
-    return SplicedLosses(clean, ablated, torch.stack(spliced), sums["tokens"])
+
+    def spliced(rebuild: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
+        return [lambda state: torch.cat([state[:, :skip].float(), rebuild(state[:, skip:].float())], 1)]
+
+    maps = {"ablated": spliced(mean.float().expand_as), **{str(n): spliced(sae) for n, sae in enumerate(saes)}}
+    at, batch = [(layer, layer)], max(TOKENS // rows.context, 1)
+    sums = document_sums(model, model, at, maps, rows.tokens, rows.documents, batch)
+    each = torch.cat([sums[str(n)] for n in range(len(saes))])
+    return SplicedLosses(sums["target"], sums["ablated"][0], each, sums["tokens"])
 
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps

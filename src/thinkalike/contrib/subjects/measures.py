@@ -32,13 +32,14 @@ class Scored(NamedTuple):
 
 
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
-    """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
+    """Return the mean over s subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
 
     The subjects are a sample of all subjects (Holmes & Friston 1998), and each one's own noise is in the variance
-    between them. Stimuli are fixed; see `two_factor` for both.
+    between them. Stimuli are fixed; see `two_factor` for both. Of one subject the interval is (-∞, ∞).
     """
     s = values.shape[-1]
-    return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
+    half = student_t(level, s - 1) * values.std(-1) / math.sqrt(s) if s > 1 else math.inf
+    return interval_around(values.mean(-1), half)
 
 
 @dataclass(frozen=True, eq=False)

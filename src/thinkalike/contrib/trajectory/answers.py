@@ -17,12 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.contrib.populations.measures import percentile_interval
 from thinkalike.contrib.transfer.measures import balanced_accuracies
 from thinkalike.contrib.transfer.probes import SPLITS, Task, tasks_of
 from thinkalike.data.stimuli import Stimuli
@@ -134,6 +133,17 @@ def band(
     if len(replicates) < estimates.FEWEST_GROUPS:
         return interval_around(value, torch.inf)
     return jackknife(value, replicates, reference, t=simultaneous_t(replicates))
+
+
+def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
+    """Return the value with the interval of this share of its r draws; of whole numbers the ends are draws."""
+    tail = (1 - level) / 2
+    sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
+    low, high = (
+        draws.double().quantile(share, dim=-1, interpolation=side).to(draws.dtype)
+        for share, side in zip((tail, 1 - tail), sides, strict=True)
+    )
+    return Estimate(value, low, high)
 
 
 class Curve(NamedTuple):

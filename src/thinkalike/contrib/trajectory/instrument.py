@@ -56,11 +56,7 @@ class TrajectoryConfig(MeasureConfig):
 
 
 class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
-    """Compares the checkpoints of a run with each other, and finds when each feature is there.
-
-    Leaves likeness and speed by step and layer in table.csv, and losses.csv, likeness.csv (step x step), features.csv
-    and onsets.csv.
-    """
+    """Compares the checkpoints of a run with each other, and finds when each feature is there."""
 
     of_models: ClassVar[str] = "each"
     takes_sites: ClassVar[bool] = True

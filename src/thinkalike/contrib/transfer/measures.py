@@ -25,24 +25,10 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from thinkalike.measures import estimates
-from thinkalike.measures.closed_forms import AffineMap, Moments, PairStatistics, least_squares_of
+from thinkalike.measures.closed_forms import AffineMap, PairStatistics, least_squares_of
 from thinkalike.measures.estimates import Estimate, effective_number, interval_around, jackknife, splits, student_t
 
 RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
-
-
-class PairMoments(Moments):
-    """The moments of one pair of sites, from rows of x and y."""
-
-    def __init__(self) -> None:
-        super().__init__([(0, 0)])
-
-    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:  # type: ignore[override]
-        super().update([x], [y])
-
-    @property
-    def statistics(self) -> PairStatistics:
-        return self.of((0, 0))
 
 
 class Unexplained(NamedTuple):
@@ -63,9 +49,8 @@ class BothDirections(NamedTuple):
     phi: AffineMap
     psi: AffineMap
 
-    def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
-        """Return what both maps and their round trips leave unexplained of rows with these moments."""
-        there = moments.statistics if isinstance(moments, PairMoments) else moments
+    def unexplained(self, there: PairStatistics) -> Unexplained:
+        """Return what both maps and their round trips leave unexplained of rows with these statistics."""
         back = there.reversed
         return Unexplained(
             unexplained_by(self.phi, there),
@@ -80,14 +65,13 @@ def _with_itself(side: PairStatistics) -> PairStatistics:
     return side._replace(mean_y=side.mean_x, yy=side.xx, xy=side.xx)
 
 
-def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
-    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `PairMoments`, or `Moments.of` a pair.
+def both_directions(there: PairStatistics, ridge: float = RIDGE) -> BothDirections:
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias, from `Moments.of` a pair.
 
     φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
     that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
     inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
     """
-    there = moments.statistics if isinstance(moments, PairMoments) else moments
     sides = there, there.reversed
     return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
 
@@ -273,18 +257,13 @@ def without_each_part(values: Float[Tensor, "*b n"], groups: Int[Tensor, " n"]) 
     return torch.cat([total, total - sums], -1)
 
 
-def worth_of(sizes: Float[Tensor, " r"]) -> float:
-    """Return how many parts of equal size are worth those of all rows and of the rows without each part in turn."""
-    return effective_number(sizes[0] - sizes[1:])
-
-
 @dataclass(frozen=True, eq=False)
 class Jackknifed:
     """Values, and those without each of r parts that groups are drawn into; see `without_each_part`."""
 
     value: Float[Tensor, "*b"]
     replicates: Float[Tensor, "*b r"]
-    worth: float  # how many parts of equal size these are worth; see `worth_of`
+    worth: float  # how many parts of equal size these are worth; see `effective_number`
 
     def interval(self, level: float = 0.95) -> Estimate:
         """Return the values with their `jackknife` intervals; the ends are NaN of fewer than `FEWEST_GROUPS` groups.
@@ -333,7 +312,8 @@ def balanced_accuracies(
     there = total > 0
     recalls = without_each_part(right.double()[:, None] * held, sentences) / total.masked_fill(~there, 1)
     means = recalls.sum(1) / there.sum(0)  # over the levels that are left
-    return [Accuracy(each[0], each[1:], worth_of(total.sum(0)), levels) for each in means]
+    sizes = total.sum(0)
+    return [Accuracy(each[0], each[1:], effective_number(sizes[0] - sizes[1:]), levels) for each in means]
 
 
 # ---- steering vectors: the difference that a feature makes to mean states, carried to another model
@@ -347,11 +327,6 @@ def held_out_differences(
     for fold in fold_of.unique():
         vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
     return vectors
-
-
-def carried_vectors(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
-    """Return U s for each vector s, with U the weight of the map."""
-    return vectors @ mapping.weight.to(vectors).T
 
 
 def with_norms_of(vectors: Float[Tensor, "*n d"], others: Float[Tensor, "n e"]) -> Float[Tensor, "*n d"]:
@@ -379,7 +354,7 @@ def effects_of(
     """
     rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
     sums = without_each_part(rows, groups)
-    means, worth = sums[:-1] / sums[-1], worth_of(sums[-1])
+    means, worth = sums[:-1] / sums[-1], effective_number(sums[-1, 0] - sums[-1, 1:])
     return Jackknifed(means[:-1, 0], means[:-1, 1:], worth), Jackknifed(means[-1, 0], means[-1, 1:], worth)
 
 

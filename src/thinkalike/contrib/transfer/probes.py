@@ -30,11 +30,12 @@ from thinkalike.contrib.transfer.measures import STEPS, Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.closed_forms import LayerPair
-from thinkalike.measures.estimates import Estimate, seeded
+from thinkalike.measures.estimates import interval_around, seeded
 from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
 from thinkalike.models.sites import ONCE
@@ -183,6 +184,7 @@ class Probing:
 
 
 SHARES = ("share", "share_above_chance")
+NO_SHARE = interval_around(torch.tensor(nan), nan)
 BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
 BLANK += ["low", "high", "replicates"]  # of few sentences
 
@@ -193,10 +195,10 @@ def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Ite
     sizes = {"stimuli": len(task.rows), "sentences": len(task.sentences.unique()), "words": len(words)}
     for condition, accuracy in judged.items():
         row: dict[str, Any] = {"feature": task.feature, "split": task.split, "condition": condition}
-        row |= _ends("accuracy", accuracy.interval(), ("low", "high")) | {"chance": accuracy.chance}
-        whole = judged.get(SHARE_OF.get(condition, ""))
+        row |= dict(zip(("accuracy", "low", "high"), map(float, accuracy.interval()), strict=True))
+        row["chance"], whole = accuracy.chance, judged.get(SHARE_OF.get(condition, ""))
         for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
-            row |= _ends(name, accuracy.share_of(whole, above) if whole else None, (f"{name}_low", f"{name}_high"))
+            row |= ends_of(name, accuracy.share_of(whole, above) if whole else NO_SHARE)
         yield {**row, "levels": len(task.levels), "effective_parts": accuracy.worth, **sizes}
 
 
@@ -210,11 +212,6 @@ def means_of(table: pd.DataFrame) -> dict[str, float]:
         "mean_share_above_chance": carried["share_above_chance"].mean(),  # NaN where there is no share
     }
     return {name: float(value) for name, value in found.items() if value == value}
-
-
-def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:
-    values = map(float, estimate) if estimate else (float("nan"),) * 3
-    return dict(zip((name, *ends), values, strict=True))
 
 
 @dataclass
@@ -239,11 +236,7 @@ class ProbesConfig(TransferConfig):
 class CarriedProbes(
     OfMaps, kind="probes", version=4, reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
 ):
-    """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
-
-    Leaves a row per layer pair, feature, split and condition in table.csv, and the maps' unexplained variance in
-    maps.csv.
-    """
+    """Carries probes of `model` to `model@target` and back, through maps that are fitted on text."""
 
     takes_sites: ClassVar[bool] = True
 

@@ -111,11 +111,7 @@ class SteeringConfig(TransferConfig):
 
 
 class Steering(OfMaps, kind="steering", version=4, reads=("model", "target", "layers", "data", "measure", "seed")):
-    """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
-
-    Leaves a row per layer pair, position, strength and condition in table.csv, and the maps' unexplained variance in
-    maps.csv.
-    """
+    """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
@@ -215,7 +211,7 @@ class Trial:
     def rows(self, pair: LayerPair, maps: PairMap) -> Iterator[tuple[dict[str, Any], Float[Tensor, " n"]]]:
         """Yield the columns of each position, strength and condition, and its effect on each text, in nats."""
         native = self._differences(1, pair[1])
-        moved = measures.carried_vectors(self._differences(0, pair[0]), maps.phi)
+        moved = self._differences(0, pair[0]) @ maps.phi.weight.double().T
         random = measures.random_directions(self.measure.draws, native, torch.Generator().manual_seed(self.seed))
         conditions = {
             NATIVE: native[None],

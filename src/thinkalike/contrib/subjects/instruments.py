@@ -1,4 +1,8 @@
-"""measure=rsa of several subjects: how well layers of models explain them, how near to the ceiling, and which best."""
+"""measure=rsa and measure=mlem of several subjects, beside models.
+
+RSA says how well layers of models explain the subjects, how near to the noise ceiling, and which does best; MLEM gives
+the profile of the group, and held-out scores beside the ceiling.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,23 @@ from typing import Any, ClassVar
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.contrib import figures
 from thinkalike.contrib.subjects import measures
-from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored
+from thinkalike.contrib.subjects.measures import ModelScores, NoiseCeiling, Scored, noise_ceiling, random_effects
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments import of_stimuli
+from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.instruments.rsa import RSA, layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.changes import two_sided
 from thinkalike.measures.distances.comparators import comparable
 from thinkalike.measures.distances.neural import distance_vectors
+from thinkalike.measures.estimates import splits, stimulus_folds
 from thinkalike.screen import show_text, span
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
@@ -40,13 +46,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
     unread: ClassVar[dict[str, int]] = {"permutations": 0}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        """Compare every layer of the models that are asked for with every recorded layer in every subject.
-
-        Leaves in table.csv the mean score of each layer with its intervals (without a model: the noise ceilings),
-        in by_subject.csv each subject's, in layers.csv the differences of every two layers, in models.csv the best
-        layer of each model, in comparisons.csv models against each other and against the noise ceiling, and in
-        ceilings.csv that of each subject.
-        """
+        """Compare every layer of the models that are asked for with every recorded layer in every subject."""
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         ((stimuli, sides), _), count = of_stimuli.states_of_sides(config, stimuli), len(config.subjects)
@@ -91,7 +91,7 @@ class SubjectsRSA(RSA, kind="rsa", version=RSA.version, reads=RSA.reads):
             f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects."
         )
         for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
-            low = float(measures.random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
+            low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
             doubt = "" if low > 0 else "; subjects share too little to judge a model by"
             ceiling = f"noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}"
             show_text(f"{recorded}: {ceiling}{doubt}", indent=2)
@@ -120,7 +120,7 @@ def _tables(
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
     if len(sides) == count:
-        return {"ceilings": ceiling_rows(measures.noise_ceiling(subjects, measure.comparator), names, recorded)}
+        return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
     models, layers = torch.cat(list(vectors[count:])), of_stimuli.rows_of_sides(sides[count:])
     settings["groups"] = of_stimuli.sentence_groups(stimuli)
     found = measures.model_scores(models, subjects, measure.comparator, **settings)
@@ -129,10 +129,10 @@ def _tables(
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
     bests, comparisons = best_of_models(found, layers)
     tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
-    tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
+    tables |= {"models": bests, "comparisons": comparisons}
     for part in tables.values():
         part.insert(0, "recorded", recorded)
-    return {**{name: part for name, part in tables.items() if len(part)}, "ceilings": ceilings}
+    return {**tables, "ceilings": ceilings}
 
 
 def _written(row: Any, column: str) -> str:
@@ -157,7 +157,7 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
     """
     rows = []
     for each in scored:
-        row = dict(zip((value, "low", "high"), measures.random_effects(each.values), strict=True))
+        row = dict(zip((value, "low", "high"), random_effects(each.values), strict=True))
         if len(each.replicates):
             both = measures.two_factor(*each, found.draws)
             row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
@@ -166,16 +166,6 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
             row["p"] = two_sided(row[value], each.values.std() / count**0.5, count - 1)
         rows.append({name: float(number) for name, number in row.items()})
     return pd.DataFrame(rows)
-
-
-def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for every two rows of `layers`: model, layer, other, other_layer, their paired difference."""
-    pairs = list(combinations(range(len(layers)), 2))
-    if not pairs:
-        return pd.DataFrame()
-    first, second = (layers.iloc[list(rows)].reset_index(drop=True) for rows in zip(*pairs, strict=True))
-    table = first.assign(other=second["model"], other_layer=second["layer"])
-    return table.join(score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
 
 
 def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -190,3 +180,74 @@ def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFra
     pairs = [(name, CEILING) for name in bests] + list(combinations(bests, 2))
     differences = [bests[name].minus(bests.get(other, ceiling)) for name, other in pairs]
     return table, pd.DataFrame(pairs, columns=["model", "other"]).join(score_columns(found, differences, "difference"))
+
+
+# MLEM.
+
+
+class SubjectsMLEM(FeatureProfiles, kind="mlem", version=FeatureProfiles.version, reads=FeatureProfiles.reads):
+    """Finds the feature profiles of every recorded layer, also of the group, and of all layers of the models."""
+
+    def beside(
+        self, config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates], *tables: pd.DataFrame
+    ) -> dict[str, pd.DataFrame]:
+        return group_tables(config, stimuli, sides[: len(config.subjects)], *tables)
+
+    def shown(self, result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
+        table, scores = result.table, result.tables["scores"]
+        if "group" not in result.tables:
+            return table, scores
+        subjects = result.provenance["subjects"]
+        name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
+        own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
+        profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
+        return profiles, scores
+
+
+def group_tables(
+    config: AnalyzeConfig,
+    stimuli: Stimuli,
+    subjects: Sequence[StimulusStates],
+    profiles: pd.DataFrame,
+    scores: pd.DataFrame,
+) -> dict[str, pd.DataFrame]:
+    """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
+
+    Beside the mean score of each layer stand lower and upper, the noise ceiling of Spearman's ρ over the same held-out
+    pairs. Equal distances of a fold are a DataError.
+    """
+    names, held_out, ends = [side.name for side in subjects], _held_out(config, stimuli), []
+    recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
+    try:
+        for layers in recorded:  # both ends of the noise ceiling of held-out pairs, each a mean over the folds
+            found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
+            ends.append([[float(each.lower.mean()), float(each.upper.mean())] for each in found])
+    except ValueError as error:
+        raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
+    lower, upper = torch.tensor(ends, dtype=torch.float64).mean(1).T.tolist()
+    score = _mean(scores, names, ["layer"], "score").assign(lower=lower, upper=upper)
+    return {"group": _mean(profiles, names, ["layer", "feature"], "importance"), "group_scores": score}
+
+
+def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) -> pd.DataFrame:
+    """Return the mean over subjects of a column, with its interval and the p-value of 0."""
+    rows = []
+    for key, inside in table[table["model"].isin(names)].groupby(by, sort=False):
+        values = torch.tensor(inside[value].to_numpy(float))
+        mean, low, high = random_effects(values)
+        p = two_sided(mean, values.std() / len(values) ** 0.5, len(values) - 1)
+        numbers = dict(zip((value, "low", "high", "p"), map(float, (mean, low, high, p)), strict=True))
+        rows.append(dict(zip(by, key, strict=True)) | numbers)
+    return pd.DataFrame(rows)
+
+
+def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
+    """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
+    measure: Any = config.measure
+    table: Float[Tensor, "n f"] = stimuli.codes().table
+    kept = (~table.isnan().any(1) | (measure.missing != "drop")).nonzero()[:, 0]
+    if config.recipe == "paper":
+        return [kept]
+    owners = stimuli.groups[kept] if measure.together == "sentence" else None
+    return [kept[test] for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners))]
