@@ -27,7 +27,7 @@ from typing import NamedTuple
 import similarity
 import stitching
 import torch
-from measuring import Row, floor, in_turn, large_product, once, options_of, speed, table
+from measuring import Row, floor, in_turn, large_product, once, options_of, table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -63,10 +63,10 @@ def measured(device: str, rounds: int) -> str:
         own = cka_measure() if kind == "cka" else declared[kind].measure(MeasureConfig.schemas[kind]())
         every[kind] = Measured(halves(own.matrix), logits if kind in OUTPUTS else layers)
     work = {name: lambda each=each: each.of(each.states) for name, each in every.items()}
-    work |= {"product": large_product(device=device), "copy": logits[0].clone}
+    work |= similarity.primitives(device)
     slow = {name: once(work.pop(name), device) for name in SLOW}
     times = in_turn(work, rounds, device) | slow
-    floors = similarity.floors(speed(times["product"].median, device), times["copy"].median)
+    floors = similarity.floors(times, device)
     lines = ["| measure | differs from the CPU by | ms | floor, ms |", "|---|---|---|---|"]
     for name, own in every.items():
         few = [*own.states[:2], *own.states[-2:]] if len(own.states) > 2 else own.states

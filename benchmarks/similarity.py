@@ -3,21 +3,21 @@
     python benchmarks/similarity.py             one CPU thread, some minutes
     python benchmarks/similarity.py --measures cka distance_correlation jaccard --turns 5
 
-Layers are prepared once, and then all pairs are compared. The floor is the operations that the definition cannot do
-without, at the peak of a large float32 product measured in the same turns: Gram matrices (half of each, as they are
-symmetric), products of layers, singular values (8/3 d³) and eigenvectors (9 d³, Golub & Van Loan), products of all
-pairs. Soft matching's assignments and the sorting of ranks have no operations of a product and count nothing. Measures
-of logits are of one pair of 1024 x 50,257, and their floor is reading both once, at the speed of a copy in these turns.
+Layers are prepared once, and then all pairs are compared. The floor is what the definition cannot do without, at the
+speed that the same turns find for it: products at the peak of a large one, in float64 where digits need it (half of
+each Gram matrix, as these are symmetric; products of layers; products of all pairs), and one call of the library for
+each sort of all distances of a layer, choice of neighbours, singular values, eigenvectors and assignment. Measures of
+logits are of one pair of 1024 x 50,257: two exponentials and one logarithm of each entry, or reading both once.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import measuring
 import torch
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from thinkalike.config import MeasureConfig
@@ -25,24 +25,26 @@ from thinkalike.contrib.kin.instruments import DECLARED as KIN
 from thinkalike.contrib.kin.instruments import OUTPUTS
 from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.measures import cka_measure
+from thinkalike.measures.distances.comparators import in_ascending_order
 
-LAYERS, N, D, VOCABULARY, PEAK = 13, 1024, 768, 50257, 2048
+LAYERS, N, D, VOCABULARY, CACHED = 13, 1024, 768, 50257, 2**18
 PAIRS = LAYERS**2
-
 
 GRAMS = 2 * LAYERS * N**2 * D  # half of 2 n² d each
 ALL_PAIRS = PAIRS * 2 * N**2
 LAYER_PRODUCTS = PAIRS * 2 * N * D**2
-OPERATIONS = {
-    "cka": GRAMS + ALL_PAIRS,
-    "token_rsa": GRAMS + ALL_PAIRS,
-    "distance_correlation": GRAMS + ALL_PAIRS,
-    "procrustes": LAYER_PRODUCTS + PAIRS * 8 / 3 * D**3,
-    "svcca": 2 * LAYERS * (N * D**2 + 9 * D**3) + LAYER_PRODUCTS + PAIRS * 8 / 3 * D**3,
-    "soft_matching": LAYER_PRODUCTS,
-    "mutual_knn": GRAMS,
-    "jaccard": GRAMS,
-    "second_order_cosine": GRAMS,
+OPERATIONS = {  # of products, by the precision that they need, and of other operations, calls but for exponentials
+    "cka": {"float32": GRAMS + ALL_PAIRS},
+    "token_rsa": {"float64": GRAMS + ALL_PAIRS, "sort": 2 * LAYERS},
+    "distance_correlation": {"float64": GRAMS + ALL_PAIRS},
+    "procrustes": {"float64": LAYER_PRODUCTS, "singular values": PAIRS},
+    "svcca": {"float64": 2 * LAYERS * N * D**2 + LAYER_PRODUCTS, "eigenvectors": 2 * LAYERS, "singular values": PAIRS},
+    "soft_matching": {"float64": LAYER_PRODUCTS, "assignment": PAIRS},
+    "mutual_knn": {"float32": GRAMS, "choice": 2 * LAYERS},
+    "jaccard": {"float32": GRAMS, "choice": 2 * LAYERS},
+    "second_order_cosine": {"float32": GRAMS, "choice": 2 * LAYERS},
+    "jsd": {"exponentials": 3 * N * VOCABULARY},
+    "disagreement": {"copy": 1},
 }
 
 
@@ -57,16 +59,31 @@ def activations() -> tuple[list[Tensor], list[Tensor]]:
     return layers[:LAYERS], layers[LAYERS:]
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return the time of the processor, so that other work on the machine counts little."""
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+def primitives(device: str = "cpu") -> dict[str, Callable[[], object]]:
+    """Return what floors are made of, as calls to be timed."""
+    double = {"dtype": torch.float64, "device": device}
+    square, distances, logits = torch.randn(D, D, **double), torch.rand(N * (N - 1) // 2, **double), torch.randn(CACHED)
+    likeness, gram, whole = square.cpu().numpy(), square.T @ square, torch.randn(N, VOCABULARY, device=device)
+    similarity, logits = torch.randn(N, N, device=device), logits.to(device)
+    return {
+        "float32": measuring.large_product(device=device),
+        "float64": measuring.large_product(torch.float64, device),
+        "sort": lambda: in_ascending_order(distances),
+        "choice": lambda: similarity.topk(10, dim=1),
+        "singular values": lambda: torch.linalg.svdvals(square),
+        "eigenvectors": lambda: torch.linalg.eigh(gram),
+        "assignment": lambda: linear_sum_assignment(likeness),
+        "exponentials": lambda: torch.exp(logits, out=logits.zero_()),
+        "copy": whole.clone,
+    }
 
 
-def floors(peak: float, copied: float) -> dict[str, float]:
-    """Return the least seconds of every measure; `copied` is those of a copy of one model's logits."""
-    return {name: count / peak for name, count in OPERATIONS.items()} | dict.fromkeys(OUTPUTS, copied)
+def floors(times: Mapping[str, measuring.Times], device: str = "cpu") -> dict[str, float]:
+    """Return the least seconds of every measure, from the times of `primitives`."""
+    each = {name: found.median for name, found in times.items()}
+    each |= {name: 1 / measuring.speed(each[name], device) for name in ("float32", "float64")}
+    each["exponentials"] /= CACHED
+    return {name: sum(count * each[of] for of, count in needed.items()) for name, needed in OPERATIONS.items()}
 
 
 def main() -> None:
@@ -79,20 +96,17 @@ def main() -> None:
     torch.set_num_threads(1)
     sources, targets = activations()
     logits = [torch.randn(N, VOCABULARY, generator=torch.Generator().manual_seed(seed)) for seed in range(2)]
-    square, times = torch.randn(PEAK, PEAK), {name: [] for name in ("peak", "copy", *options.measures)}
-    for _ in range(options.turns):
-        times["peak"].append(seconds(lambda: square @ square))
-        times["copy"].append(seconds(lambda: logits[0].clone()))
-        for name in options.measures:
-            sides = (logits[:1], logits[1:]) if name in OUTPUTS else (sources, targets)
-            times[name].append(seconds(lambda name=name, sides=sides: measures[name].matrix(*sides)))
-    found = {name: statistics.median(each) for name, each in times.items()}
-    peak = 2 * PEAK**3 / found["peak"]
-    print(f"peak of a float32 product: {peak / 1e9:.0f} GFLOP/s; {options.turns} turns, medians\n")
-    print("| measure | seconds | floor | times its floor |\n|---|---|---|---|")
-    least = floors(peak, found["copy"])
+    work = primitives()
     for name in options.measures:
-        print(f"| {name} | {found[name]:.2f} | {least[name]:.2f} | {found[name] / least[name]:.1f} |")
+        sides = (logits[:1], logits[1:]) if name in OUTPUTS else (sources, targets)
+        work[name] = lambda name=name, sides=sides: measures[name].matrix(*sides)
+    times = measuring.in_turn(work, options.turns)
+    peaks = ", ".join(f"{measuring.speed(times[kind].median) / 1e9:.0f} in {kind}" for kind in ("float32", "float64"))
+    print(f"GFLOP/s of a large product: {peaks}; {options.turns} turns, medians\n")
+    print("| measure | seconds | floor | times its floor |\n|---|---|---|---|")
+    for name, least in floors(times).items():
+        if name in times:
+            print(f"| {name} | {times[name].median:.2f} | {least:.2f} | {times[name].median / least:.1f} |")
 
 
 if __name__ == "__main__":

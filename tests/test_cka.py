@@ -13,7 +13,7 @@ from torchmetrics import MetricCollection
 
 from thinkalike.measures import CKA, cka, hsic0, hsic1, kernel_alignment, leverage, permuted_rows
 from thinkalike.measures.contract import Blocks
-from thinkalike.measures.kernel_alignment import Tiling, all_hsics, dense_statistics, linear_statistics
+from thinkalike.measures.kernel_alignment import Tiling, all_hsics, cka_measure, dense_statistics, linear_statistics
 
 F64 = torch.float64
 
@@ -609,3 +609,13 @@ def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device
     dense = dense_statistics([x @ x.T for x in rows], blocks)
     for statistics in (linear_statistics(rows, blocks), dense):
         torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)
+
+
+def test_layers_prepared_at_once_are_as_one_by_one():
+    measure, layers = cka_measure(), [10.0**place * (torch.randn(50, 8) + place) for place in range(-3, 4)]
+    names = [f"layer {place}" for place in range(len(layers))]
+    at_once = measure.prepare_all(torch.stack(layers), names)
+    for one, other in zip(at_once, map(measure.prepare, layers, names), strict=True):
+        assert one.name == other.name
+        for made, alone in zip(one[1:], other[1:], strict=True):
+            assert made.numpy() == pytest.approx(alone.numpy(), rel=1e-5, abs=1e-6)

@@ -202,10 +202,13 @@ OF_LAYERS = {
     "words": ["measure=cka", "measure.batches=2", "measure.level=word", "measure.given=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }
+LONG = {"words", "mutual_knn"}
 
 
 @pytest.mark.parametrize("target", ["copy4", "copy3", "base", "other"])
-@pytest.mark.parametrize("measure", OF_LAYERS)
+@pytest.mark.parametrize(
+    "measure", [pytest.param(name, marks=[pytest.mark.ci_slow] if name in LONG else []) for name in OF_LAYERS]
+)
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
     words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
     result = read("base", target, "ruler=bits", measure=words)

@@ -21,6 +21,7 @@ from thinkalike.arguments import takes_arrays
 from thinkalike.measures.estimates import PARTS, RowGroups, common_dtype
 from thinkalike.measures.rows import labels_of_rows, places_of, rows_of, size_of
 
+AT_ONCE = 2**16  # entries of each matrix on a CPU: those of all layers of two models stay in the cache
 Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
 
 
@@ -67,6 +68,8 @@ class LayerMeasure:
         compare_without_parts: As `compare`, of all rows and of all but each part, (1 + parts, l, m), from the sizes of
             parts that follow one another; None: by comparing again.
         leverage: The share of a prepared layer that a single row decides.
+        prepare_all: As `prepare`, of layers of one shape, (l, n, d): a GPU, where launches cost more than passes over
+            memory, takes them at once.
         is_unbiased: Whether the value expected of independent rows is the same however many there are.
         has_units: Whether a likeness grows with the squares of the sizes of both layers, which `finish` divides out.
     """
@@ -83,6 +86,7 @@ class LayerMeasure:
     similarities: Callable[[Any], list[Tensor]] | None = None
     compare_without_parts: Callable[[Sequence[Any], Blocks, Sequence[int]], dict[Pair, Tensor]] | None = None
     leverage: Callable[[Any], Tensor] | None = None
+    prepare_all: Callable[[Tensor, Sequence[str]], list[Any]] | None = None
     is_unbiased: bool = False
     has_units: bool = False
 
@@ -97,13 +101,26 @@ class LayerMeasure:
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
+        different = {id(layer): (name, layer) for name, layer in reversed([*zip(names, layers, strict=True)])}
         known: dict[int, Any] = {}
         with torch.autocast(layers[0].device.type, enabled=False):
-            for name, layer in zip(names, layers, strict=True):
-                if id(layer) not in known:
-                    rows = layer if order is None else layer.index_select(0, order)
-                    known[id(layer)] = self.prepare(rows.to(dtype), name)
+            for group in self._at_once([*different.values()]):
+                rows = (layer if order is None else layer.index_select(0, order) for _, layer in group)
+                if self.prepare_all is None or len(group) == 1:
+                    made = [self.prepare(next(rows).to(dtype), group[0][0])]
+                else:
+                    made = self.prepare_all(torch.stack([each.to(dtype) for each in rows]), [name for name, _ in group])
+                known |= {id(layer): each for (_, layer), each in zip(group, made, strict=True)}
         return [known[id(layer)] for layer in layers]
+
+    def _at_once(self, layers: list[tuple[str, Tensor]]) -> list[list[tuple[str, Tensor]]]:
+        """Return groups of named layers that are prepared at once."""
+        if self.prepare_all is None or not layers[0][1].is_cuda:
+            return [[each] for each in layers]
+        widths: dict[int, list[tuple[str, Tensor]]] = {}
+        for name, layer in layers:
+            widths.setdefault(layer.shape[1], []).append((name, layer))
+        return [*widths.values()]
 
     @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -147,9 +164,14 @@ def _compare_each(
 
 
 def products(layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices."""
-    flat = [each.flatten(1) for each in blocks.by_model(layers)]
-    return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}
+    """Return the sums of the products of all entries of every two matrices, some rows at a time."""
+    found: dict[Pair, Tensor] = {}
+    rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // layers[0].shape[1], 1)
+    for part in zip(*(layer.split(rows) for layer in layers), strict=True):
+        flat = [each.flatten(1) for each in blocks.by_model(part)]
+        for a, b in blocks.pairs:
+            found[a, b] = found.get((a, b), 0) + flat[a] @ flat[b].T
+    return found
 
 
 def rows_in_order(prepared: Shaped[Tensor, "n d"], order: Int[Tensor, " n"]) -> Shaped[Tensor, "n d"]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from thinkalike.arguments import check_choice
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair
 from thinkalike.measures.estimates import FEWEST, ROUNDINGS, RowGroups, common_dtype
-from thinkalike.measures.rows import CentredRows, centre, centre_groups, refuse_flaws
+from thinkalike.measures.rows import CentredRows, centre, centre_all, centre_groups, refuse_flaws
 
 CHOICES = {
     "estimator": ("unbiased", "biased"),
@@ -203,8 +203,9 @@ def left_out_statistics(
 ) -> GramStatistics:
     """Return the statistics of K = X X' of all rows, then of all but each part, from the `gram_products` of parts."""
     belongs = _belongs(sizes, rows[0], rows[0].dtype)
-    own = blocks.by_model([torch.linalg.vector_norm(x, dim=1).double().square() for x in rows])
-    to_parts = blocks.by_model([((belongs @ x) @ x.T).double() for x in rows])  # (l, p, n): the sums of K over parts
+    own = [each.double().square() for each in blocks.by_model([torch.linalg.vector_norm(x, dim=1) for x in rows])]
+    sums_of = blocks.by_model([(belongs @ x) @ x.T for x in rows])
+    to_parts = [each.double() for each in sums_of]  # (l, p, n): the sums of K over parts
     kept = torch.cat([torch.ones_like(belongs[:1]), 1 - belongs]).double()[:, None]
     left = {}
     for pair, each in products.items():
@@ -324,6 +325,7 @@ def cka_measure(
         given=partial(cka_measure, estimator, kernel) if (kernel, flatten) == ("linear", "token") else None,
         compare_without_parts=partial(hsics_without_parts, estimator=estimator) if kernel == "linear" else None,
         is_unbiased=estimator == "unbiased",
+        prepare_all=centre_all,
         **options,
     )
 

@@ -68,8 +68,10 @@ def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> 
     return kept
 
 
-def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
+def nearest(x: Float[Tensor, "g s d"], k: int, cosines: Float[Tensor, "g s s"] | None = None) -> Int[Tensor, "g s k"]:
     """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
+
+    Where there is a place for the `cosines` of all rows, they are left there.
 
     Rows that are equally near, such as the copies of one token in an embedding, are taken in a random order that
     depends on the states alone: by number, two models would choose the same copies and look alike. As many rows are
@@ -84,8 +86,11 @@ def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
         part = x[first : first + groups_at_once]
         for top in range(0, size, rows_at_once):
             similarity = part[:, top : top + rows_at_once] @ part.mT
+            if cosines is not None:
+                cosines[first : first + len(part), top : top + rows_at_once] = similarity
             similarity.diagonal(top, 1, 2).fill_(-torch.inf)
-            places = order[similarity[..., order].topk(k, dim=2).indices]
+            moved = similarity.flatten(0, 1).index_select(1, order)  # in two dimensions, in a tenth of the time
+            places = order[moved.topk(k, dim=1).indices].unflatten(0, similarity.shape[:2])
             found[first : first + len(part), top : top + rows_at_once] = places
     return found
 
@@ -106,7 +111,7 @@ def in_order(
 def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
     """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows."""
     return LayerMeasure(
-        partial(_numbers, k=k, groups=groups),
+        partial(numbers_of, k=k, groups=groups),
         partial(_share_in_common, k=k, groups=groups),
         partial(in_order, groups=groups),
         fewest=k + 2,
@@ -116,7 +121,10 @@ def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> Laye
 
 
 @torch.no_grad()
-def _numbers(features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None) -> Int[Tensor, "kept k"]:
+def numbers_of(
+    features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None = None
+) -> Int[Tensor, "kept k"]:
+    """Return the k nearest neighbours of each row, by their numbers in its group."""
     groups = groups or RowGroups.whole(len(features), features.device)
     rows = directions(features, groups, name)
     return torch.cat([nearest(block, k).flatten(0, 1) for block in groups.blocks(rows)])

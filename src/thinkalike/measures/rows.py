@@ -92,7 +92,12 @@ def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRo
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
-    """Shift and scale the rows, differentiably as far as a shift- and scale-invariant measure can tell.
+    """Return one layer as `centre_all` does."""
+    return centre_all(features[None], [name])[0]
+
+
+def centre_all(features: Float[Tensor, "l n d"], names: Sequence[str]) -> list[CentredRows]:
+    """Shift and scale the rows of layers, differentiably as far as a shift- and scale-invariant measure can tell.
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Rows may be of any size, as they are divided by
@@ -100,18 +105,19 @@ def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRow
     The rows are copied once, and then changed in place: new memory costs several times as much as a pass over it.
     """
     with torch.no_grad():
-        size = size_of(features)
-    rows = features / size
+        size = size_of(features, (1, 2))
+    rows = features / size[:, None, None]
     with torch.no_grad():  # constants for a gradient
-        mean = rows.mean(0)
+        mean = rows.mean(1, keepdim=True)
         rows.sub_(mean)
-        distances = torch.linalg.vector_norm(rows, dim=1).square()
-        spread = distances.mean()
-        flaw = flaw_of(spread, mean.square().sum(), features.dtype)
-        weights = 1 / (distances + spread)
-        rows.sub_(weights @ rows / weights.sum())
+        distances = torch.linalg.vector_norm(rows, dim=2).square()
+        spread = distances.mean(1)
+        flaws = flaw_of(spread, mean.square().sum((1, 2)), features.dtype)
+        weights = 1 / (distances + spread[:, None])
+        rows.sub_(weights[:, None] @ rows / weights.sum(1)[:, None, None])
         scale = spread.sqrt()
-    return CentredRows(name, rows.div_(scale), scale.double() * size, distances.max() / distances.sum(), flaw)
+    scales, leverages = scale.double() * size, distances.amax(1) / distances.sum(1)
+    return [*map(CentredRows, names, rows.div_(scale[:, None, None]), scales, leverages, flaws)]
 
 
 @torch.no_grad()
@@ -135,14 +141,13 @@ def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str =
     return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
 
 
-def size_of(features: Float[Tensor, "..."]) -> Float[Tensor, ""]:
-    """Return the power of two below the largest absolute value, by which division is exact."""
-    least, most = features.aminmax()
-    exponent = torch.frexp(torch.maximum(-least, most)).exponent - 1
-    return torch.ldexp(features.new_ones(()), exponent)
+def size_of(features: Float[Tensor, "..."], over: tuple[int, ...] = ()) -> Float[Tensor, "*l"]:
+    """Return the power of two below the largest absolute value over all axes, or these: division by it is exact."""
+    exponent = torch.frexp(torch.maximum(-features.amin(over), features.amax(over))).exponent - 1
+    return torch.ldexp(torch.ones_like(exponent, dtype=features.dtype), exponent)
 
 
-def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.dtype) -> Int[Tensor, ""]:
+def flaw_of(spread: Float[Tensor, "*l"], offset: Float[Tensor, "*l"], dtype: torch.dtype) -> Int[Tensor, "*l"]:
     return torch.where(spread.isfinite(), ALIKE * all_alike(spread, offset, dtype), NOT_FINITE)
 
 

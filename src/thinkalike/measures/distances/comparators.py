@@ -176,10 +176,18 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
 
 def levels_of(values: Float[Tensor, "*b n"], rounding: float = 0.0) -> Int[Tensor, "*b n"]:
     """Return numbers of values in ascending order from 0, one for all that are neighbours up to a share `rounding`."""
-    ordered, order = values.sort()
+    ordered, order = in_ascending_order(values)
     near = ordered.diff() <= rounding * ordered[..., 1:].abs()  # false of infinities
     levels = ((ordered[..., 1:] != ordered[..., :-1]) & ~near).cumsum(-1)
     return torch.zeros_like(order).scatter_(-1, order[..., 1:], levels)
+
+
+def in_ascending_order(values: Float[Tensor, "*b n"]) -> tuple[Float[Tensor, "*b n"], Int[Tensor, "*b n"]]:
+    """Return `values.sort()`; on a CPU NumPy, which sorts with vector instructions, takes a third of its time."""
+    if not values.is_cpu:
+        return values.sort()
+    order = torch.from_numpy(np.argsort(values.detach().numpy()))
+    return values.gather(-1, order), order
 
 
 def ranks_of_levels(

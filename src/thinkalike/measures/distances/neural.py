@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -86,6 +87,10 @@ class NeuralDistances:
         """Whether (D^N)² is the squared Euclidean distance of `states`."""
         return self.distance in ("euclidean", "cosine", "correlation", "norm_difference")
 
+    @cached_property
+    def norms(self) -> Float[Tensor, " n"]:
+        return self.states.square().sum(1)
+
     def __len__(self) -> int:
         return len(self.states)
 
@@ -99,7 +104,7 @@ class NeuralDistances:
             return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
         if self.exact:
-            squared = squared_distances(left, right)
+            squared = squared_distances(left, right, self.norms[rows], self.norms[columns])
             return squared.round_() if self.whole else squared
         return torch.cdist(left, right, p=1).square()  # manhattan
 
@@ -110,11 +115,10 @@ class NeuralDistances:
             end = start + PANEL
             squared[start:end, start:] = self.block(slice(start, end), slice(start, None))
             squared[end:, start:end] = squared[start:end, end:].T
-        if not self.exact:
+        if not self.exact or int(squared.fill_diagonal_(0).count_nonzero()) == len(self) * (len(self) - 1):
             return squared
-        first = (squared.fill_diagonal_(0) == 0).int().argmax(1)  # a product rounds copies of a row differently
-        everything = torch.arange(len(self), device=first.device)
-        return squared if torch.equal(first, everything) else squared[first][:, first]
+        first = (squared == 0).int().argmax(1)  # a product rounds copies of a row differently
+        return squared[first][:, first]
 
     def vector(self) -> Float[Tensor, " p"]:
         """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`."""
@@ -139,9 +143,13 @@ def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
     return rows * n + columns
 
 
-def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -> Float[Tensor, "a b"]:
-    """Return ‖x‖² + ‖y‖² - 2 x·y, or ‖x - y‖² itself where digits would cancel: ten digits for centred states."""
-    own, other = left.square().sum(1), right.square().sum(1)
+def squared_distances(
+    left: Float[Tensor, "a d"], right: Float[Tensor, "b d"], own: Float[Tensor, " a"], other: Float[Tensor, " b"]
+) -> Float[Tensor, "a b"]:
+    """Return ‖x‖² + ‖y‖² - 2 x·y, or ‖x - y‖² itself where digits would cancel: ten digits for centred states.
+
+    The squared norms of both sides are at hand.
+    """
     squared = (own[:, None] + other).addmm_(left, right.T, alpha=-2)
     near = (squared < CLOSE * (own.max() + other.max())).nonzero()  # few candidates, to avoid another (a, b) matrix
     rows, columns = near.unbind(1)

@@ -36,25 +36,25 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 @torch.no_grad()
 def u_centred(matrix: Float[Tensor, "n n"], name: str, rounding: float) -> Float[Tensor, "n n"]:
-    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1; a ValueError of mere rounding.
+    """U-centre a symmetric matrix in place, whose products are then unbiased, to norm 1; a ValueError of mere rounding.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it.
     """
     n = len(matrix)
-    whole = matrix.double().clone().fill_diagonal_(0)
-    sums = whole.sum(0) / (n - 2)
-    matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
-    norm = matrix_centred.norm()
-    if not norm > rounding * whole.norm():
+    sums = matrix.fill_diagonal_(0).sum(0) / (n - 2)
+    least = rounding * matrix.norm()
+    matrix.sub_(sums).sub_(sums[:, None]).add_(sums.sum() / (n - 1)).fill_diagonal_(0)  # new memory costs more
+    norm = matrix.norm()
+    if not norm > least:
         raise ValueError(f"{name}: all distances are equal, or all but those of one row, so none can be compared")
-    return matrix_centred / norm
+    return matrix.div_(norm)
 
 
 @torch.no_grad()
 def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
     rows = centred(features, name).rows
     rounding = max(ROUNDING, ROUNDINGS * torch.finfo(rows.dtype).eps)
-    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name, rounding)
+    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt_(), name, rounding)
 
 
 def _correlations_without_parts(
@@ -113,7 +113,7 @@ def _of_ranks(features: Float[Tensor, "n d"], name: str) -> _Ranks:
     if norm == 0:
         raise ValueError(f"the distances of {name}: all {len(ranks)} values are equal and have no ranks")
     ranked.view(-1)[above] = ranks
-    return _Ranks(ranked + ranked.T, norm)
+    return _Ranks(ranked.add_(ranked.T.contiguous()), norm)
 
 
 def _rank_correlations(layers: Sequence[_Ranks], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
