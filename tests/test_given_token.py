@@ -10,6 +10,7 @@ from thinkalike.contrib.transfer.measures import RIDGE
 from thinkalike.measures import (
     CKA,
     LayerMeans,
+    LayerPredictions,
     LinearPrediction,
     RowGroups,
     cka,
@@ -327,6 +328,22 @@ def test_r2_both_ways_is_scikit_learns_also_given_the_token():
     assert found[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
     assert abs(found[0] - ways[0]) > 0.02, "control: the token is predicted, too"
     assert abs(found[0] - found[1]) > 0.01, "control: the directions differ"
+
+
+def test_halves_that_judge_each_other_share_no_mean_of_a_token():
+    """With the means of tokens in both halves, each half has the other's error with its sign turned, twice."""
+    n, most = 480, 120
+    tokens, documents = torch.arange(n) % 60, torch.arange(n) // 60
+    places = torch.cat([tokens + 60 * (documents % 2), most + tokens + 60 * (documents % 2)])
+    x, y = torch.randn(2, 2 * n, 100, dtype=F64) + torch.randn(2, 2 * most, 100, dtype=F64)[:, places]
+    given, groups = LayerPredictions(1, 1, fit_batches=1, given="token"), RowGroups.of(tokens, 4)
+    for number, rows in enumerate((slice(0, n), slice(n, None))):
+        given.update([x[rows]], [y[rows]], groups=tokens, documents=documents + 10 * number)
+    assert abs(float(given.compute().value)) < 1e-3, "nothing is shared"
+    plain = LinearPrediction([(0, 0)])
+    plain.fit([groups.without_means(x[:n])], [groups.without_means(y[:n])], documents[groups.order])
+    plain.judge([groups.without_means(x[n:])], [groups.without_means(y[n:])], documents=documents)
+    assert float(plain.compute()[0].value) < -0.1, "control: means of all rows give the maps away"
 
 
 def test_any_chunking_gives_the_same_r2_and_intervals():

@@ -274,7 +274,8 @@ def test_likeness_tells_sources_that_are_alike_from_others(minis, source_text):
     for same in ("turned", "steep"):
         assert [values[same][key] for key in alike] == pytest.approx([1] * len(alike), abs=2e-3)
     for key in values["other seed"]:
-        few = 30 if key.startswith("directions") else 0.06  # a ridge shrinks what is small in the source's basis
+        # a ridge shrinks what is small in the source's basis: ten draws moved these by up to 24, .052, and .035
+        few = 30 if key.startswith("directions") else 0.06 if "least" in key else 0.03
         assert values["other seed, steep"][key] == pytest.approx(values["other seed"][key], abs=few), key
     assert values["token"]["cca"] > 0.1
     assert values["token"]["r2_output_beyond"] == 0

@@ -187,6 +187,17 @@ def test_given_the_position_its_effect_counts_for_nothing(config, models, plante
     assert values["token_position"].abs().max() < 0.03
 
 
+def test_halves_to_fit_on_have_means_of_their_own(config, models):
+    job = config("measure=r2", "measure.tokens_per_batch=512", "measure.fit_batches=2", "measure.given=token_position")
+    job.measure.batches = 4
+    for pool, is_fit in zip(read(job, models[:1]), (True, False), strict=True):
+        owners, tokens = (torch.cat([getattr(batch, name) for batch in pool]) for name in ("groups", "tokens"))
+        states = torch.cat([batch.states[0][0] for batch in pool]).double()
+        for rows in (owners >= 0, owners % 2 == 0):
+            sums = torch.zeros(300, states.shape[1]).double().index_add_(0, tokens[rows].long(), states[rows])
+            assert (sums.abs().max() < 1e-3) == (is_fit or bool(rows.all()))
+
+
 def test_a_pool_without_a_frequent_token_is_refused(config, models, monkeypatch):
     monkeypatch.setattr("thinkalike.states.batches.FEWEST", 10**4)
     with pytest.raises(DataError, match="batches 0 to 15: no token stands in 10000 of the 2048 rows"):

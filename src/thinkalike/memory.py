@@ -21,6 +21,7 @@ from thinkalike.errors import ResourceError, chain
 
 OWN, CGROUP = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")  # of control groups (version 2)
 CPU = torch.device("cpu")
+PAGE_OUT, LARGE = 21, 2**24  # of madvise, by which changed pages stay as they are; bytes: libraries have less
 AT_ONCE = 2**31  # bytes of states of a stitching job on a CPU, outside of training and whatever is free
 UNITS = {"TB": 1e12, "GB": 1e9, "MB": 1e6}
 MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
@@ -87,6 +88,15 @@ def hand_back(device: torch.device) -> None:
     elif device.type == "cpu":
         with contextlib.suppress(OSError, AttributeError):  # only glibc has it
             ctypes.CDLL(None).malloc_trim(0)
+
+
+def page_out() -> None:
+    """Take weights that are mapped from files out of memory until they are read again; only Linux does so."""
+    with contextlib.suppress(OSError, AttributeError):
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            start, stop = (int(end, 16) for end in line.split()[0].split("-"))
+            if " rw-p " in line and "/" in line and stop - start > LARGE:
+                ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), PAGE_OUT)
 
 
 def readable(size: float) -> str:

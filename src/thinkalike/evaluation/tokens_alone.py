@@ -24,6 +24,7 @@ from thinkalike.measures.estimates import (
     PARTS,
     Estimate,
     RowGroups,
+    in_halves,
     jackknife,
     numbered_by_part,
     seeded,
@@ -243,9 +244,9 @@ class TargetReader:
         positions = inner(torch.arange(tokens.shape[1]).expand_as(tokens))
         before, known = inner(torch.cat([self.before(tokens), self.at_place(tokens, halves)], -1)), inner(tokens)
         half = inner(parts)
-        apart = 2 * known + half
+        apart = in_halves(known, half)
         if bool((halves < 2).all()) and _are_alone(apart):  # of rows to fit on: a half judges the other's maps
-            known, positions = apart, 2 * positions + half
+            known, positions = apart, in_halves(positions, half)
             before = torch.stack([before * (1 - half)[:, None], before * half[:, None]], -1).flatten(1)
         beyond = Beyond(*(each.to(place) for each in (known, positions, before)))
         whole = dict(zip(self.depths, states, strict=True))

@@ -16,7 +16,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.closed_forms import HalvedMoments, LayerPair, LayerStates, Regression
 from thinkalike.measures.contract import APART, Batch
-from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, jackknife, without_parts
+from thinkalike.measures.estimates import FEWEST, PARTS, Estimate, RowGroups, in_halves, jackknife, without_parts
 from thinkalike.measures.layer_means import Accumulator, LayerPairEstimate
 from thinkalike.measures.rows import labels_of_rows, rows_of
 
@@ -212,19 +212,19 @@ class LayerPredictions(Accumulator):
         (source, target), mask, documents = batch.states, batch.mask, batch.documents
         self.check(source, target, batch.groups)
         sides, within = [[rows_of(layer, "token", mask) for layer in side] for side in (source, target)], None
-        if batch.groups is not None:
-            within = RowGroups.of(labels_of_rows(batch.groups, mask, source[0], "tokens"), FEWEST)
-            sides = [[within.without_means(layer) for layer in side] for side in sides]
         reading, place = divmod(batch.number, READING)
+        is_fit, own = place < self.fit_batches, torch.arange(len(sides[0][0]), device=source[0].device) + place * APART
+        owners = own if documents is None else labels_of_rows(documents, mask, source[0], "documents")
+        if batch.groups is not None:
+            tokens = labels_of_rows(batch.groups, mask, source[0], "tokens")
+            within = RowGroups.of(*(in_halves(tokens, owners), 2) if is_fit else (tokens, FEWEST))
+            sides, owners = [[within.without_means(layer) for layer in side] for side in sides], owners[within.order]
         prediction = self._of_reading(reading, *(max(layer.shape[1] for layer in side) for side in sides))
-        if documents is not None:
-            documents = labels_of_rows(documents, mask, source[0], "documents")
-            documents = documents[within.order] if within else documents
-        if place < self.fit_batches:
-            prediction.fit(*sides, documents)
+        if is_fit:
+            prediction.fit(*sides, owners)
         else:
             used = torch.tensor([len(within.order), within.rows] if within else [1, 1])
-            self.add(batch.number, prediction.judge(*sides, place, documents), used=used)
+            self.add(batch.number, prediction.judge(*sides, place, owners), used=used)
         self.last = batch.number
 
     def _of_reading(self, reading: int, source: int, target: int) -> LinearPrediction:

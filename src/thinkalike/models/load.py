@@ -18,6 +18,7 @@ from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.config.parts import AFTER
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.measures.estimates import seeded
+from thinkalike.memory import page_out
 from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in, heads_of, label, pick_device, told_apart
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.places import base_of, explained, held, named_folder, reached, read_shape
@@ -308,6 +309,7 @@ def fresh(model: FrozenModel, seed: int) -> FrozenModel:
         module: torch.nn.Module = deepcopy(model.module)
         initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
     else:
+        page_out()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = type(model.module)(deepcopy(model.module.config))
@@ -332,7 +334,9 @@ def rounded(model: FrozenModel, bits: int) -> FrozenModel:
     """Return a copy whose matrices have 2^bits - 1 values in every row, equally apart, from -max |w| to max |w|."""
     if not can_be_rounded(model):
         raise ModelError(f"{model.name} cannot be rounded; leave model.quantization and model.device_map out")
+    page_out()
     module, steps = deepcopy(model.module), 2 ** (bits - 1) - 1
+    page_out()
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:

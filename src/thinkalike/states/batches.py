@@ -27,7 +27,7 @@ from thinkalike.data.corpus import read_corpus, warn_of_few
 from thinkalike.data.documents import held_out_texts
 from thinkalike.digests import tokenizer_fingerprint
 from thinkalike.errors import DataError
-from thinkalike.measures.estimates import FEWEST, RowGroups, numbered_by_part, seeded
+from thinkalike.measures.estimates import FEWEST, RowGroups, in_halves, numbered_by_part, seeded
 from thinkalike.measures.rows import MASSIVE, massive, places_of
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
@@ -212,8 +212,11 @@ class TextBatches(ABC):
                 say_massive(found, self.named(units, labels.tokens[found]), f"{self.level}s")
         outliers = self.left_out[number]
         if self.measure.given == "token_position" and labels.positions is not None:
-            key = (key, "residuals")
-            pool = self.of_models(key, self.residuals(pool, labels, numbers))
+            key, tokens, positions = (key, "residuals"), labels.tokens, labels.positions
+            if numbers.start < getattr(self.measure, "fit_batches", 0):
+                key, (tokens, positions) = (key, "fit"), (in_halves(e, labels.groups) for e in (tokens, positions))
+            halved = labels._replace(tokens=tokens, positions=positions)
+            pool = self.of_models(key, self.residuals(pool, halved, numbers))
         order = torch.randperm(len(labels.groups), generator=seeded(numbers.start))
         size = max(min(len(order) // len(numbers), size), 1)
         batch = partial(self.batch, pool, labels, numbers)
@@ -244,10 +247,7 @@ class TextBatches(ABC):
         return [torch.cat([part.pop(0) for part in parts]) for _ in range(len(parts[0]))]
 
     def residuals(self, pool: Pool, labels: Labels, numbers: range) -> Callable[..., list[Tensor]]:
-        """Return what takes the means of their token and of their position from the states of a model in a pool.
-
-        States whose token is rare become 0. No batch has a group of such a token, so these rows are left out.
-        """
+        """Return what takes the means of token and position from states of a pool; those of rare tokens become 0."""
         try:
             within = RowGroups.of(labels.tokens, FEWEST)
         except ValueError as error:
