@@ -87,7 +87,7 @@ def fitted_maps(
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
-    at = [(*sites(source, layers=[layer]), *sites(target, layers=[depth])) for layer, depth in pairs]
+    at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
     fit, held_out = (
         state_moments(source, target, at, rows, rows_of_moments(source, target, at, rows, most, budget))
         for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
