@@ -180,10 +180,11 @@ def test_one_adapter_of_two_bases_has_two_names(adapter, base, tmp_path):
     assert told_apart([local(adapter), local(adapter, base="b")]) == ["tuned[base=None]", "tuned[base=b]"]
 
 
-def test_an_adapter_that_cannot_be_merged_runs_as_it_is(tmp_path, caplog):
-    """Mamba reads the weight of dt_proj and never calls it, so PEFT's own pass leaves that change out."""
+@pytest.mark.parametrize("given", [{"target_modules": ["dt_proj"]}, {"target_modules": ["in_proj"], "lora_bias": True}])
+def test_an_adapter_that_cannot_be_merged_runs_as_it_is(given, tmp_path, caplog):
+    """Mamba reads the weight of dt_proj and never calls it, so PEFT leaves that change out; in_proj has no bias."""
     folder = tiny.write_checkpoint("mamba", tmp_path / "base")
-    kind = peft.LoraConfig(r=2, target_modules=["dt_proj", "x_proj"], init_lora_weights=False)
+    kind = peft.LoraConfig(r=2, init_lora_weights=False, **given)
     whole = write_adapter(folder, tmp_path / "tuned", spread=0.5, kind=kind)
     tokens = torch.randint(len(tiny.tokenizer()), (2, 9))
     with torch.no_grad():
@@ -192,7 +193,8 @@ def test_an_adapter_that_cannot_be_merged_runs_as_it_is(tmp_path, caplog):
     assert "tuned is not merged" in caplog.text
 
 
-def test_an_adapter_with_added_tokens_brings_their_rows(tmp_path):
+@pytest.mark.parametrize("saved", [None, ["wte"]])
+def test_an_adapter_with_added_tokens_brings_their_rows(saved, tmp_path):
     import transformers as hf
 
     folder = tiny.write_checkpoint("gpt2", tmp_path / "base")
@@ -200,7 +202,8 @@ def test_an_adapter_with_added_tokens_brings_their_rows(tmp_path):
     names = type(cutter).from_pretrained(folder)
     names.add_special_tokens({"additional_special_tokens": ["<|user|>"]})
     plain.resize_token_embeddings(len(names))
-    whole = peft.get_peft_model(plain, peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False)).eval()
+    kind = peft.LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, modules_to_save=saved)
+    whole = peft.get_peft_model(plain, kind).eval()
     whole.save_pretrained(tmp_path / "tuned")
     names.save_pretrained(tmp_path / "tuned")
     model = load_model(tmp_path / "tuned")

@@ -328,7 +328,8 @@ def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, mod
     ("config_json", "key"),
     [
         ("{", r"config\.json"),
-        ('{"model_type": "vit"}', "model_type=vit"),
+        ('{"model_type": "vit", "num_hidden_layers": 1}', "model_type=vit"),
+        ('{"model_type": "llama", "hidden_size": 8}', "states no number of blocks"),
         ('{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Mine"}}', "trust_remote_code"),
     ],
 )

@@ -432,12 +432,23 @@ def test_decimal_commas_are_read_as_numbers(mark, tmp_path, caplog):
     assert ("decimal commas" in caplog.text) == (mark == ",")
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [("1,234 12,345", "of thousands or decimals"), (f"{10**17 + 1} {10**17 + 2}", "more than 16 digits")],
+)
+def test_numbers_that_have_two_readings_or_none_are_refused(values, said, tmp_path):
+    frame = pd.DataFrame({"text": ["a", "b"], "f": values.split()})
+    with pytest.raises(DataError, match=said):
+        read_table(write_table(tmp_path / "x.tsv", frame))
+
+
 def test_columns_that_name_each_row_are_no_features(tmp_path, caplog):
     count = 12
     columns = {"text": [f"t{n}" for n in range(count)], "date": [f"{n}-1-2025" for n in range(count)], "g": [0, 1] * 6}
-    path = write_table(tmp_path / "x.csv", pd.DataFrame(columns))
-    assert list(read_table(path).features) == ["g"]
+    path = write_table(tmp_path / "x.csv", pd.DataFrame(columns | {"h": ["1.5", "2", "N/A"] * 4}))
+    assert list(read_table(path).features) == ["g", "h"]
     assert "date has a level of its own" in caplog.text
+    assert "h has cells such as 'N/A' among its numbers, and is read as names" in caplog.text
     with pytest.raises(DataError, match="date has a level of its own"):
         read_table(path, features=["date", "g"])
     few = pd.DataFrame(columns).assign(date=["1-1-2025", "2-1-2025"] * 6)

@@ -192,7 +192,7 @@ def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     assert load("gpt2", folder, implausible=True), "and loads where the user knows better"
 
 
-def test_a_tensor_in_two_files_of_one_index_must_be_equal(whole):
+def test_an_index_and_its_files_must_agree(whole):
     folder, name = whole("gpt2"), MATRIX["gpt2"]
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").rename(folder / "one.safetensors")
@@ -202,6 +202,9 @@ def test_a_tensor_in_two_files_of_one_index_must_be_equal(whole):
         save_file({name: weights[name] + more}, folder / "two.safetensors", metadata={"format": "pt"})
         assert more or load("gpt2", folder)
     assert f"two files of model.safetensors.index.json hold {name}" in line_of("gpt2", folder)
+    index["weight_map"]["lost"] = "two.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "json says that two.safetensors holds lost, and it does not" in line_of("gpt2", folder)
 
 
 def test_two_sets_of_weights_must_be_equal(whole):

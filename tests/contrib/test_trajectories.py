@@ -95,7 +95,7 @@ def test_trainer_checkpoints_sort_as_numbers(tmp_path):
 @pytest.mark.parametrize(
     ("names", "only", "steps"),
     [
-        (["step500", "step1k", "step10k", "main"], "*", [500, 1000, 10_000]),
+        (["step500", "step1k", "step10k", "step1.5k", "main"], "*", [500, 1000, 10_000]),
         (["s-1M_step2M", "s-1M_step10M"], "*", [2 * 10**6, 10**7]),
         (["epoch=0-step=5", "epoch=1-step=10"], "*", [5, 10]),
         (["stage1-step1000-tokens4B", "stage1-step3000-tokens12B", "stage2-step1000"], "stage1-*", [1000, 3000]),

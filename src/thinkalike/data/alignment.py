@@ -230,7 +230,7 @@ def check_alignable(source: Any, target: Any) -> None:
         if mine != theirs:
             raise ModelError(
                 f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts cannot be "
-                "aligned; choose models that treat case and accents alike"
+                "aligned; choose models that read letters alike"
             )
 
 

@@ -212,7 +212,9 @@ def duplicates(names: Iterable[str]) -> list[str]:
 
 
 def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
-    values = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
+    exact = pd.to_numeric(column.astype(object), errors="coerce")
+    if (values := exact.astype("float64")).nunique() < exact.nunique():
+        raise DataError(f"{source}: {name} has numbers of more than 16 digits; declare kinds.{name}=nominal")
     for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
         raise DataError(
             f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it if the feature does "

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 COMMA = r"[+-]?\d+(,\d+)?"  # a number as many languages write it
+THOUSANDS = r"[+-]?[1-9]\d{0,2},\d{3}"  # a number that has one value here and another there
 FEWEST_ROWS, MOST_ALONE = 8, 0.9  # of a table that is checked, and the share of rows with a level of their own
 ROLES = ("text", "word", "start", "stop", "sentence", "id")
 ENDS = ["Word length", "Word position"]  # features of the words of CoNLL-U files beside UPOS and FEATS
@@ -211,15 +212,21 @@ def _values(column: pd.Series, kind: Any) -> pd.Series:
     if isinstance(first, Decimal):
         return column.astype(float)
     values = column.mask(column.isin(["", "NaN", "nan"]))
-    if not all(isinstance(value, str) for value in values.dropna()):
+    written = values.dropna()
+    if not all(isinstance(value, str) for value in written):
         return values
-    with_comma = values.dropna().str.fullmatch(COMMA)
-    if with_comma.all() and values.str.contains(",").any():
-        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, values.dropna().iloc[0])
+    commas = written[written.str.contains(",")]
+    if len(commas) and written.str.fullmatch(COMMA).all():
+        if commas.str.fullmatch(THOUSANDS).all():
+            raise DataError(f"{column.name} has {commas.iloc[0]}: of thousands or decimals? write 1234 or 1.234")
+        log.warning("%s has decimal commas, such as %s, and is read as numbers", column.name, commas.iloc[0])
         values = values.str.replace(",", ".")
     numbers = pd.to_numeric(values, errors="coerce")
+    others = values[values.notna() & numbers.isna()]
+    if kind is None and 0 < len(others) < numbers.count():
+        log.warning("%s has cells such as %r among its numbers, and is read as names", column.name, others.iloc[0])
     merges = kind == "nominal" and numbers.nunique() < values.nunique()
-    return numbers if numbers.notna().equals(values.notna()) and not merges else values
+    return numbers if others.empty and not merges else values
 
 
 def without_labels(table: pd.DataFrame, kinds: Kinds, *, named: bool, source: str) -> pd.DataFrame:

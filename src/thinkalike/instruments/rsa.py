@@ -94,7 +94,7 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
     return found
 
 
-class RSA(OfStimuli, kind="rsa", version=5, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=6, reads=("model", "target", "layers", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
 
     of_models: ClassVar[str] = "pairs"

@@ -29,6 +29,7 @@ EDGE = 1.06  # times the largest singular value that noise would have: none stan
 BLOCKS = (256, 128, 64, 32, 16)  # entries of a row that share a step, in formats of rounded weights
 LEVELS, MOST_BLOCKS = 256, 0.9  # of rounded values, in this share of the blocks
 SAMPLED = 2**16  # entries that decide whether an operation is worth trying
+FEW = 8  # rows, at least, that decide whether rounding is
 
 
 @dataclass(frozen=True)
@@ -209,13 +210,14 @@ def rounded_to(x: Float[Tensor, "..."], y: Float[Tensor, "..."], eps: float) -> 
     """
     if y.dim() < 2 or y.shape[-1] < BLOCKS[-1]:
         return None
-    length = y.shape[-1]
+    length, x, y = y.shape[-1], x.flatten(0, -2), y.flatten(0, -2)
+    few = torch.linspace(0, len(y) - 1, min(len(y), max(SAMPLED // 2 // length, FEW))).long()
+    before, blocks = x[few], y[few]
     for width in (length, *(size for size in BLOCKS if size < length and length % size == 0)):
-        blocks, before = (each.reshape(-1, width) for each in (y, x))
-        few = torch.linspace(0, len(blocks) - 1, min(len(blocks), max(SAMPLED // width, 1))).long()
-        steps, levels = _steps(blocks[few], eps)
-        near = (before[few] - blocks[few]).abs().median(1).values <= 2 * steps
-        if ((levels <= LEVELS) & near).double().mean() >= MOST_BLOCKS and _steps(before[few], eps)[1].min() > LEVELS:
+        before, blocks = before.reshape(-1, width), blocks.reshape(-1, width)
+        steps, levels = _steps(blocks, eps)
+        near = (before - blocks).abs().median(1).values <= 2 * steps
+        if ((levels <= LEVELS) & near).double().mean() >= MOST_BLOCKS and _steps(before, eps)[1].min() > LEVELS:
             return max(math.ceil(math.log2(float(levels[levels <= LEVELS].quantile(MOST_BLOCKS)))), 1)
     return None
 

@@ -33,6 +33,7 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")  # a folder that has thes
 STEP = re.compile(r"(?:step|checkpoint)[-_=]?(\d+)")  # step64, global_step64, checkpoint-500, step1000-tokens4B
 CUTTERS = {".json", ".txt", ".model", ".spm", ".tiktoken", ".codes", ".tokenizer"}  # configuration and tokenizer
 READ = {*CUTTERS, ".safetensors", ".bin", ".pt", ".pth"}  # and weights
+SIZED = re.compile(r"layers?$|blocks?|_config$|^auto_map$")  # entries without which a class takes its default size
 LIGHTNING = ".ckpt"  # a file with the weights of a module of Lightning, whose config.json and tokenizer are beside it
 GIVE = "give model.base=FOLDER, ORG/NAME or an everyday name"  # the model that an adapter changes
 LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
@@ -177,16 +178,18 @@ def _check_mini(config: ModelConfig, folder: Path) -> None:
 def checkpoint_fingerprint(config: ModelConfig) -> str:
     """Return the commit of a model of the hub, or the SHA-256 of all files that loading may read, as 16 digits.
 
-    That of a model in memory is in its path.
+    That of a model in memory is in its path; one in TransformerLens's old layout has its tokenizer's commit, too.
     """
     if held(config):
         return str(config.path)
     with explained(config):
         folder = folder_of(config)
         if folder is None:
-            if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
-                return config.revision
-            return _commit_of(config).sha
+            is_commit, is_legacy = re.fullmatch(r"[0-9a-f]{40}", config.revision or ""), config.family == "legacy"
+            commit = str(config.revision) if is_commit else _commit_of(config).sha
+            shape = read_shape(replace(config, revision=commit), str(config.hub_id)) if is_legacy else {}
+            cutter = shape.get("tokenizer_name")
+            return f"{commit} {_commit_of(replace(config, hub_id=cutter, revision=None)).sha}" if cutter else commit
         digest = hashlib.sha256()
         inside = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
         others = [path for path in revisions_in(folder) if STEP.search(path.name)]
@@ -259,6 +262,8 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
         raise ModelError(
             f"config.json of {path} says {code}, which is code of a repository of the hub and is never run; remove it"
         )
+    if "model_type" in shape and not any(SIZED.search(name) for name in shape):
+        raise ModelError(f"config.json of {path} states no number of blocks, such as num_hidden_layers; add its sizes")
     return shape
 
 

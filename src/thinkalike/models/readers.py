@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import re
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ from thinkalike.models.survey import (
 log = logging.getLogger(__name__)
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight", "lm_head.weight")
+AGAIN = re.compile(r"\.(modules_to_save|original_module)\.")  # in names under which peft saves resized embeddings twice
 
 # the files of weights in the order in which transformers looks for them
 IN_TURN = [f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")]
@@ -177,43 +179,47 @@ def read_weights(
 def check_one_set(folder: Path) -> None:
     """Say which weights of a folder are passed over; those that differ by more than a dtype are a ModelError.
 
-    So is a tensor that two files of one index hold with different values, of which either may be read.
+    So is a tensor that two files of one index hold with different values, of which either may be read, and one that is
+    not in the file that the index names.
     """
-    parts = {name: _parts_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
+    parts = {name: _index_of(folder / name) for name in IN_TURN if (folder / name).is_file()}
     if not parts:
         return
-    (first, own), *others = parts.items()
-    seen = dict[str, Tensor]()
-    for name, tensor in _tensors_in(folder / part for part in sorted(own)):
-        if name in seen and not torch.equal(seen[name], tensor):
-            raise ModelError(f"{folder}: two files of {first} hold {name} with different values; remove one of them")
-        seen[name] = tensor
+    (first, index), *others = parts.items()
+    seen, own = dict[str, Tensor](), {*index.values()}
+    for part in sorted(own):
+        held = _tensors_in(folder / part)
+        if lacked := sorted(name for name, where in index.items() if where == part and name and name not in held):
+            said = f"{first} says that {part} holds {listed(lacked)}, and it does not"
+            raise ModelError(f"{folder}: {said}; take the index and all of its files from one revision")
+        for name in held.keys() & seen.keys():
+            if not torch.equal(seen[name], held[name]):
+                raise ModelError(f"{folder}: two files of {first} hold {name} with different values; remove one")
+        seen |= held
     for name, theirs in others:
         try:
-            x, y = seen, dict(_tensors_in(folder / part for part in sorted(theirs)))
+            y = {name: each for part in {*theirs.values()} for name, each in _tensors_in(folder / part).items()}
         except Exception:  # of whatever lies there, such as a pointer of Git LFS; what is read is checked elsewhere
             continue
-        common = x.keys() & y.keys()
-        lower = {key: min(x[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
-        if not all(torch.equal(x[key].to(lower[key]), y[key].to(lower[key])) for key in common):
+        common = seen.keys() & y.keys()
+        lower = {key: min(seen[key].dtype, y[key].dtype, key=lambda dtype: dtype.itemsize) for key in common}
+        if not all(torch.equal(seen[key].to(lower[key]), y[key].to(lower[key])) for key in common):
             raise ModelError(f"{folder} holds two sets of weights that differ, {first} and {name}; remove one of them")
     if unread := {path.name for each in (*WEIGHTS, "adapter_model.*") for path in folder.glob(each)} - own:
         log.warning("weights that are not read lie in %s: %s", folder, listed(sorted(unread)))
 
 
-def _parts_of(file: Path) -> set[str]:
-    """Return the files of weights that one of `IN_TURN` means: those that an index names, or itself."""
-    return {*read_json(file)["weight_map"].values()} if file.suffix == ".json" else {file.name}
+def _index_of(file: Path) -> dict[str, str]:
+    """Return the file of each tensor, as an index says; what is no index is a file itself, of tensors without names."""
+    return dict(read_json(file)["weight_map"]) if file.suffix == ".json" else {"": file.name}
 
 
-def _tensors_in(paths: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of files, which are mapped and not read; nothing in them can run code."""
-    for path in paths:
-        if path.suffix == ".safetensors":
-            with safe_open(path, framework="pt") as file:
-                yield from ((name, file.get_tensor(name)) for name in file.keys())  # noqa: SIM118
-        else:
-            yield from torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path)).items()
+def _tensors_in(path: Path) -> Mapping[str, Tensor]:
+    """Return the tensors of a file, which are mapped and not read; nothing in them can run code."""
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))  # type: ignore[no-any-return]
 
 
 def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
@@ -226,6 +232,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
         try:
             check_one_set(folder)
             given = load_peft_weights(str(folder), device="cpu")
+            given = {name: each for name, each in given.items() if AGAIN.sub(".", name) not in given.keys() - {name}}
             known = len(embedding_of(module))
             rows = max((len(weight) for name, weight in given.items() if name.endswith(EMBEDDINGS)), default=0)
             if rows > known:
@@ -255,7 +262,7 @@ def _with_adapter(module: Any, folder: Path) -> tuple[Any, int]:
 def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: float) -> tuple[Any, int]:
     """Return a model that `read` reads with an adapter merged into its weights, and the rows of `_with_adapter`.
 
-    Where merging moves the logits of fixed tokens by more than is `allowed`, the adapter runs beside the weights.
+    Where it cannot be merged, or merging moves the logits of fixed tokens by more than is `allowed`, it runs as it is.
     """
 
     def outputs(module: Any) -> Tensor:
@@ -266,9 +273,13 @@ def _adapted(read: Callable[[], Any], folder: Path, family: Family, allowed: flo
     whole, rows = _with_adapter(read(), folder)
     tokens = sample_tokens(len(embedding_of(whole)), longest_row(whole) or 16).to(whole.device)
     before = outputs(whole)
-    module = whole.merge_and_unload()
-    if not (error := relative_error(outputs(module), before)) <= allowed:
-        log.warning("%s is not merged: that changes logits by %.1e of the largest", folder.name, error)
+    try:
+        error = relative_error(outputs(module := whole.merge_and_unload()), before)
+        why = f"that changes logits by {error:.1e} of the largest"
+    except (RuntimeError, ValueError, NotImplementedError) as failure:  # such as a bias where the base has none
+        error, why = math.inf, one_line(failure)
+    if not error <= allowed:
+        log.warning("%s is not merged: %s", folder.name, why)
         module = _with_adapter(read(), folder)[0].get_base_model()
     return module, rows
 

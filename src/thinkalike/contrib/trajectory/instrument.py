@@ -34,7 +34,7 @@ from thinkalike.store import Headline, Result
 log = logging.getLogger(__name__)
 
 # step64, step1k, global_step64, checkpoint-500, step1000-tokens4B, epoch=0-step=500.ckpt
-NAME = re.compile(r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)(?![A-Za-z0-9])")
+NAME = re.compile(r"(?P<before>.*?)(step|checkpoint)[-_=]?(?P<count>\d+)(?P<unit>[kKmM]?)(?![A-Za-z0-9]|[.,_]\d)")
 UNITS = {"": 1, "k": 10**3, "m": 10**6}
 EPOCH = re.compile(r"epoch[-_=]?\d+")
 ROWS = 14  # checkpoints on the screen, at most

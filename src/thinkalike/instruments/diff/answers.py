@@ -175,7 +175,7 @@ class Answers:
         found = document_numbers(torch.bincount(documents))
         counts = len(kl), len(self.parts), len(self.exact.get("settings", ())), len(self.null["kl"])
         found |= zip(("tokens", "parts", "settings", "nulls"), map(float, counts), strict=True)
-        found |= self.unread
+        found |= {key: value for key, value in self.unread.items() if math.isfinite(value)}
         for name, each in values.items():
             ends = ends_of(name, mean_over_documents(each, documents))
             found |= {key: value for key, value in ends.items() if math.isfinite(value)}
@@ -202,8 +202,8 @@ class Answers:
                 column = {"loss": "loss_change", "class": "kl", "word": "change"}.get(name, name)
                 tested = groups[name].to_dict("records") if name in groups else [numbers]
                 ends = [(each.get(f"{column}_low", -math.inf), each.get(f"{column}_high", math.inf)) for each in tested]
-                if f"unread_{name}" in numbers:
-                    ends.append((numbers[f"unread_{name}_low"], numbers[f"unread_{name}_high"]))
+                if (own := f"unread_{name}") in numbers:
+                    ends.append((numbers.get(f"{own}_low", -math.inf), numbers.get(f"{own}_high", math.inf)))
                 verdicts[name] = worst([equivalence(*each, margin) for each in ends] or ["undecided"])
         found = {f"exit_status_{name}": float(EXIT_STATUS[verdict]) for name, verdict in verdicts.items()}
         return {**found, "exit_status": float(EXIT_STATUS[worst(verdicts.values())])} if verdicts else {}

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import check_choice, takes_arrays
-from thinkalike.measures.chance import TIE, permuted_rows
+from thinkalike.measures.chance import TIE, balanced_rows, permuted_rows
 from thinkalike.measures.distances.comparators import TIED, compare, mid_ranks, stimuli_of
 from thinkalike.measures.estimates import FEWEST_GROUPS, Estimate, jackknife, stimulus_folds
 from thinkalike.processes import counted
@@ -281,9 +281,9 @@ def mantel(
     """Return `rsa` and its p-values under permutations of the stimuli of the other layers (Mantel 1967).
 
     Pairs that share a stimulus depend on each other, so stimuli are permuted, not pairs. The stimuli of a group, such
-    as the words of a sentence, are moved together, see `permuted_rows`. As groups of different lengths then lie across
-    two places, p is of the pairs between groups alone: those within are closer in any model. All layers see the same
-    permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
+    as the words of a sentence, are moved together, as many of each (see `balanced_rows`): not all orders of unequal
+    ones are as likely. p is of the pairs between groups alone, as those within are closer in any model. All layers see
+    the same permutations. Fewer than `FEWEST_GROUPS` groups give no p-values (NaN), and a warning.
 
     >>> X = torch.randn(30, 4)
     >>> float(mantel([X], [2 * X], permutations=19).p)
@@ -301,9 +301,12 @@ def mantel(
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
-    within = owners[rows] == owners[columns]
+    kept = balanced_rows(owners).flatten().sort().values
+    owners, place = owners[kept], place[kept][:, kept]
+    rows, columns = torch.triu_indices(len(kept), len(kept), 1, device=vectors.device)
+    vectors, within = vectors[:, place[rows, columns]], owners[rows] == owners[columns]
     vectors = vectors.where(~within, vectors[:, ~within].double().mean(1, keepdim=True))  # which adds a constant
-    found = compare(vectors, further, comparator)
+    found = compare(vectors, further[:, place[rows, columns]], comparator)
     reached, surpassed = torch.ones_like(found), torch.ones_like(found)
     for number in counted(range(permutations), "permutation"):
         order = permuted_rows(owners, seed * permutations + number)
