@@ -43,8 +43,9 @@ def halved(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
-    """Return a column of values, and the columns `_low` and `_high` of the ends of their intervals."""
-    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
+    """Return a column of values, the columns `_low` and `_high` of the ends of their intervals, and `_uncorrected`."""
+    parts = zip(("", "_low", "_high", "_uncorrected"), (*estimate, estimate.uncorrected), strict=True)
+    return {f"{column}{end}": values.tolist() for end, values in parts if values is not None}
 
 
 def with_ends(
