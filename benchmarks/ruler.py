@@ -1,11 +1,12 @@
-"""How often a ruler's intervals hold its readings, and how often it calls models alike that an untrained twin matches.
+"""How often intervals hold readings in bits, and how often models are called alike beyond twins that share as much.
 
     python benchmarks/ruler.py                                 a small part, some minutes, one thread
     python benchmarks/ruler.py --simulations 400 --out x.jsonl   keeps what is done, so that a second call goes on
+    python benchmarks/ruler.py --measures cka r2                 the readings of these in place of the ruler's
 
 Rows of one document depend on each other, as in `dependence`. A pair, rungs and twins share fixed parts of the variance
 of latent variables with a model, by fixed maps; a reading should hold that of the mean values. Alarms are pairs that
-are called alike beyond twins, where both share the same: nothing, or a tenth.
+are called alike beyond both models' twins, where all share the same: nothing, or a tenth.
 """
 
 from __future__ import annotations
@@ -21,13 +22,26 @@ import torch
 from dependence import LATENT, LENGTHS, NOISE, Records
 from torch import Tensor
 
+from thinkalike.instruments.ruler import apart, twins_share
+from thinkalike.measures import CKA
 from thinkalike.measures.estimates import numbered_by_part, reading_of
-from thinkalike.measures.ridge import FINE, Predictor, with_ends, with_interval
+from thinkalike.measures.prediction import LayerPredictions
+from thinkalike.measures.ridge import FINE, Predictor, with_ends
 
 CHUNK = 20  # simulations that are kept together
 MARKS = {2: 0.02, 3: 0.2, 4: 0.55, 5: 0.8, 6: 0.95, 8: 0.99}  # what a copy of so many bits has in common with a model
 PAIRS = (0.1, 0.35, 0.7)  # what models have in common whose readings are tried
 TWINS = (0.0, 0.1)  # what a model has in common with an untrained twin, and with the model that is like it no more
+
+
+def alike(measure: str, x: Tensor, y: Tensor, documents: Tensor, judged: Tensor) -> Tensor:
+    """Return a measure of all documents and then without each part; R² is fitted on the rows that are not judged."""
+    if measure == "ruler":
+        return (Predictor(x, documents).of(y).shares + Predictor(y, documents).of(x).shares) / 2
+    metric = CKA(1, 1) if measure == "cka" else LayerPredictions(1, 1, fit_batches=1)
+    for part in (~judged, judged) if measure == "r2" else (judged,):
+        metric.update([x[part]], [y[part]], documents=documents[part])
+    return metric.replicates()[:, 0, 0]
 
 
 def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
@@ -37,32 +51,43 @@ def simulated(key: dict[str, Any], seed: int) -> list[list[float]]:
     def normal(*shape: int, of: torch.Generator = chance) -> Tensor:
         return torch.randn(*shape, generator=of, dtype=torch.float64)
 
-    weights = torch.ones(key["documents"])
+    sets = 1 + (key["measure"] == "r2")  # of as many documents and rows
+    weights = torch.ones(sets, key["documents"])
     if key["lengths"] == "geometric":
-        weights = -torch.rand(key["documents"], generator=chance).clamp(1e-9).log()
+        weights = -torch.rand(weights.shape, generator=chance).clamp(1e-9).log()
     owners = weights.multinomial(key["rows"], replacement=True, generator=chance)
-    documents, maps = numbered_by_part(owners), normal(2, LATENT, key["width"], of=torch.Generator().manual_seed(0))
+    judged = (torch.arange(sets) == 0).repeat_interleave(key["rows"])
+    owners = (owners + torch.arange(sets)[:, None] * key["documents"]).flatten()
+    documents, maps = owners.clone(), normal(2, LATENT, key["width"], of=torch.Generator().manual_seed(0))
+    for part in (judged, ~judged):
+        documents[part] = numbered_by_part(owners[part])
 
     def latent() -> Tensor:
-        own = normal(len(weights), LATENT)[owners]
-        return math.sqrt(1 - key["share"]) * normal(key["rows"], LATENT) + math.sqrt(key["share"]) * own
+        own = normal(weights.numel(), LATENT)[owners]
+        return math.sqrt(1 - key["share"]) * normal(len(owners), LATENT) + math.sqrt(key["share"]) * own
 
-    def states(common: float, side: int) -> Tensor:
-        drawn = math.sqrt(common) * first + math.sqrt(1 - common) * latent()
-        return drawn @ maps[side] + NOISE * normal(key["rows"], key["width"])
+    def shared(z: Tensor, common: float) -> Tensor:
+        return math.sqrt(common) * z + math.sqrt(1 - common) * latent()
 
-    def alike(other: Tensor) -> Tensor:
-        return (model.of(other).shares + Predictor(other, documents).of(model.states).shares) / 2
+    def states(z: Tensor, side: int) -> Tensor:
+        return z @ maps[side] + NOISE * normal(len(owners), key["width"])
+
+    def compared(x: Tensor, y: Tensor) -> Tensor:
+        return alike(key["measure"], x, y, documents, judged)
 
     first = latent()
-    model = Predictor(states(1, 0), documents)
-    rungs = torch.stack([alike(states(common, 0)) for common in MARKS.values()])
-    pairs = [alike(states(common, 1)) for common in PAIRS]
+    model = states(first, 0)
+    rungs = torch.stack([compared(model, states(shared(first, common), 0)) for common in MARKS.values()])
+    pairs = [compared(model, states(shared(first, common), 1)) for common in PAIRS]
     readings = [with_ends(pair, list(MARKS), rungs) for pair in pairs]
     beyond = []
     for common in TWINS:
-        pair, *twins = (alike(states(common, side)) for side in (1, 0, 1))
-        beyond.append(float(with_interval(pair - max(twins, key=lambda twin: twin[0])).low))
+        second = shared(first, common)
+        target = states(second, 1)
+        own = compared(model, states(shared(first, common), 0))
+        other = compared(target, states(shared(second, common), 1))
+        twins = twins_share(own[None], other[None])
+        beyond.append(float(apart(compared(model, target)[None] - twins).low))
     ends = [[float(each.low), float(each.high)] for each in readings]
     return [[float(each[0]) for each in pairs], rungs[:, 0].tolist(), *ends, beyond]
 
@@ -73,6 +98,7 @@ def interval(hits: int, n: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measures", nargs="+", choices=["ruler", "cka", "r2"], default=["ruler"])
     parser.add_argument("--documents", nargs="+", type=int, default=[16, 64])
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS))
     parser.add_argument("--shares", nargs="+", type=float, default=[0, 0.5])
@@ -83,10 +109,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     records = Records(options.out)
-    print("| documents | lengths | share | R² | reading | coverage, % | alarms, %: twins share", *TWINS, "|")
-    print("|---" * 7, "|", sep="")
-    for documents, lengths, share in itertools.product(options.documents, options.lengths, options.shares):
-        key = {"documents": documents, "lengths": lengths, "share": share, "rows": options.rows, "width": options.width}
+    print(
+        "| measure | documents | lengths | share | value | reading | coverage, % | alarms, %: twins share", *TWINS, "|"
+    )
+    print("|---" * 8, "|", sep="")
+    settings = itertools.product(options.measures, options.documents, options.lengths, options.shares)
+    for measure, documents, lengths, share in settings:
+        key = {"measure": measure, "documents": documents, "lengths": lengths, "share": share}
+        key |= {"rows": options.rows, "width": options.width}
         runs: list[Any] = []
         for start in range(0, options.simulations, CHUNK):
             seeds = range(start, start + CHUNK)
@@ -105,7 +135,9 @@ def main() -> None:
         alarms = [sum(run[-1][place] > 0 for run in runs) for place in range(len(TWINS))]
         shown = [", ".join(f"{each:.2f}" for each in values) for values in (pairs, truth)]
         rates = [", ".join(interval(each, len(runs)) for each in hits) for hits in (held, alarms)]
-        print("|", documents, "|", lengths, "|", share, "|", " | ".join([*shown, *rates]), "|", flush=True)
+        print(
+            "|", measure, "|", documents, "|", lengths, "|", share, "|", " | ".join([*shown, *rates]), "|", flush=True
+        )
 
 
 if __name__ == "__main__":

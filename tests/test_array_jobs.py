@@ -105,7 +105,9 @@ def test_two_recordings_have_the_cka_computed_by_hand(measured, two, stimuli):
     first, second, activations = two
     result = measured(activations).result
     assert result.scalars["batches"] == 1
-    np.testing.assert_allclose(across(result, "one", "two"), cka_by_hand(first, second, [slice(None)]), atol=1e-10)
+    np.testing.assert_allclose(
+        across(result, "one", "two", "uncorrected"), cka_by_hand(first, second, [slice(None)]), atol=1e-10
+    )
     assert list(result.table["source_layer"][:2]) == ["V2", "V10"]
     assert result.provenance["data"] == {"rows": COUNT, "batches": 1}
     assert result.provenance["stimuli"]["count"] == COUNT
@@ -127,7 +129,7 @@ def test_many_stimuli_are_drawn_one_by_one_into_batches(measured, two):
     assert result.scalars["batches"] == 15
     drawn = torch.randperm(COUNT, generator=torch.Generator().manual_seed(0)).numpy()
     expected = cka_by_hand(first, second, np.array_split(drawn, 15))
-    np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
+    np.testing.assert_allclose(across(result, "one", "two", "uncorrected"), expected, atol=1e-10)
 
 
 @pytest.mark.ci_slow

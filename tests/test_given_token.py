@@ -56,7 +56,7 @@ def given(x, y, tokens, **options):
 
 
 def value(result):
-    return float(result.value[0, 0])
+    return float(result.as_found[0, 0])
 
 
 def test_groups_are_the_rows_of_each_token_that_has_enough():
@@ -132,10 +132,10 @@ def test_all_layers_of_both_sides_come_from_one_pass():
     result = metric.compute()
     for i, x in enumerate(layers[:2]):
         for j, y in enumerate([*layers[2:], layers[0]]):
-            assert float(result.value[i, j]) == pytest.approx(by_grams(x, y, tokens), abs=1e-10)
-    assert float(result.value[0, 2]) == pytest.approx(1)
+            assert float(result.as_found[i, j]) == pytest.approx(by_grams(x, y, tokens), abs=1e-10)
+    assert float(result.as_found[0, 2]) == pytest.approx(1)
     within = by_grams(layers[0], layers[1], tokens)
-    assert float(result.within_source.value[0, 1]) == pytest.approx(within, abs=1e-10)
+    assert float(result.within_source.as_found[0, 1]) == pytest.approx(within, abs=1e-10)
 
 
 def test_the_ratio_is_taken_after_batches_and_groups():

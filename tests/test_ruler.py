@@ -12,7 +12,7 @@ from conftest import composed
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
-from thinkalike.instruments.ruler import Side
+from thinkalike.instruments.ruler import Side, twins_share
 from thinkalike.instruments.stitching.table import in_bits, readings
 from thinkalike.measures import LinearPrediction
 from thinkalike.measures.closed_forms import PENALTIES, SURE
@@ -96,6 +96,34 @@ def test_constant_states_share_nothing():
 def test_a_reading_lies_between_the_rungs_around_it(rungs, readings):
     values, rungs = torch.tensor([*readings]).double(), torch.tensor(rungs).double()[:, None].expand(-1, len(readings))
     assert reading_of(values, (2, 3, 4, 6), rungs).tolist() == pytest.approx([*readings.values()])
+
+
+def test_left_to_gain_is_what_half_of_the_documents_lack():
+    generator = torch.Generator().manual_seed(0)
+    x, noise = (torch.randn(400, 6, generator=generator, dtype=torch.float64) for _ in range(2))
+    y, fit, judged = noise + x @ noise[:6], slice(120), slice(120, None)
+    found, gained = LinearPrediction([(0, 0)]), []
+    found.fit([x[fit]], [y[fit]])
+    found.judge([x[judged]], [y[judged]])
+    half = torch.arange(120) % PARTS % 2 == 0
+    for back, (given, wanted) in enumerate(((x, y), (y, x))):
+        ridge, lost = Ridge(alpha=float(found.maps[0][back].penalty)), []
+        for kept in (half, half | True):
+            told = ridge.fit(given[fit][kept], wanted[fit][kept]).predict(given[judged])
+            lost.append(float((wanted[judged] - told).square().sum()))
+        gained.append((lost[0] - lost[1]) / float((wanted[judged] - wanted[fit].mean(0)).square().sum()))
+    assert float(found.left_to_gain().value) == pytest.approx(sum(gained) / 2)
+    assert min(gained) > 0
+
+
+def test_twins_share_their_mean_unless_they_differ():
+    """Documents make no difference, or one as large as that of the twins, or next to none beside it."""
+    documents = torch.linspace(-1, 1, 10).double() * torch.tensor([[0.0], [0.02], [0.02]])
+    first = torch.cat([torch.full((3, 1), 0.1).double(), 0.1 + documents], 1)
+    second = 0.2 - first + torch.tensor([[0.01], [0.01], [0.5]])
+    found = twins_share(first, second)
+    torch.testing.assert_close(found, torch.stack([second[0], (first + second)[1] / 2, second[2]]))
+    torch.testing.assert_close(twins_share(second, first), found)
 
 
 def test_a_value_below_all_rungs_has_an_upper_end_over_documents():

@@ -309,8 +309,8 @@ def test_a_trajectory_of_own_checkpoints_reads_each_once(cli, text, run_of_a_tra
     assert table.loc[table["step"] < 100, "to_last"].max() < 0.9, "control: these have nothing to do with each other"
     assert (table["to_last_low"] <= table["to_last"]).all()
     assert table.loc[table["step"] == 0, "to_previous"].isna().all()
-    angle = math.acos(table.loc[table["step"] == 10, "to_previous"].iloc[0])
-    assert table.loc[table["step"] == 10, "speed"].iloc[0] == pytest.approx(angle / math.log2(11))
+    angle = math.acos(table.loc[table["step"] == 10, "to_previous_uncorrected"].iloc[0])
+    assert table.loc[table["step"] == 10, "speed_uncorrected"].iloc[0] == pytest.approx(angle / math.log2(11))
     matrix = tables["likeness"].query("layer == 0").pivot(index="step", columns="other", values="value")
     assert np.allclose(matrix, matrix.T)
     assert matrix.loc[10, 100] == pytest.approx(table.query("layer == 0 and step == 10")["to_last"].iloc[0])

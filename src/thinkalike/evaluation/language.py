@@ -43,8 +43,9 @@ def halved(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
-    """Return a column of values, and the columns `_low` and `_high` of the ends of their intervals."""
-    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
+    """Return a column of values, the columns `_low` and `_high` of the ends of their intervals, and `_uncorrected`."""
+    parts = zip(("", "_low", "_high", "_uncorrected"), (*estimate, estimate.uncorrected), strict=True)
+    return {f"{column}{end}": values.tolist() for end, values in parts if values is not None}
 
 
 def with_ends(
@@ -96,8 +97,8 @@ def states_of_both(
     source: Any,
     target: FrozenModel,
     rows: Int[Tensor, "b width"],
-    layers: Sequence[int],
-    depths: Sequence[int],
+    layers: Sequence[Any],
+    depths: Sequence[Any],
     layout: Layout,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return states of the source (anything with `residuals`) and of the target, from one pass of each model."""

@@ -47,7 +47,7 @@ class CKAConfig(WithNull):
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", version=8, reads=OF_STATES):
+class LayerCKA(LayerPairs, kind="cka", version=9, reads=OF_STATES):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"

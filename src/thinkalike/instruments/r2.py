@@ -66,7 +66,10 @@ class LayerR2(LayerPairs, kind="r2", version=10, reads=("model", "target", "laye
         return replace(batches, pool=pool, total=readings * batches.total)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
+        columns = dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))
+        if (gain := estimates.left_to_gain).value.isfinite().all():
+            columns |= dict(zip(("left_to_gain", "left_to_gain_low", "left_to_gain_high"), gain, strict=True))
+        return columns
 
 
 def readings_of(source: tuple[int, int], target: tuple[int, int]) -> int:

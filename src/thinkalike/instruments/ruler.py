@@ -31,6 +31,7 @@ from thinkalike.measures.estimates import (
     RUNGS,
     Estimate,
     RowGroups,
+    jackknife,
     next_rung,
     numbered_by_part,
 )  # fmt: skip
@@ -215,7 +216,7 @@ def alike(ours: Iterable[Predictor], others: Iterable[Predictor]) -> Float[Tenso
     return torch.stack([torch.stack([a.of(b.states).shares, b.of(a.states).shares]) for a, b in both])
 
 
-class Ruler(Instrument, kind="ruler", version=5, reads=("model", "target", "layers", "data", "measure")):
+class Ruler(Instrument, kind="ruler", version=6, reads=("model", "target", "layers", "data", "measure")):
     """Says how alike two models are at pairs of layers, in bits of each of them."""
 
     of_models: ClassVar[str] = "pairs"
@@ -341,6 +342,17 @@ def _in_bits(row: Any, side: str) -> str:
     return f"{RUNGS[-1]} or more" if value >= RUNGS[-1] else span(value, low, high, ".1f")
 
 
+def twins_share(first: Float[Tensor, "l r"], second: Float[Tensor, "l r"]) -> Float[Tensor, "l r"]:
+    """Return what untrained twins share with two models: the larger, or the mean if that is larger by chance alone."""
+    most, mean = torch.where(first[:, :1] >= second[:, :1], first, second), (first + second) / 2
+    return torch.where(_is_beyond(apart(most - mean))[:, None], most, mean)
+
+
+def apart(difference: Float[Tensor, "l r"]) -> Estimate:
+    """Return differences of values of the same rows, whose intervals end above 0 in 5 % of those that are 0."""
+    return jackknife(difference[:, 0], difference[:, 1:].T, level=0.9)
+
+
 def _is_beyond(difference: Estimate) -> Bool[Tensor, " l"]:
     """Return whether a difference from an untrained twin is above 0: by its interval where there is one."""
     return torch.where(difference.low.isfinite(), difference.low, difference.value) > 0
@@ -359,7 +371,7 @@ def _next(value: Float[Tensor, "l r"], rungs: Mapping[str, Tensor], further: Seq
     """Return the rung to measure next, until each layer that shares more than an untrained twin is between two."""
     if UNTRAINED not in rungs:
         return UNTRAINED
-    beyond = _is_beyond(with_interval(value - rungs[UNTRAINED].mean(1)))
+    beyond = _is_beyond(apart(value - rungs[UNTRAINED].mean(1)))
     known = {int(name): each.mean(1)[beyond, 0].tolist() for name, each in rungs.items() if name.isdigit()}
     bits = next_rung(value[beyond, 0].tolist(), known)
     return str(bits) if bits else next((name for name in further if name not in rungs), None)
@@ -376,9 +388,7 @@ def table_of(
     }  # fmt: skip
     columns |= dict(zip(("value", "low", "high"), with_interval(both), strict=True))
     columns |= {"there": value[:, 0, 0], "back": value[:, 1, 0]}
-    twins = [own[UNTRAINED].mean(1) for own in rungs]
-    most = torch.where((twins[0][:, :1] >= twins[1][:, :1]), twins[0], twins[1])
-    beyond = with_interval(both - most)
+    beyond = apart(both - twins_share(*(own[UNTRAINED].mean(1) for own in rungs)))
     columns |= dict(zip(("beyond", "beyond_low", "beyond_high"), beyond, strict=True))
     for side, own in zip(("source", "target"), rungs, strict=True):
         columns[f"{side}_untrained"] = own[UNTRAINED].mean(1)[:, 0]

@@ -61,7 +61,7 @@ def chance_of(
 
     The sign of a distance is -1.
     """
-    ends = torch.stack([(each - null) / (best - null) for each in estimate])
+    ends = torch.stack([(each - null) / (best - null) for each in (estimate.as_found, estimate.low, estimate.high)])
     tested = sign * tested if documents >= FEWEST_GROUPS else torch.full_like(tested, torch.nan)
     value, others = tested[0], tested[1:]
     closest = others.flatten(1).amax(1)

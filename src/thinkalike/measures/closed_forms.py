@@ -19,9 +19,9 @@ from torch import Tensor
 
 from thinkalike.measures.estimates import stimulus_folds
 
-LayerPair = tuple[int, int]  # layer of the source, layer of the target
-ModelLayer = tuple[str, int]  # "source" or "target", and its layer
-LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
+LayerPair = tuple[Any, Any]  # layer of the source, layer of the target: numbers, or places in blocks
+ModelLayer = tuple[str, Any]  # "source" or "target", and its layer
+LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
 LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
@@ -196,6 +196,7 @@ class Regression(NamedTuple):
     weight: Float[Tensor, "d k"]
     read: Float[Tensor, "e k"] | None = None
     is_constant: bool = False  # whether x is the same in all rows to fit on, but for rounding
+    penalty: Float[Tensor, ""] | float = math.inf  # λ
 
     def judged(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> tuple[Tensor, Tensor]:
         """Return what the map misses of other rows, and what it had to predict."""
@@ -224,7 +225,7 @@ def regression(
     basis, *apart = bases or [Basis.of(each.xx) for each in ((whole,) if ridge else (whole, *parts))]
     penalty = penalty_of(parts, apart, basis.unit, read) if ridge is None else ridge * basis.unit
     weight = (basis.vectors / (basis.values + penalty)) @ (basis.vectors.T @ xy)
-    return Regression(*means, weight, read)
+    return Regression(*means, weight, read, penalty=penalty)
 
 
 def penalty_of(
@@ -262,11 +263,11 @@ class HalvedMoments:
     def __init__(self, pairs: Iterable[LayerPair], halves: int = 2):
         self.halves = [Moments(pairs) for pairs in [list(pairs)] * halves]
         self.pairs = self.halves[0].pairs
-        self._bases: dict[ModelLayer, list[Basis]] = {}
+        self.bases: dict[ModelLayer, list[Basis]] = {}
 
     def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
         """Add rows, see `Moments.update`; `halves` says which half each is of, by a number's remainder."""
-        self._bases = {}
+        self.bases = {}
         for number, half in enumerate(self.halves):
             rows = (halves % len(self.halves) == number).nonzero()[:, 0]
             half.update(*(_rows(side, rows) for side in (sources, targets)))
@@ -286,10 +287,10 @@ class HalvedMoments:
     ) -> Regression:
         """Return the regression of the target's states on the source's, or back; see `regression`."""
         parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
-        if layer not in self._bases:
+        if layer not in self.bases:
             every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
-            self._bases[layer] = [Basis.of(each.xx) for each in every]
-        return regression(parts, self._bases[layer], read, ridge)
+            self.bases[layer] = [Basis.of(each.xx) for each in every]
+        return regression(parts, self.bases[layer], read, ridge)
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""

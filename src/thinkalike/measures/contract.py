@@ -166,7 +166,7 @@ def _compare_each(
 def products(layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
     """Return the sums of the products of all entries of every two matrices, some rows at a time."""
     found: dict[Pair, Tensor] = {}
-    rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // layers[0].shape[1], 1)
+    rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // max(layers[0].shape[1], 1), 1)
     for part in zip(*(layer.split(rows) for layer in layers), strict=True):
         flat = [each.flatten(1) for each in blocks.by_model(part)]
         for a, b in blocks.pairs:

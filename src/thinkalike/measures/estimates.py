@@ -39,10 +39,11 @@ class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape, of which it iterates.
 
     `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is "+0.037 [+0.032, +0.043]".
+    `uncorrected` is the value with its bias, where one is known and taken off.
     """
 
-    def __init__(self, value: Tensor, low: Tensor, high: Tensor):
-        self.value, self.low, self.high = value, low, high
+    def __init__(self, value: Tensor, low: Tensor, high: Tensor, *, uncorrected: Tensor | None = None):
+        self.value, self.low, self.high, self.uncorrected = value, low, high, uncorrected
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
@@ -51,7 +52,13 @@ class Estimate:
         return iter((self.value, self.low, self.high))
 
     def __getitem__(self, index: Any) -> Estimate:
-        return Estimate(*(part[index] for part in self))
+        uncorrected = None if self.uncorrected is None else self.uncorrected[index]
+        return Estimate(*(part[index] for part in self), uncorrected=uncorrected)
+
+    @property
+    def as_found(self) -> Tensor:
+        """The value with whatever bias it has, as `jackknife` takes it."""
+        return self.value if self.uncorrected is None else self.uncorrected
 
     def __format__(self, spec: str) -> str:
         if not spec:
@@ -82,23 +89,26 @@ def jackknife(
 ) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
-    Fewer than two groups say nothing about the spread: the interval is (-∞, ∞).
+    Fewer than two groups say nothing about the spread or a bias: the interval is (-∞, ∞).
 
     Args:
         replicates: The same statistic without each of b groups of rows in turn (Tukey 1958).
         reference: What the replicates would average if rows did not depend on each other. The distance from their mean,
-            times b - 1, is the bias of the value by rows that do (Quenouille 1956). The interval is around the value
-            less this bias, and reaches the value itself.
-        is_drawn: Whether the reference is of rows drawn at random; the interval then also holds that around the value.
+            times b - 1, is the bias of the value by rows that do (Quenouille 1956). It is taken off the value, which
+            remains as `uncorrected`; the interval is around the rest, and reaches both.
+        is_drawn: Whether the reference is of rows drawn at random. The bias is then less certain than the value: it
+            stays in, and the interval also holds that around the value.
         t: Takes the place of Student's, as where the intervals hold for several values simultaneously.
     """
     b = len(replicates)
     if b < 2:
         return interval_around(value, math.inf)
     half = (student_t(level, b - 1) if t is None else t) * replicates.var(0, correction=0).mul(b - 1).sqrt()
-    middle = value if reference is None else value - (b - 1) * (replicates.mean(0) - reference)
-    reach = half if is_drawn else 0
-    return Estimate(value, torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half))
+    if reference is None:
+        return interval_around(value, half)
+    middle, reach = value - (b - 1) * (replicates.mean(0) - reference), half if is_drawn else 0
+    low, high = torch.minimum(value - reach, middle - half), torch.maximum(value + reach, middle + half)
+    return Estimate(value, low, high) if is_drawn else Estimate(middle, low, high, uncorrected=value)
 
 
 def without_parts(sums: Float[Tensor, " parts *s"], documents: Int[Tensor, " n"]) -> Float[Tensor, " r *s"]:

@@ -64,7 +64,7 @@ class LayerPairEstimate(Estimate):
         rows_used: float | None = None,
         chance: Chance | None = None,
     ):
-        super().__init__(*across)
+        super().__init__(*across, uncorrected=across.uncorrected)
         self.batches, self.documents, self.rows_used, self.chance = batches, documents, rows_used, chance
         self.within_source, self.within_target, self.effective = within_source, within_target, effective
 
@@ -353,6 +353,8 @@ class LayerMeans(Accumulator):
         values, depth = self.finished(found), self.source_layers
         reference = self._reference(values, found)
         parts = estimates.jackknife(values[0], values[1:], reference, is_drawn="dependence" in found)
+        if parts.uncorrected is not None and self.measure.higher_is_closer:  # no layers are closer than the best
+            parts.value = torch.minimum(parts.value, parts.uncorrected.clamp(min=self.measure.best))
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in found:

@@ -37,19 +37,20 @@ class CKAResult(LayerPairEstimate):
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair, (source, target), minus that of another, paired over documents."""
         (a, b), (c, d) = first, second
-        return self._interval(self.value[a, b] - self.value[c, d], self.without[:, a, b] - self.without[:, c, d])
+        value, without = (each[..., a, b] - each[..., c, d] for each in (self.as_found, self.without))
+        return self._interval(value, without)
 
     @property
     def clipped(self) -> int:
         """How many layer pairs of one number have a CKA outside [-1, 1], which only rounding can give."""
-        return int((self.value.diagonal().abs() > 1).sum())
+        return int((self.as_found.diagonal().abs() > 1).sum())
 
     def distance(self) -> Estimate:
         """Return the `arc_length` of the CKA of corresponding layers in radians; a ValueError if depths differ."""
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
-        layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.value, self.without))
+        layers, without = (each.diagonal(dim1=-2, dim2=-1) for each in (self.as_found, self.without))
         return self._interval(arc_length(layers), arc_length(without))
 
     def _interval(self, value: Float[Tensor, "*s"], without: Float[Tensor, " p *s"]) -> Estimate:

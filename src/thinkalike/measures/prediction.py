@@ -48,8 +48,9 @@ class LinearPrediction:
         self._moments: HalvedMoments | None = HalvedMoments(pairs, 1 if ridge else 2)  # None: maps are solved for
         self.pairs, self.ridge = self._moments.pairs, ridge
         self.maps: list[tuple[Regression, Regression]] = []  # of each pair, there and back
-        # by part of the documents, pair and direction: the squares of residuals and of states
-        self._sums = torch.zeros(PARTS, len(self.pairs), 2, 2, dtype=torch.float64)
+        self.halves: list[tuple[Regression, Regression]] = []  # the same, by half of the documents, where these fit
+        # by part of the documents, pair and direction: the squares of residuals, of states, and of residuals by half
+        self._sums = torch.zeros(PARTS, len(self.pairs), 2, 3, dtype=torch.float64)
         self.documents = torch.zeros(0, dtype=torch.long)  # the numbers of those that judged
 
     @takes_arrays
@@ -87,7 +88,7 @@ class LinearPrediction:
         rows: dict[tuple[int, int], Tensor] = {}
         number = len(self.documents) if number is None else number
         parts: list[Tensor] = []
-        for pair, ways in zip(self.pairs, self.maps, strict=True):
+        for place, (pair, ways) in enumerate(zip(self.pairs, self.maps, strict=True)):
             for key, states, way in zip(enumerate(pair), (sources, targets), ways, strict=True):
                 if key not in rows:  # zeros where the states to fit on did not vary but by rounding
                     states_apart = states[key[1]].double() - way.mean_x
@@ -97,9 +98,12 @@ class LinearPrediction:
                 raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
             owners = torch.arange(len(x)) + number * APART if documents is None else documents
             belongs = torch.nn.functional.one_hot(owners.to(x.device).long() % PARTS, PARTS).to(x).T
-            for given, wanted, way in ((x, y, ways[0]), (y, x, ways[1])):
-                residual = wanted - given @ way.weight
-                parts.append(belongs @ torch.stack([residual.square().sum(1), wanted.square().sum(1)], 1))
+            for back, (given, wanted, way) in enumerate(((x, y, ways[0]), (y, x, ways[1]))):
+                left = [wanted - given @ way.weight, wanted, torch.zeros_like(wanted)]
+                if self.halves:
+                    half = self.halves[place][back]
+                    left[2] = wanted + way.mean_y - half.mean_y - (given + way.mean_x - half.mean_x) @ half.weight
+                parts.append(belongs @ torch.stack([each.square().sum(1) for each in left], 1))
         sums = torch.stack(parts, 1).cpu().view_as(self._sums)
         if not sums.isfinite().all():
             raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
@@ -127,14 +131,20 @@ class LinearPrediction:
 
     def replicates(self) -> Float[Tensor, "r pairs 2"]:
         """Return R² from the source, and back, of all documents and then without each part of them."""
-        left, whole = torch.cat([self._sums.sum(0)[None], without_parts(self._sums, self.documents)]).unbind(-1)
+        left, whole, _ = torch.cat([self._sums.sum(0)[None], without_parts(self._sums, self.documents)]).unbind(-1)
         return 1 - left / whole
+
+    def left_to_gain(self) -> Estimate:
+        """Return what all documents to fit on gained over half of them in R², the mean of both ways; NaN if unknown."""
+        left, whole, half = torch.cat([self._sums.sum(0)[None], without_parts(self._sums, self.documents)]).unbind(-1)
+        gained = torch.where(half > 0, (half - left) / whole, torch.nan).mean(-1)
+        return jackknife(gained[0], gained[1:])
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that was seen, to go on from."""
         return {
             "moments": self._moments.state_dict() if self._moments else None,
-            "maps": [[tuple(way) for way in both] for both in self.maps],
+            **{name: [[tuple(way) for way in both] for both in getattr(self, name)] for name in ("maps", "halves")},
             "judged": (self._sums, self.documents),
         }
 
@@ -145,22 +155,32 @@ class LinearPrediction:
         else:
             self._moments = HalvedMoments(self.pairs, len(state["moments"]))
             self._moments.load_state_dict(state["moments"])
-        self.maps = [(Regression(*there), Regression(*back)) for there, back in state["maps"]]
+        for name in ("maps", "halves"):
+            setattr(self, name, [(Regression(*there), Regression(*back)) for there, back in state[name]])
         self._sums, self.documents = state["judged"]
 
     def _solved(self, moments: HalvedMoments, pair: LayerPair) -> tuple[Regression, Regression]:
         """Return the maps of a pair; products across its layers make room for them."""
         maps = moments.ridge(pair, ridge=self.ridge), moments.ridge(pair, back=True, ridge=self.ridge)
+        if not self.ridge and 2 * len(self.pairs) <= pairs_at_once(*maps[0].weight.shape):
+            self.halves.append((by_half(moments, pair, maps[0]), by_half(moments, pair, maps[1], back=True)))
         moments.forget(pair)
         return maps
 
 
-class PredictionEstimate(LayerPairEstimate):
-    """Held-out R² of each target layer from each source layer, (l, m); `back` is the reverse, (l, m) as well."""
+def by_half(moments: HalvedMoments, pair: LayerPair, whole: Regression, back: bool = False) -> Regression:
+    """Return the regression by half of the documents, with the λ of that by all."""
+    own, layer = moments.parts(pair, back)[0], ("target", pair[1]) if back else ("source", pair[0])
+    values, vectors = moments.bases[layer][1]
+    return Regression(own.mean_x, own.mean_y, (vectors / (values + whole.penalty)) @ (vectors.T @ own.xy))
 
-    def __init__(self, *, back: Estimate, **estimates: Any):
+
+class PredictionEstimate(LayerPairEstimate):
+    """Held-out R² of each target layer from each source layer, (l, m), its reverse `back`, and `left_to_gain`."""
+
+    def __init__(self, *, back: Estimate, left_to_gain: Estimate, **estimates: Any):
         super().__init__(**estimates)
-        self.back = back
+        self.back, self.left_to_gain = back, left_to_gain
 
 
 class LayerPredictions(Accumulator):
@@ -231,7 +251,7 @@ class LayerPredictions(Accumulator):
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
         if reading == len(self.predictions):
             for each in self.predictions:
-                each.maps = []  # no further batch is to judge them
+                each.maps, each.halves = [], []  # no further batch is to judge them
             most = pairs_at_once(source, target)
             pairs = [*product(range(self.source_layers), range(self.target_layers))][reading * most :][:most]
             self.predictions.append(LinearPrediction(pairs, ridge=self.ridge))
@@ -248,15 +268,16 @@ class LayerPredictions(Accumulator):
             again = f"give all batches again, with numbers from {len(self.predictions) * READING} on"
             raise ValueError(f"{self.judged} of {shape[0] * shape[1]} layer pairs have an R²: {again}")
         found = self.gathered()
-        ways = zip(*(each.compute() for each in self.predictions), strict=True)
+        ways = zip(*((*each.compute(), each.left_to_gain()) for each in self.predictions), strict=True)
         parts = ([torch.cat(part).view(shape) for part in zip(*way, strict=True)] for way in ways)
-        across, back = (Estimate(*part) for part in parts)
+        across, back, left_to_gain = (Estimate(*part) for part in parts)
         kept, rows = found["used"].sum(0).tolist()
         return PredictionEstimate(
             across=across,
             batches=len(found["used"]) // len(self.predictions),
             documents=len(found["documents"].unique()),
             back=back,
+            left_to_gain=left_to_gain,
             rows_used=kept / rows if self.given == "token" else None,
         )
 

@@ -269,7 +269,8 @@ def outcome(steps: Sequence[int], kept: Kept, reading: Reading) -> Outcome:
     for layer, result in enumerate(_alike(kept, reading)):
         layers.append(_by_step(steps, layer, result))
         cells = pd.DataFrame(itertools.product(steps, steps), columns=["step", "other"])
-        likeness.append(cells.assign(layer=layer, value=result.value.flatten().numpy()))
+        value, uncorrected = (each.flatten().numpy() for each in (result.value, result.as_found))
+        likeness.append(cells.assign(layer=layer, value=value, uncorrected=uncorrected))
     curves = []
     for layer, (n, task) in itertools.product(range(len(layers)), enumerate(reading.tasks)):
         right, null = (torch.stack([each[part][n][layer] for each in kept]) for part in ("right", "null"))
@@ -338,7 +339,7 @@ def _alike(kept: Kept, reading: Reading) -> list[CKAResult]:
 
 def _by_step(steps: Sequence[int], layer: int, result: CKAResult) -> pd.DataFrame:
     """Return likeness to the last checkpoint and to the one before, and the angle between these per doubling."""
-    value, without = result.value, result.without
+    value, without = result.as_found, result.without
     place = torch.log2(1 + torch.tensor(steps, dtype=torch.float64))
     last = band(value[:, -1], without[:, :, -1], value[:, -1])
     before = band(*(each.diagonal(1, -2, -1) for each in (value, without, value)))

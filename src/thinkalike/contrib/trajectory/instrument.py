@@ -55,7 +55,7 @@ class TrajectoryConfig(MeasureConfig):
     permutations: int = ranged(99, least=19, most=10**5)  # of labels, of the null of accuracies
 
 
-class Trajectory(Instrument, kind="trajectory", version=3, reads=("model", "data", "measure", "stimuli", "seed")):
+class Trajectory(Instrument, kind="trajectory", version=4, reads=("model", "data", "measure", "stimuli", "seed")):
     """Compares the checkpoints of a run with each other, and finds when each feature is there."""
 
     of_models: ClassVar[str] = "each"

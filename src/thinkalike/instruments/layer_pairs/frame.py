@@ -356,11 +356,12 @@ class LayerPairs(Instrument):
         blocks = [(rows, columns, estimates, further)]
         if job.source is not job.target:
             blocks += [(rows, rows, estimates.within_source, {}), (columns, columns, estimates.within_target, {})]
-        parts = [
-            matrix_rows(first, second, value=each.value, low=each.low, high=each.high, **more)
-            for first, second, each, more in blocks
-            if each is not None
-        ]
+        parts = []
+        for first, second, each, more in blocks:
+            if each is not None:
+                known = {} if each.uncorrected is None else {"uncorrected": each.uncorrected}
+                numbers = {"value": each.value, "low": each.low, "high": each.high, **known, **more}
+                parts.append(matrix_rows(first, second, **numbers))
         table = pd.concat(parts, ignore_index=True)
         if self.same_layers:
             table = table[table["source_layer"] == table["target_layer"]].reset_index(drop=True)

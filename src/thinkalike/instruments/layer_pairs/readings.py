@@ -124,10 +124,8 @@ def _alike(
 
 def show_read(result: Result, label: str) -> None:
     """Print the readings of a measure, and in words that of the middle layer pair."""
-    table, (rows, documents) = (
-        result.tables["readings"],
-        (result.scalars[f"{name}_read"] for name in ("rows", "documents")),
-    )
+    table = result.tables["readings"]
+    rows, documents = (result.scalars[f"{name}_read"] for name in ("rows", "documents"))
     show_readings(table, f"{label} on {rows:,.0f} rows of {documents:.0f} documents, as bits of a copy", label)
     row = table.iloc[len(table) // 2]
     at, twin = f"{row['source_layer']} → {row['target_layer']}", max(row["source_untrained"], row["target_untrained"])
