@@ -67,10 +67,10 @@ def run(made: Any) -> Any:
 
 
 def given(cell: Any) -> dict[str, str]:
-    """Return what a cell that ran gives as its value: a picture in base64, or text; not what it prints on the way."""
-    values = [each.data for each in cell.outputs if each.output_type == "execute_result"]
-    kinds = [kind for value in values for kind in ("image/png", "text/plain") if kind in value]
-    return {kinds[0]: values[0][kinds[0]]} if kinds else {}
+    """Return what a cell that ran shows: its picture in base64, or the text of its value; not what it prints."""
+    values = [each.data for each in cell.outputs if each.output_type in ("execute_result", "display_data")]
+    found = [{kind: value[kind]} for kind in ("image/png", "text/plain") for value in values if kind in value]
+    return found[0] if found else {}
 
 
 def page_with(name: str, values: Sequence[dict[str, str]]) -> str:

@@ -142,6 +142,8 @@ def test_a_tutorial_runs_and_gives_what_its_page_shows(name, monkeypatch, tmp_pa
     page = (made.FOLDER / f"{name}.md").read_text()
     shown = [found[0].rpartition("```text\n")[2] if "```text" in found[0] else "" for found in made.CELL.finditer(page)]
     assert len(shown) == len(values)
+    for found, value in zip(made.CELL.finditer(page), values, strict=True):
+        assert "image/png" in value or not found[2]
     for text, value in zip(shown, values, strict=True):
         if text and "image/png" not in value:
             same(text.removesuffix("\n").removesuffix("```"), value["text/plain"])
@@ -167,11 +169,14 @@ def test_what_differs_is_seen():
 @pytest.mark.slow
 def test_a_stitch_trains_with_lightning_alone(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (code,) = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
+    code, further = pages.blocks((DOCS / "how-to" / "lightning.md").read_text(), "python")
     names = {}
     exec(code.replace("steps=40", "steps=3").replace("config.stitch.tokens_per_step", "512"), names)
     assert names["module"].curve.isfinite().all()
     assert not torch.equal(names["phi"].map.weight, torch.zeros_like(names["phi"].map.weight)), "it has moved"
+    exec(further, names)
+    assert names["trainer"].callback_metrics["cka"] > 0.9
+    assert (names["student"].mlem.weights != 1).all(), "its weights have learned"
     assert doctest.testmod(optimizers).attempted > 5
     assert doctest.testmod(optimizers).failed == 0
 

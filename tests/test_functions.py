@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 
 import thinkalike
 import tiny
@@ -38,6 +39,8 @@ SETTINGS = {  # small sizes, by their names on a command line, of which a keywor
                "data.report_share": 0.5},
     "cka": {f"measure.{name}": value for name, value in FEW.items()},
     "mutual_knn": {f"measure.{name}": value for name, value in FEW.items()} | {"measure.neighbours": 5},
+    "r2": {f"measure.{name}": value for name, value in (FEW | {"fit_batches": 2}).items()},
+    "distance": {f"measure.{name}": value for name, value in FEW.items()},
     "mlem": {f"measure.{name}": value for name, value in PROFILES.items()},
     "rsa": {},
     "diff": {"measure.tokens": 256, "measure.tokens_per_part": 64},
@@ -69,7 +72,7 @@ def run(tmp_path):
 def called(kind, store, models):
     """The result of a function, of small sizes."""
     keywords = {name.rpartition(".")[2]: value for name, value in SETTINGS[kind].items()}
-    keywords |= {"measure": kind} if kind in ("cka", "mutual_knn") else {}
+    keywords |= {} if kind in JOBS else {"measure": kind}
     keywords |= {"stimuli": FRAME} if kind in ("mlem", "rsa") else {"texts": TEXTS}
     given = {"mlem": models[:1], "rsa": [models]}.get(kind, models)
     return getattr(thinkalike, "compare" if "measure" in keywords else kind)(*given, store=store, **keywords)
@@ -229,6 +232,23 @@ def test_arrays_take_the_place_of_models():
     found = thinkalike.mlem(states["low"], stimuli=FRAME, **PROFILES).table
     assert set(found["feature"]) == {"many", "kind"}
     assert thinkalike.rsa([states["low"]]).shape == (1, 1)
+    x, y = {"model.layers.0": states["low"]}, {"model.layers.1": states["high"]}
+    value = thinkalike.compare(x, y).table["value"].iloc[0]
+    assert value == pytest.approx(float(thinkalike.cka(*x.values(), *y.values())), abs=1e-6)
+
+
+def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():
+    model, rows = transformers.AutoModelForCausalLM.from_pretrained(ASSETS / "gpt2-mini", dtype=torch.float32), []
+    tokenizer, table = load_model("gpt2-mini").tokenizer, FRAME.drop(columns="word")
+    model.transformer.h[3].mlp.register_forward_hook(
+        lambda _, __, out: rows.append(out[0, -2].detach())
+    )  # before [SEP]
+    for text in table["text"]:
+        model(**tokenizer(text, return_tensors="pt"))
+    save_file({"model.layers.3": torch.stack(rows)}, "own.safetensors", metadata={"ids": "order"})
+    likeness = thinkalike.compare("own.safetensors", "gpt2-mini", stimuli=table, site="mlp_out").arrays["value"][0]
+    assert likeness[3] == pytest.approx(1.0, abs=1e-5)
+    assert np.delete(likeness, 3).max() < 0.999
 
 
 @pytest.mark.parametrize(
@@ -238,7 +258,10 @@ def test_arrays_take_the_place_of_models():
         (lambda: thinkalike.stitch(PAIR[0], rank=3), "^rank= has no effect on stitching"),
         (lambda: thinkalike.stitch("states.npz"), "^stitch runs models, and states that are given cannot"),
         (lambda: thinkalike.compare(PAIR[0], neighbours=3), "^neighbours is no setting of cka"),
-        (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= is not read by cka"),
+        (lambda: thinkalike.compare(PAIR[0], stimuli=FRAME), "^stimuli= has no effect on cka"),
+        (lambda: thinkalike.compare(np.eye(9), "gpt2-mini"), "^stimuli is missing: a table that has a row for each"),
+        (lambda: thinkalike.mlem(np.eye(9)), "^stimuli is missing"),
+        (lambda: thinkalike.compare(np.eye(9), measure="r2"), "^r2 runs models, and states that are given cannot"),
         (lambda: thinkalike.compare(PAIR[0], texts={"train": TEXTS}), "^texts has the parts train: give one"),
         (lambda: thinkalike.compare(PAIR[0], measure=likeness, store="x"), "^measure is a function in memory"),
         (lambda: thinkalike.rsa(["gpt2-mini"]), "^rsa of models needs stimuli"),

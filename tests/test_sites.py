@@ -103,16 +103,33 @@ def test_sites_are_what_hooks_of_transformers_see(name, tmp_path):
 
 
 def test_sites_and_heads_are_those_of_a_bridge():
-    bridge, tokens = bridged(), torch.randint(1000, (2, 16))
-    model = load_model(bridge, site=["z", "attn_out", "resid_mid", "mlp_post", "mlp_out"], head="all")
-    _, cache = bridge.run_with_cache(tokens)
-    places = model.sites.at([0, 5])
+    sites = ["z", "attn_out", "resid_mid", "mlp_post", "mlp_out"]
+    places = beside_a_bridge(bridged(), torch.randint(1000, (2, 16)), sites)
     assert [str(place) for place in places[:5]] == ["0.z.0", "0.z.1", "0.z.2", "0.z.3", "0.attn_out"]
-    for place, state in zip(places, model.residuals(tokens, places), strict=True):
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "phi", "gpt_neox", "gptj", "bloom", "gemma3_text", "mpt"])
+def test_heads_are_those_of_a_bridge(name, tmp_path):
+    """Of grouped queries, with and without biases, and of blocks side by side: 4 heads in each of them."""
+    make_models.write(KNOWN[name], tmp_path)
+    places = beside_a_bridge(bridged(tmp_path), torch.randint(5, 300, (2, 16)), ["z"])
+    assert {place.head for place in places} == {0, 1, 2, 3}
+
+
+def beside_a_bridge(bridge, tokens, sites):
+    """The places of sites, all heads among them, whose states from one pass are those of TransformerLens's hooks."""
+    model, passes = load_model(bridge, site=sites, head="all"), []
+    _, cache = bridge.run_with_cache(tokens)
+    places = model.sites.at(range(model.n_layers))
+    with model.blocks[0].register_forward_hook(lambda *_: passes.append(1)):
+        states = model.residuals(tokens, places)
+    assert len(passes) == 1
+    for place, state in zip(places, states, strict=True):
         hook = {"z": "attn.hook_z", "mlp_post": "mlp.hook_post"}.get(place.site, f"hook_{place.site}")
         theirs = cache[f"blocks.{place.layer}.{hook}"]
-        theirs = theirs if place.head is None else theirs[:, :, place.head]
+        theirs = theirs if place.head is None else theirs.flatten(2).chunk(4, -1)[place.head]
         torch.testing.assert_close(state, theirs, atol=2e-5, rtol=1e-5)
+    return places
 
 
 def found(model):
@@ -164,10 +181,11 @@ def test_the_table_of_components_names_the_place_of_a_change(kind, place, tmp_pa
     assert table["value"].idxmax() == differ.index[0]
     expected = {"attention": 1.0, "head": 0.5}.get(kind)
     assert expected is None or differ["value"].iloc[0] == pytest.approx(expected, abs=1e-5)
-    assert f"{place} of layer 3" in result._repr_html_()
+    assert f"begin to differ at {place} of layer 3" in result._repr_html_()
     axes = result.plot()
     assert [each.get_text() for each in axes.get_yticklabels()] == list("012345")
     alike = thinkalike.compare("gpt2-mini", changed(kind, 3), site="z", head="all", **FEW, texts=TEXTS)
+    assert "may not see that a component grew; measure=distance does" in " ".join(alike._repr_html_().split())
     cells = alike.tables["components"].set_index(["layer", "component"])["value"]
     assert (cells.loc[:3] > 0.9999).all(), "CKA does not see a scale, and earlier heads are the same"
     assert (cells.loc[4:] < 0.9999).any()

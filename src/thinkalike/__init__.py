@@ -2,13 +2,15 @@
 
     stitch(a, b)                   can b use what a computes?
     compare(a, b, measure="cka")   how alike are their layers? CKA, mutual_knn, r2, ruler, ... or your function
+        measure="distance", site=["attn_out", "mlp_out"]   at which component does a changed copy begin to differ?
     mlem(a, stimuli=frame)         which features of words explain the distances in each layer?
     rsa([a, b], stimuli=frame)     how alike are their distances of words?
     diff(base, tuned)              what did a change do?
     trajectory("./run")            how do representations form over checkpoints?
 
-Models are names, folders, or in memory, as `load_model` and TransformerLens have them. Each gives a `Result`: `.table`,
-`.arrays`, `.plot()`, `.save(folder)`. Importing this does nothing and is quick; a name is loaded when it is first used.
+Models are names, folders, or in memory, as `load_model` and TransformerLens have them; arrays or files of states take
+their place where nothing runs. `texts=` takes a list, `stimuli=` a DataFrame with `text`, `word` and features. Each
+gives a `Result`: `.table`, `.arrays`, `.plot()`, `.save(folder)`. A name is loaded when it is first used.
 """
 
 from importlib import import_module

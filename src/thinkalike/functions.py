@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 
 from thinkalike import measures, plugins
-from thinkalike.config import ModelConfig, compose_job, measure_schema, options, part_named
+from thinkalike.config import ModelConfig, compose_job, measure_module, measure_schema, options, part_named
 from thinkalike.config.parts import SMALL, AnalyzeConfig, DataConfig, StimuliConfig
 from thinkalike.config.schema import default_of, is_open
 from thinkalike.data.recordings import IDS, IN_ORDER
@@ -118,7 +118,7 @@ def compare(
 
 
 def mlem(
-    model: Model | Arrays, target: Model | Arrays | None = None, *, stimuli: Table | None = None,
+    model: Model | Arrays | list[Any], target: Model | Arrays | None = None, *, stimuli: Table | None = None,
     features: Sequence[str] | None = None, kinds: Mapping[str, Any] | None = None,
     columns: Mapping[str, str | None] | None = None, token: str = "last", sample: int | None = None,
     layers: Layers | None = None, site: str | Sequence[str] = "resid_post", head: int | str | None = None,
@@ -131,11 +131,14 @@ def mlem(
 ) -> Result:  # fmt: skip
     """Which features of words explain their distances in each layer? The table has the importance of each feature.
 
+    A list of three recordings or more is one of subjects.
+
     >>> result = mlem("gpt2-mini", sample=60, features=["Number"], folds=2, references=0)
     >>> sorted(set(result.table["feature"]))
     ['Number']
     """
-    return _result("mlem", mlem, locals(), [model, model if target is None else target])
+    sides = model if isinstance(model, list) else [model, model if target is None else target]
+    return _result("mlem", mlem, locals(), sides)
 
 
 @overload
@@ -254,8 +257,10 @@ def _done(
     """Do the job of a kind with these settings of a command line, of models, arrays, text and stimuli in memory."""
     models = [each for each in sides if _is_model(each)]
     arrays = {id(each): each for each in sides if not _is_model(each)}
-    if arrays and kind in ("stitch", "diff", "trajectory"):
+    if arrays and (kind == "stitch" or not plugins.instrument(measure_module(kind)).takes_activations):
         raise ConfigError(f"{kind} runs models, and states that are given cannot run")
+    if arrays and stimuli is None:
+        stimuli = _numbered(kind, [*models, *arrays.values()])
     if len(models) > 2:
         raise ConfigError(f"{kind} compares two models at most, and not {len(models)}: call it for each pair")
     parts: dict[str, dict[str, Any]] = {"stitch": {}, "measure": {}, "data": {}, "stimuli": {}, "model": {}}
@@ -354,6 +359,14 @@ def _is_model(side: Any) -> bool:
         return Path(side).suffix not in RECORDED
     is_pair = isinstance(side, tuple) and len(side) == 2 and isinstance(side[0], nn.Module)
     return is_pair or isinstance(side, ModelConfig | FrozenModel | nn.Module)
+
+
+def _numbered(kind: str, sides: Sequence[Any]) -> pd.DataFrame:
+    """Return stimuli that stand for the rows of arrays, of which nothing is known but their order."""
+    if kind == "mlem" or any(_is_model(each) or isinstance(each, str | os.PathLike) for each in sides):
+        raise ConfigError("stimuli is missing: a table that has a row for each row of the states")
+    first = next(iter(sides[0].values())) if isinstance(sides[0], Mapping) else sides[0]
+    return pd.DataFrame({"text": list(map(str, range(len(first)))), "row": np.arange(len(first)) / len(first)})
 
 
 def _recorded(arrays: Any, folder: Path, number: int) -> str:

@@ -300,8 +300,9 @@ def test_a_job_carries_probes_both_ways_beside_controls(cli, words):
 
 
 @pytest.mark.slow
-def test_a_model_carried_into_itself_keeps_all(cli, words):
-    alone = [word for word in words if "target" not in word]
+@pytest.mark.parametrize("place", [[], ["model.site=attn_out"], ["model.site=z", "model.head=1"]])
+def test_a_model_carried_into_itself_keeps_all(place, cli, words):
+    alone = [*(word for word in words if "target" not in word), *place]
     table = cli("analyze.py", "measure=probes", *alone, *PROBES, "measure.untrained=false").result.table
     accuracy = table.pivot_table("accuracy", ["feature", "split"], "condition")
     assert (accuracy["source to target"] == accuracy["native in target"]).all()
@@ -347,6 +348,7 @@ def test_few_words_skip_a_split_and_few_sentences_are_an_error(tmp_path, caplog)
     [
         (["stimuli.sentences=1", "stimuli.features=[Question]"], "Question has fewer than two levels"),
         (["layers=[[0,9]]"], "[0,9]"),
+        (["model.site=[attn_out,mlp_out]"], "one place in each block"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_before_loading(more, message):

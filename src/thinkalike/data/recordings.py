@@ -105,7 +105,8 @@ def _safetensors(path: Path) -> _Contents:
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dictionary)
         written = file.metadata() or {}
     said = {name: arrays.pop(name).numpy() for name in (IDS, RUNS) if name in arrays}
-    said |= {name: np.array(json.loads(written[name])) for name in (IDS, RUNS) if name in written}
+    texts = {name: written[name] for name in (IDS, RUNS) if name in written}
+    said |= {name: np.array(text if text == IN_ORDER else json.loads(text)) for name, text in texts.items()}
     return arrays, said.get(IDS), said.get(RUNS)
 
 

@@ -97,8 +97,8 @@ def states_of_both(
     source: Any,
     target: FrozenModel,
     rows: Int[Tensor, "b width"],
-    layers: Sequence[int],
-    depths: Sequence[int],
+    layers: Sequence[Any],
+    depths: Sequence[Any],
     layout: Layout,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return states of the source (anything with `residuals`) and of the target, from one pass of each model."""

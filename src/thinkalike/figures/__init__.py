@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 _NAMES = {
-    "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
+    "style": ("COLOURS", "canvas", "close", "heatmap", "line", "save", "shown"),
     "layers": ("changes", "components", "layer_heatmaps", "layer_pairs", "profiles", "ruler", "similarity"),
     "stitching": ("penalties", "penalty_map"),
 }

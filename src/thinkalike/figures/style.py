@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +37,16 @@ def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **optio
     A figure that is saved needs no screen, and leaves a notebook's own way to show figures as it is.
     """
     size: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
+    figure = _place.figure if _place is not None else Figure(**size) if _shown is None else _opened(**size)
     with matplotlib.rc_context(STYLE):
-        if _shown is None:
-            figure = Figure(**size)
-        elif _place is not None:
-            yield _place.figure, _within(rows, columns, **options)
-            return
-        else:
-            import matplotlib.pyplot as plt
+        yield figure, figure.subplots(rows, columns, **options) if _place is None else _within(rows, columns, **options)
 
-            figure = plt.figure(**size)
-        yield figure, figure.subplots(rows, columns, **options)
+
+def _opened(**size: Any) -> Any:
+    """Return a new figure that a notebook shows; in no `rc_context`, whose end would undo how it shows figures."""
+    from matplotlib import pyplot
+
+    return pyplot.figure(**size)
 
 
 def _within(rows: int, columns: int, **options: Any) -> Any:
@@ -72,6 +71,14 @@ def shown(ax: Any = None) -> Iterator[dict[str, tuple[Any, Any]]]:
         yield _shown
     finally:
         _shown, _place = before
+
+
+def close(figures: Iterable[Any]) -> None:
+    """Close figures that were opened for a screen, which a notebook would show beside the one that is asked for."""
+    from matplotlib import pyplot
+
+    for figure in figures:
+        pyplot.close(figure)
 
 
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:

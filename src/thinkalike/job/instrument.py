@@ -54,6 +54,7 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 # what `budget=` leaves of a job, from all of it to little: layers of each model, and one part of so many of the text
 LADDER = ((10**9, 1), (12, 1), (8, 1), (5, 1), (5, 2), (5, 4), (5, 8), (5, 16), (5, 32), (5, 64), (5, 128), (2, 128))
 OF_SITES = {"model.site", "target.site", "model.head", "target.head"}
+ONE_SITE = "{}=: {} reads the stream after each block, resid_post, alone; measure=cka or mlem read other sites"
 OF_STITCHES = frozenset({"trainer.compile", "trainer.memory", "trainer.recompute"})  # and of autoencoders
 
 
@@ -298,6 +299,8 @@ class Instrument(ABC):
         chosen = name or next(iter(drawn))
         if chosen not in drawn:
             raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
+        kept = (drawn[chosen][0], getattr(ax, "figure", None))
+        figures.close(figure for figure, _ in drawn.values() if figure not in kept)
         return drawn[chosen]  # type: ignore[no-any-return]
 
     def said(self, result: Result) -> str:
@@ -374,8 +377,8 @@ def check_read(overrides: Sequence[str], config: TrainConfig | AnalyzeConfig) ->
         names, part = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs)), key.partition(".")[0]
         parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
         if key in OF_SITES and not any(kind.takes_sites for kind, _ in jobs):
-            raise ConfigError(f"{key}=: {names} reads the stream after each block, resid_post, alone; leave it out")
-        if part in parts and part != key:
+            raise ConfigError(ONE_SITE.format(key, names))
+        if part in parts:
             raise ConfigError(f"{key}= has no effect on {names} beside the other settings; leave it out")
         key = key if key != "target" else "model@target"
         raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")

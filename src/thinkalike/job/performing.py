@@ -27,7 +27,7 @@ from thinkalike.config.compose import command_line
 from thinkalike.config.parts import AFTER, chosen_scale
 from thinkalike.digests import versions_of
 from thinkalike.errors import ConfigError, ModelError, ResourceError, ThinkalikeError, chain, one_line
-from thinkalike.job.instrument import Instrument, Outcome, Work, asked_for, phase_of_all
+from thinkalike.job.instrument import ONE_SITE, Instrument, Outcome, Work, asked_for, phase_of_all
 from thinkalike.plugins import digest, instrument_of, named_in
 from thinkalike.processes import Interrupted, ProcessGroup, counted, doing, rank, together
 from thinkalike.screen import aside
@@ -169,7 +169,7 @@ class Planned:
 
         reads, models = self.instrument.reads, self.instrument.models_of(self.read).values()
         if not self.instrument.takes_sites and any(each.site != AFTER for each in models):
-            raise ConfigError(f"model.site=: {self.instrument.kind} reads the stream after each block; leave it out")
+            raise ConfigError(ONE_SITE.format("model.site", self.instrument.kind))
         check_models({side: getattr(self.read, side) for side in ("model", "target") if side in reads})
         if "data" not in reads:
             return ""

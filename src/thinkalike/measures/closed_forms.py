@@ -19,9 +19,9 @@ from torch import Tensor
 
 from thinkalike.measures.estimates import stimulus_folds
 
-LayerPair = tuple[int, int]  # layer of the source, layer of the target
-ModelLayer = tuple[str, int]  # "source" or "target", and its layer
-LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
+LayerPair = tuple[Any, Any]  # layer of the source, layer of the target: numbers, or places in blocks
+ModelLayer = tuple[str, Any]  # "source" or "target", and its layer
+LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
 LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it

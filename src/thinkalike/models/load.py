@@ -273,9 +273,11 @@ def _device_of(module: Any, device: torch.device) -> torch.device:
 
 
 def variant(model: FrozenModel, module: torch.nn.Module, name: str, is_proved: bool = False) -> FrozenModel:
-    """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
+    """Return a module of a model's architecture as a FrozenModel with the same tokenizer, context and sites."""
     facts = {key: getattr(model, key) for key in ("context", "bos_each_row", "device", "classes")}
-    return FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
+    found = FrozenModel(module, model.family, model.tokenizer, name=name, is_proved=is_proved, **facts)
+    found.sites = model.sites and type(model.sites)(found, model.sites.chosen, model.sites.head)
+    return found
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:

@@ -26,8 +26,6 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, span
 from thinkalike.store import Headline, Result
 
-ROUNDING = 1e-5  # relative distance of states that only rounding tells apart
-
 
 class ShiftEstimate(LayerPairEstimate):
     """The mean of ‖x - y‖ / ‖x‖ over tokens, on the diagonal of (l, l); layers that differ are NaN."""
@@ -105,7 +103,7 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
             )
         own = super().sites(config, models)
         if own[0] != own[1]:
-            raise ConfigError(f"measure=distance compares each layer with itself: layers={config.layers} has others")
+            raise ConfigError("measure=distance compares each place with itself: layers= or sites differ")
         return own
 
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
@@ -128,9 +126,6 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         table = result.table
         if "components" in result.tables:
             super().show(result)
-            differ = result.tables["components"].query("value > @ROUNDING")
-            if len(differ):
-                show_text(f"They begin to differ at {differ['component'].iloc[0]} of layer {differ['layer'].iloc[0]}.")
             return
         source, target = table["source"].iloc[0], table["target"].iloc[0]
         rows = table.iloc[few(len(table))]
@@ -142,7 +137,7 @@ class Distance(LayerPairs, kind="distance", version=3, reads=("model", "target",
         ]
         title = f"‖state of {target} - state of {source}‖ / ‖state of {source}‖, mean over tokens, 95 % intervals"
         show_table(Table(title, columns))
-        differ = table[table["value"] > ROUNDING]
+        differ = table[table["value"] > words.ROUNDING]
         if differ.empty:
             show_text("The states are the same up to rounding at all of these layers.")
             return

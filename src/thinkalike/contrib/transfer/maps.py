@@ -25,6 +25,7 @@ from thinkalike.models.families import check_layer_pairs, pairs_of_layers
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.states.tokens import sites
 
 
 @dataclass
@@ -86,16 +87,17 @@ def fitted_maps(
     The unexplained variance is of at most as many rows of the report as the maps are fitted on.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
+    at = [(sites(source, layers=[layer])[0], sites(target, layers=[depth])[0]) for layer, depth in pairs]
     fit, held_out = (
-        state_moments(source, target, pairs, rows, rows_of_moments(source, target, pairs, rows, most, budget))
+        state_moments(source, target, at, rows, rows_of_moments(source, target, at, rows, most, budget))
         for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
     )
     found = {}
-    for pair in pairs:
-        seen = fit.of(pair)
+    for pair, places in zip(pairs, at, strict=True):
+        seen = fit.of(places)
         maps = both_directions(seen, ridge)
         try:
-            left = maps.unexplained(held_out.of(pair))
+            left = maps.unexplained(held_out.of(places))
         except ValueError as error:
             sides = f"layer {pair[0]} of {source.name} and layer {pair[1]} of {target.name}"
             raise ModelError(f"{sides}: {error}") from None

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -29,7 +29,7 @@ from thinkalike.contrib.transfer.maps import OfMaps, PairMap, TransferConfig, na
 from thinkalike.contrib.transfer.measures import STEPS, Accuracy, CrossFitted
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.data.tables import read_stimuli
-from thinkalike.errors import DataError, one_of
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.evaluation.language import ends_of
 from thinkalike.instruments.of_stimuli import sentence_passes, stimuli_facts
 from thinkalike.instruments.stitching.fitting import shared_text
@@ -38,6 +38,7 @@ from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import interval_around, seeded
 from thinkalike.models.load import fresh
 from thinkalike.models.shapes import Passes, Shapes
+from thinkalike.models.sites import ONCE
 from thinkalike.processes import counted
 from thinkalike.screen import Column, Table, few, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
@@ -237,8 +238,13 @@ class CarriedProbes(
 ):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text."""
 
+    takes_sites: ClassVar[bool] = True
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         stimuli = read_stimuli(config.stimuli)
+        for model in (config.model, config.target):
+            if not isinstance(model.site, str) or model.site in ONCE or model.head == "all":
+                raise ConfigError("probes are of one place in each block: give one model.site, and one model.head of z")
         _tasks(config, stimuli)  # so that errors come before anything is loaded
         return {"stimuli": stimuli, **super().inputs(config)}
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 
+from thinkalike.config.parts import Site
 from thinkalike.screen import number_of_documents, show_map, show_text, span
 from thinkalike.store import Headline, Result
+
+ROUNDING = 1e-5  # of likeness or distance, up to which states are the same
+PLACE = rf"-?\d+\.(?:{'|'.join(get_args(Site))})(?:\.\d+)?$"  # LAYER.SITE or LAYER.z.HEAD
 
 
 def _compared(across: pd.DataFrame) -> pd.DataFrame:
@@ -111,7 +115,7 @@ def components_of(across: pd.DataFrame, is_distance: bool) -> dict[str, pd.DataF
     beside the closest one of the same site, in whatever layer and head; there is no table where no site is the same.
     """
     names = [across[f"{side}_layer"] for side in ("source", "target")]
-    if across.empty or not all(str(each.iloc[0]).count(".") for each in names):
+    if across.empty or not all(each.astype(str).str.match(PLACE).all() for each in names):
         return {}
     parts = [each.str.split(".", n=1, expand=True) for each in names]
     rows = across[["source", "target"]].assign(layer=parts[0][0].astype(int), component=parts[0][1])
@@ -143,3 +147,11 @@ def show_components(label: str, result: Result, is_distance: bool) -> None:
     row: Any = table.iloc[int(table["value"].argmax() if is_distance else table["value"].argmin())]
     number = span(row["value"], row["low"], row["high"], ".3f")
     show_text(f"The models are least alike at {row['component']} of layer {row['layer']}: {number}.")
+    same = table["value"] < ROUNDING if is_distance else table["value"] > 1 - ROUNDING
+    if closest or not same.iloc[0]:
+        return  # no changed copy
+    if not same.all():
+        first = table[~same].iloc[0]
+        show_text(f"They begin to differ at {first['component']} of layer {first['layer']}.")
+    if not is_distance:
+        show_text(f"{label} may not see that a component grew; measure=distance does.")
