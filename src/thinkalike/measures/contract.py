@@ -101,15 +101,18 @@ class LayerMeasure:
         check_same_rows([*map(len, layers)], names)
         if n < self.fewest:
             raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
-        different = {id(layer): (name, layer) for name, layer in reversed([*zip(names, layers, strict=True)])}
+        different: dict[int, tuple[str, Tensor]] = {}
+        for name, layer in zip(names, layers, strict=True):
+            different.setdefault(id(layer), (name, layer))
         known: dict[int, Any] = {}
         with torch.autocast(layers[0].device.type, enabled=False):
             for group in self._at_once([*different.values()]):
-                rows = (layer if order is None else layer.index_select(0, order) for _, layer in group)
-                if self.prepare_all is None or len(group) == 1:
-                    made = [self.prepare(next(rows).to(dtype), group[0][0])]
+                rows = [(layer if order is None else layer.index_select(0, order)).to(dtype) for _, layer in group]
+                if self.prepare_all is None:
+                    made = [self.prepare(rows[0], group[0][0])]
                 else:
-                    made = self.prepare_all(torch.stack([each.to(dtype) for each in rows]), [name for name, _ in group])
+                    stacked = torch.stack(rows) if len(rows) > 1 else rows[0][None]
+                    made = self.prepare_all(stacked, [name for name, _ in group])
                 known |= {id(layer): each for (_, layer), each in zip(group, made, strict=True)}
         return [known[id(layer)] for layer in layers]
 
