@@ -16,11 +16,9 @@ import thinkalike
 from conftest import ROOT, composed
 from thinkalike import open_result
 from thinkalike.contrib.populations.finetuning import new_classifier
-from thinkalike.data.alignment import same_vocabulary
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.stimuli import controlled_stimuli
 from thinkalike.evaluation.held_out import held_out_loss
-from thinkalike.instruments import run_job
 from thinkalike.models.load import load_model
 from thinkalike.models.places import ASSETS
 
@@ -231,16 +229,6 @@ def test_twins_are_equally_good_and_began_alike(twin):
     assert gelu["heldout"]["tokens"] == solu["heldout"]["tokens"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("names", [EXPECTED + NEOX, GRAMMAR])
-def test_minis_of_one_text_share_their_tokenizer(names):
-    first, *others = (mini(name) for name in names)
-    assert others
-    for other in others:
-        same_vocabulary(first, other)  # or it raises
-        assert other.tokenizer.get_vocab() == first.tokenizer.get_vocab()
-
-
 def test_some_words_of_the_grammar_split_and_all_are_whole_again():
     model = mini("bert-mini")
     stimuli = controlled_stimuli(100)
@@ -268,23 +256,3 @@ def test_a_card_is_recomputed_from_the_shipped_files(name, context, options, tmp
     again = held_out_loss(model, corpus)
     for key in ("loss", "loss_low", "loss_high", "unigram_entropy"):
         assert again[key] == pytest.approx(facts[key], abs=1e-3)
-
-
-def stitched(source, target, tmp_path):
-    """The table of the main job with its default recipe."""
-    config = composed(f"model={source}", f"model@target={target}", f"store={tmp_path}")
-    return run_job(config).table
-
-
-@pytest.mark.slow
-def test_the_default_recipe_stitches_a_mini_to_itself_at_no_cost(tmp_path):
-    table = stitched("gelu-3l-mini", "gelu-3l-mini", tmp_path)
-    assert table["identity_penalty"].abs().max() < 1e-6
-    assert table["penalty"].max() <= 0.005
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("source", "target"), [("gelu-3l-mini", "solu-3l-mini"), ("solu-3l-mini", "gelu-3l-mini")])
-def test_the_default_recipe_beats_the_identity_between_minis(tmp_path, source, target):
-    table = stitched(source, target, tmp_path)
-    assert (table["penalty_high"] < table["identity_penalty"]).all()

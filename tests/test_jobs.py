@@ -182,16 +182,6 @@ def test_two_processes_share_a_job_and_give_the_numbers_of_one(cli, small_stitch
 
 
 @pytest.mark.slow
-@pytest.mark.drawn
-def test_all_pairs_are_drawn_as_a_map(cli, small_stitching):
-    result = cli("train.py", *small_stitching, "layers=all", "data.report_tokens=2048").result
-    picture = (result.folder / "figures" / "penalty.svg").read_text()
-    assert "layer of the source" in picture
-    assert len(result.table) == 16
-    assert all(f">{value:.2f}<" in picture for value in result.table["penalty"])
-
-
-@pytest.mark.slow
 def test_tensorboard_has_the_curves_of_a_training(cli, small_stitching):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -274,15 +274,6 @@ def test_one_massive_token_is_warned_of(cli, words, tmp_path):
     assert np.abs(every.flatten() - table["value"][across]).max() > 0.1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(each.name for each in ASSETS.glob("*mini*") if "nli" not in each.name))
-def test_no_mini_has_massive_tokens(cli, name, tmp_path):
-    done = cli(
-        "analyze.py", "measure=cka", f"model={name}", f"model@target={name}", "measure.batches=4", f"store={tmp_path}"
-    )
-    assert "are left out" not in done.stderr
-
-
 @pytest.mark.ci_slow
 def test_a_killed_job_goes_on_to_the_same_values(cli, words, pair):
     long = ["measure=cka", "measure.batches=560", "measure.tokens_per_batch=32"]
