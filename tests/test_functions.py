@@ -233,8 +233,12 @@ def test_arrays_take_the_place_of_models():
     assert set(found["feature"]) == {"many", "kind"}
     assert thinkalike.rsa([states["low"]]).shape == (1, 1)
     x, y = {"model.layers.0": states["low"]}, {"model.layers.1": states["high"]}
-    value = thinkalike.compare(x, y).table["value"].iloc[0]
-    assert value == pytest.approx(float(thinkalike.cka(*x.values(), *y.values())), abs=1e-6)
+    assert thinkalike.compare(x, y).table["value"].iloc[0] < 0.9
+    turned = {"model.layers.1": 3 * states["low"] @ np.linalg.qr(np.random.default_rng(1).normal(size=(5, 5)))[0]}
+    assert thinkalike.compare(x, turned).table["value"].iloc[0] == pytest.approx(1.0)
+    people = [states["low"] + np.random.default_rng(seed).normal(size=(12, 5)) for seed in range(3)]
+    models = thinkalike.rsa([*people, "gpt2-mini", "mamba-mini"], stimuli=FRAME).tables["models"]["model"]
+    assert set(models) == {"gpt2-mini", "mamba-mini"}, "of subjects, both models"
 
 
 def test_states_that_a_hook_of_transformers_wrote_are_those_of_the_model():

@@ -281,12 +281,13 @@ def _done(
         }  # fmt: skip
         made["data"] = part_named("data", *_text(texts, parts["data"], folder))
         configs = [replace(each, **parts["model"]) for each in configs]
-        made |= dict(zip(["target"] if files else ["model", "target"], [*configs, *configs[-1:]], strict=False))
+        alone = files and len(configs) < 2  # the model beside recordings is the target
+        made |= dict(zip(["target"] if alone else ["model", "target"], [*configs, *configs[-1:]], strict=False))
         entry = "train" if kind == "stitch" else "analyze"
         config = compose_job(entry, words, **made, **({"scale": _scale(models)} | parts[""]))
         inputs = {"data": texts, "stimuli": stimuli}
         keys = [*settings, *(name for name, value in inputs.items() if value is not None)]
-        if files:  # the model beside them is the target
+        if alone:
             keys = [key.replace("model.", "target.") for key in keys]
         check_read([f"{key}=0" for key in keys], config)
         return run_job(config, shown=False)
