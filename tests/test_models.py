@@ -17,7 +17,7 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.models import readers
+from thinkalike.models import survey
 from thinkalike.models.families import EMBED, FAMILIES, Family, after
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import build_mini, fresh, load_model, randomised
@@ -213,7 +213,7 @@ def test_rows_end_where_states_would_depend_on_longer_rows():
     rows = torch.randint(300, (1, 17))
     first, longer = (module(rows[:, :length]).logits[:, :8] for length in (16, 17))
     assert (first - longer).abs().max() > 1e-3, "control"
-    assert readers.longest_row(module) == 16
+    assert survey.longest_row(module) == 16
 
 
 def test_same_seed_same_weights_whatever_the_activation():

@@ -80,9 +80,8 @@ def centred(x):
 def test_layers_are_prepared_once_for_a_matrix_of_pairs(measure):
     layers = [*pair(e=6), *pair(e=6)]
     seen = []
-    counting = type(measure)(
-        **{**vars(measure), "prepare": lambda x, name: seen.append(name) or measure.prepare(x, name)}
-    )
+    one_by_one = {"prepare": lambda x, name: seen.append(name) or measure.prepare(x, name), "prepare_all": None}
+    counting = type(measure)(**{**vars(measure), **one_by_one})
     matrix = counting.matrix(layers[:3], layers[1:])
     assert len(seen) == 4, "layers 1 and 2 stand on both sides"
     assert matrix.shape == (3, 3)

@@ -254,7 +254,8 @@ def test_a_populations_headline_is_its_flips_at_the_worst_cut():
     predicted = np.zeros((6, 6, 2, 10), dtype=int)
     predicted[:3, 3:, 1, :4] = predicted[3:, :3, 1, :4] = 1  # at the second cut, 4 of 10 between groups
     predicted[0, 1, 0, :1] = 1
-    found = of("population", table, arrays={"predicted": predicted})
+    arrays = {"predicted": predicted, "correct": predicted == 0, "cka": np.ones((6, 6, 1))}
+    found = of("population", table, arrays=arrays)
     assert found["flips_between_groups"].value == pytest.approx(0.4)
     assert found["flips_within_groups"].value == 0.0
 
