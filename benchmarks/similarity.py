@@ -7,7 +7,7 @@ Layers are prepared once, and then all pairs are compared. The floor is what the
 speed that the same turns find for it: products at the peak of a large one, in float64 where digits need it (half of
 each Gram matrix, as these are symmetric; products of layers; products of all pairs), and one call of the library for
 each sort of all distances of a layer, choice of neighbours, singular values, eigenvectors and assignment. Measures of
-logits are of one pair of 1024 x 50,257: two exponentials and one logarithm of each entry, or reading both once.
+logits are of one pair of 1024 x 50,257: reading both once, and two exponentials and one logarithm of each entry.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPERATIONS = {  # of products, by the precision that they need, and of other ope
     "mutual_knn": {"float32": GRAMS, "choice": 2 * LAYERS},
     "jaccard": {"float32": GRAMS, "choice": 2 * LAYERS},
     "second_order_cosine": {"float32": GRAMS, "choice": 2 * LAYERS},
-    "jsd": {"exponentials": 3 * N * VOCABULARY},
+    "jsd": {"exponentials": 3 * N * VOCABULARY, "copy": 1},
     "disagreement": {"copy": 1},
 }
 
