@@ -174,6 +174,7 @@ def test_permuted_documents_but_not_rows_keep_the_level():
     assert (p_values(DISTANCE_CORRELATION, equal, single=True) <= 0.05 + 1e-9).mean() > 0.2
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("measure", [cka_measure(), mutual_measure(2)], ids=["CKA", "neighbours"])
 def test_given_the_token_documents_but_not_rows_keep_the_level(measure):
     def scattered():

@@ -63,11 +63,12 @@ def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, cli
     np.testing.assert_allclose(found[2], found[1], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
 
 
-HALVED = [name for name in JOBS if name not in ("stitching", "autocast", "tf32", "compiled")]
+LEFT_OUT = ("stitching", "autocast", "tf32", "compiled")
+HALVED = [pytest.param(name, marks=pytest.mark.slow) for name in JOBS if name not in LEFT_OUT]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", ["stitching", *(pytest.param(name, marks=pytest.mark.slow) for name in HALVED)])
+@pytest.mark.parametrize("name", [pytest.param("stitching", marks=pytest.mark.ci_slow), *HALVED])
 def test_half_precision_jobs_are_near_single_precision(name, dtype, cli, minis, text_files, tmp_path):
     found = []
     for each in ("float32", dtype):

@@ -154,6 +154,7 @@ MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness":
 
 
 LONG = {"likeness", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
+LONG |= {"mutual_knn", "differentiable"}
 
 
 def by_length(names):
