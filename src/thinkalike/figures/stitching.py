@@ -36,7 +36,7 @@ def penalties(table: pd.DataFrame, title: str, folder: Path, name: str = "penalt
     """Draw the penalty against layer with its interval, and beside it what it lies between, where that is known."""
     with canvas(4.2, 2.8) as (figure, axes):
         first = table.iloc[0]
-        line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, trained", COLOURS[0], "o-")
+        line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, fitted", COLOURS[0], "o-")
         for number, (other, label) in enumerate(BESIDE.items(), 1):
             column = f"{other}_penalty"
             if column in table and first.stitch != other:
