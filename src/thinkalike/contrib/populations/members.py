@@ -223,7 +223,7 @@ def likeness_of_members(models: Sequence[FrozenModel], encoded: EncodedPairs, me
         raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
     results = [metric.compute() for metric in metrics]
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    value = torch.stack([each.as_found for each in results], -1)  # of pairs, which depend on no other pair
+    value = torch.stack([each.as_found for each in results], -1)  # with its bias: no interval stands beside it
     facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
     return PopulationCKA(value, hsics, facts)
 
