@@ -435,6 +435,7 @@ def test_the_bias_of_few_documents_is_taken_off():
     value, uncorrected = (torch.cat([getattr(each, name) for each in found]) for name in ("value", "uncorrected"))
     assert abs(value.mean()) < 0.02 < 0.05 < uncorrected.mean()
     assert sum(bool(each.low <= min(0, each.value) <= max(0, each.value) <= each.high) for each in found) >= 37
+    assert torch.equal(metric.replicates()[0], found[-1].value), "readings in bits are of the same estimate"
 
 
 def test_the_distance_of_two_models_is_equation_2():

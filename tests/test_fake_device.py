@@ -43,11 +43,11 @@ REASONS = {
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
         comparators.ranks_of_levels measures._components estimates.without_means estimates._inverse_of_positions
-        ridge._fold closed_forms.whitening tokens_alone.__init__ features._differ""",
+        ridge._fold likeness.whitening tokens_alone.__init__ features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
     "an assignment is solved on the host": "measures.transport_plan",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
-        closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
+        closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
         encoding_model._ends differentiable.pearson tokens_alone.beside tokens_alone.r2 tokens_alone._states
         tokens_alone.later_shares""",

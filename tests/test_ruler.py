@@ -61,13 +61,7 @@ def test_r2_is_that_of_scikit_learn(share):
     found = Predictor(x, documents).of(y).shares[0]
     assert float(found) == pytest.approx(by_scikit_learn(x, y, documents), abs=1e-9)
     assert float(found) > 0.05 if share > 0.5 else float(found) < 0.9
-
-
-def test_documents_stay_whole_in_folds_and_parts():
-    _, documents = drawn()
-    for number in documents.unique():
-        assert len(fold_of(documents)[documents == number].unique()) == 1
-    assert PARTS % FOLDS == 0
+    assert PARTS % FOLDS == 0, "or documents would be in several folds"
 
 
 def test_what_shares_nothing_is_never_far_below_zero():
@@ -360,4 +354,4 @@ def test_r2_from_moments_is_that_of_scikit_learn(share, size):
     expected = 1 - ((wanted.numpy() - guess) ** 2).sum() / ((wanted - y.mean(0)).numpy() ** 2).sum()
     assert float(prediction.compute()[0].value[0]) == pytest.approx(expected, abs=1e-9)
     assert share or abs(expected) < 0.02
-    assert prediction.state_dict()["moments"] is None
+    assert prediction.state_dict()["moments"] == []

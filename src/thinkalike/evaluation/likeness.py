@@ -32,16 +32,17 @@ from thinkalike.evaluation.tokens_alone import (
     inner,
     source_states,
 )  # fmt: skip
-from thinkalike.measures.closed_forms import LEFT, HalvedMoments, LayerPair, PairStatistics, regression, whitening
+from thinkalike.measures.closed_forms import CUTOFF, HalvedMoments, LayerPair, PairStatistics, regression
 from thinkalike.measures.estimates import FEWEST_GROUPS, PARTS, Estimate, interval_around, jackknife
 from thinkalike.measures.losses import token_loss
-from thinkalike.memory import hand_back
+from thinkalike.memory import hand_back, page_out
 from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 2**16  # at most, that directions are fitted on, and that measures are of
 OUTPUT_TOKENS = 2**14  # at most, that the output's sensitivity is measured on
 FOR_GRADIENTS, KEPT = 2**30, 25  # bytes at a time, and numbers that a block keeps for each of its width, about
 SOURCE_BYTES, TARGET_BYTES = 28, 24  # of a number of a state: as it is, beyond the tokens, in float64 for moments
+LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
 SHARES = (0.9, 0.99)  # of all that is shared; how many directions carry as much is counted
 ByLayer = Mapping[int, Float[Tensor, "n _"]]
 
@@ -121,6 +122,13 @@ def output_roots(
         roots[depth] = (vectors * values.clamp(min=0).sqrt()).to(target.device)
     hand_back(target.device)
     return roots
+
+
+def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
+    """Return uncorrelated directions of variance 1, where it was above `least`, by default `CUTOFF` of the largest."""
+    values, vectors = torch.linalg.eigh(covariance)
+    kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
+    return vectors[:, kept] / values[kept].sqrt()
 
 
 class DirectionSums:
@@ -331,6 +339,7 @@ class LikenessSums:
             beyond.judge(left[pair[0]], batch.left[pair[1]], parts)
         self.foresight.judge(source, batch.own, batch.surprises, batch.parts)
         self.future.judge(left, batch.left, batch.surprises[batch.beyond.order], parts)
+        self.plain.bases, self.beyond.bases = {}, {}  # all maps are solved for
         self.used.append((len(parts), len(batch.parts)))
 
     def result(self, documents: int, untrained: tokens_alone.Untrained, later: Mapping[int, float]) -> Likeness:
@@ -399,9 +408,13 @@ def likeness_of(
         seen(batch.rows, states, batch.whole)
         sums.fit(batch, {layer: inner(each) for layer, each in states.items()})
         untrained.fit(batch)
-        del states
+        del states, batch  # before the next
+    hand_back(target.device)
+    page_out()  # the source's weights leave memory until the report has read the target's states
     for batch in reader.batches(report_rows, report_documents, report.layout):
         states = source_states(source, batch, layers, report.layout)
+        untrained.judge(batch)  # first, as its moments make room for the maps of the others
         sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
-        untrained.judge(batch)
+        del states, batch
+        hand_back(target.device)
     return sums.result(len(report_documents.unique()), untrained, later)

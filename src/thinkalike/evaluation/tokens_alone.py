@@ -302,7 +302,7 @@ class Recurrent:
         self.bias = torch.randn(width, generator=generator)
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return the states, once for each layer."""
+        """Return the states, which are those of every layer."""
         known, places = rows.unique(return_inverse=True)
         added = ((self.before.embedded(known) - self.before.mean) @ self.inward).float()[places] + self.bias
         state, found = torch.zeros_like(added[:, 0]), []
@@ -319,7 +319,7 @@ class Bag:
         self.before, self.decay = before, decay
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return the means, once for each layer."""
+        """Return the means, which are those of every layer."""
         known, places = rows.unique(return_inverse=True)
         return [_running(self.before.embedded(known).float()[places], self.decay)] * len(layers)
 
@@ -336,7 +336,10 @@ class Judged:
     def add(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"], parts: Int[Tensor, " n"]) -> None:
         """Add rows, given the part, below `PARTS`, of each."""
         belongs = torch.nn.functional.one_hot(parts, PARTS).to(self._sums).T
-        self._sums += torch.stack([belongs @ each.square() for each in self.fit.judged(x, y)], 1)
+        whole = y.double() - self.fit.mean_y
+        whole = whole if self.fit.read is None else whole @ self.fit.read
+        left = whole - (x.double() - self.fit.mean_x) @ self.fit.weight
+        self._sums += torch.stack([belongs @ each.square() for each in (left, whole)], 1)
         self._rows += parts.cpu().bincount(minlength=PARTS)
 
     def r2(self, documents: int, whole: bool = False) -> Float[Tensor, " r *k"]:
@@ -361,28 +364,35 @@ class Untrained:
     def __init__(self, before: TokensBefore, depths: Sequence[int], width: int, roots: Mapping[int, Tensor]):
         self.networks = [twin(before.target, 0), Recurrent(before, width, 0), *(Bag(before, each) for each in BAGS)]
         self.depths, self.roots = depths, roots
-        self.moments = [HalvedMoments([(depth, depth) for depth in depths]) for _ in self.networks]
+        of_twin, of_one = [(depth, depth) for depth in depths], [(depths[0], depth) for depth in depths]
+        pairs = (of_one if number else of_twin for number in range(len(self.networks)))
+        self.moments = [HalvedMoments(each, both=False) for each in pairs]
 
-    def _left(self, network: Any, batch: TargetBatch) -> dict[int, Tensor]:
+    def _left(self, network: Any, layers: Sequence[int], batch: TargetBatch) -> dict[int, Tensor]:
         layout = Layout(batch.tokens.shape[1])
-        states = source_states(network, batch._replace(rows=batch.tokens), self.depths, layout)
-        return {depth: batch.beyond.of(inner(each)) for depth, each in states.items()}
+        states = source_states(network, batch._replace(rows=batch.tokens), layers, layout)
+        return {layer: batch.beyond.of(inner(each)) for layer, each in states.items()}
 
     def fit(self, batch: TargetBatch) -> None:
         for network, moments in zip(self.networks, self.moments, strict=True):
-            moments.update(self._left(network, batch), batch.left, batch.parts[batch.beyond.order])
+            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
+            moments.update(left, batch.left, batch.parts[batch.beyond.order])
 
     @cached_property
     def _judges(self) -> list[list[Judged]]:
-        roots = self.roots
-        return [[Judged(own.ridge((each, each), read=roots[each])) for each in self.depths] for own in self.moments]
+        """The maps of each network, whose moments make room for them."""
+        found = []
+        for own in self.moments:
+            found.append([Judged(own.ridge(pair, read=self.roots[pair[1]])) for pair in own.pairs])
+            own.halves, own.bases = [], {}
+        return found
 
     def judge(self, batch: TargetBatch) -> None:
         parts = batch.parts[batch.beyond.order]
-        for network, judges in zip(self.networks, self._judges, strict=True):
-            left = self._left(network, batch)
-            for depth, each in zip(self.depths, judges, strict=True):
-                each.add(left[depth], batch.left[depth], parts)
+        for network, moments, judges in zip(self.networks, self.moments, self._judges, strict=True):
+            left = self._left(network, sorted({layer for layer, _ in moments.pairs}), batch)
+            for (layer, depth), each in zip(moments.pairs, judges, strict=True):
+                each.add(left[layer], batch.left[depth], parts)
 
     def beside(self, source: Judged, depth: int, documents: int) -> tuple[Estimate, Estimate]:
         """Return the most of `r2_output` that a network has, and by how much a source has more than `MORE` times any.

@@ -24,7 +24,6 @@ ModelLayer = tuple[str, Any]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[Any, Float[Tensor, "_ _"]]
 CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
 ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
-LEFT = 1e-6  # of a direction's variance; with less there is nothing left of it
 PENALTIES = torch.logspace(-12, 6, 55, dtype=torch.float64)  # in units of the mean variance of the states that predict
 SURE = 1.0  # standard errors by which a map predicts held-out documents better than none, or it is not used
 
@@ -66,14 +65,15 @@ class Moments:
     """The count, means and centred products of the layer pairs (l, m), gathered batch by batch in float64.
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
-    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979).
+    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Unless for `both` ways, those of y with y are 0.
     """
 
-    def __init__(self, pairs: Iterable[LayerPair]):
+    def __init__(self, pairs: Iterable[LayerPair], both: bool = True):
         self.pairs = list(dict.fromkeys(pairs))
         crossed = [(("source", l), ("target", m)) for l, m in self.pairs]  # noqa: E741
         self._layers: list[ModelLayer] = list(dict.fromkeys(layer for both in crossed for layer in both))
-        self._products: list[tuple[ModelLayer, ModelLayer]] = [*((layer, layer) for layer in self._layers), *crossed]
+        within = [(layer, layer) for layer in self._layers if both or layer[0] == "source"]
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*within, *crossed]
         self.n = 0
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
@@ -126,8 +126,9 @@ class Moments:
         if self.n < 2:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
         x, y = ("source", pair[0]), ("target", pair[1])
-        products = self._scatter[x, x], self._scatter[y, y], self._scatter[x, y]
-        return PairStatistics(self.n, self._means[x], self._means[y], *products)
+        xx, xy = self._scatter[x, x], self._scatter[x, y]
+        yy = self._scatter[y, y] if (y, y) in self._scatter else xy.new_zeros(xy.shape[1], xy.shape[1])
+        return PairStatistics(self.n, self._means[x], self._means[y], xx, yy, xy)
 
     def forget(self, pair: LayerPair) -> None:
         """Forget the products across the layers of a pair, which leaves room for a map."""
@@ -152,11 +153,6 @@ class Basis(NamedTuple):
     def unit(self) -> Float[Tensor, ""]:
         """The mean variance, times the number of rows."""
         return self.values.mean().clamp(min=torch.finfo(self.values.dtype).tiny)
-
-    @property
-    def penalties(self) -> Float[Tensor, " p"]:
-        """`PENALTIES` in this unit."""
-        return PENALTIES.to(self.values) * self.unit
 
 
 def gained(
@@ -197,12 +193,7 @@ class Regression(NamedTuple):
     read: Float[Tensor, "e k"] | None = None
     is_constant: bool = False  # whether x is the same in all rows to fit on, but for rounding
     penalty: Float[Tensor, ""] | float = math.inf  # λ
-
-    def judged(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> tuple[Tensor, Tensor]:
-        """Return what the map misses of other rows, and what it had to predict."""
-        whole = y.double() - self.mean_y
-        whole = whole if self.read is None else whole @ self.read
-        return whole - (x.double() - self.mean_x) @ self.weight, whole
+    gain: Float[Tensor, ""] | float = 0.0  # of maps of a part of the documents on others, if these are `judged`
 
 
 def regression(
@@ -210,22 +201,33 @@ def regression(
     bases: Sequence[Basis] | None = None,
     read: Float[Tensor, "e k"] | None = None,
     ridge: float | None = None,
+    judged: Sequence[PairStatistics] | None = None,
 ) -> Regression:
     """Return the regression of y on x over all parts of the documents, by λ = `ridge` times the mean variance of x.
 
     Args:
         bases: Of the products of x in all rows, and of those in each part, if they are known.
         ridge: None: λ is that with which `penalty_of` finds the parts to predict each other best.
+        judged: Of other rows of the same parts, which the map is to predict; see `whole_of`.
     """
-    whole = reduce(PairStatistics.joined, parts)
+    whole = whole_of(parts, judged)
     xy = whole.xy if read is None else whole.xy @ read
     means = whole.mean_x, whole.mean_y
     if whole.is_constant:
         return Regression(*means, torch.zeros_like(xy), read, is_constant=True)
     basis, *apart = bases or [Basis.of(each.xx) for each in ((whole,) if ridge else (whole, *parts))]
-    penalty = penalty_of(parts, apart, basis.unit, read) if ridge is None else ridge * basis.unit
+    penalty, gain = penalty_of(parts, apart, basis.unit, read, judged) if ridge is None else (ridge * basis.unit, 0.0)
     weight = (basis.vectors / (basis.values + penalty)) @ (basis.vectors.T @ xy)
-    return Regression(*means, weight, read, penalty=penalty)
+    return Regression(*means, weight, read, penalty=penalty, gain=gain)
+
+
+def whole_of(parts: Sequence[PairStatistics], judged: Sequence[PairStatistics] | None = None) -> PairStatistics:
+    """Return the moments of all rows; those of `judged` with as much of the others as one part adds, as λ is kept."""
+    whole = reduce(PairStatistics.joined, parts)
+    if not judged:
+        return whole
+    own, share = reduce(PairStatistics.joined, judged), 1 / len(parts)
+    return own._replace(xx=torch.lerp(own.xx, whole.xx, share), xy=torch.lerp(own.xy, whole.xy, share))
 
 
 def penalty_of(
@@ -233,13 +235,15 @@ def penalty_of(
     bases: Sequence[Basis],
     unit: Float[Tensor, ""],
     read: Float[Tensor, "e k"] | None = None,
-) -> Float[Tensor, ""]:
+    judged: Sequence[PairStatistics] | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""] | float]:
     """Return the λ of `PENALTIES`, in this unit, with which maps of each half of the documents predict the other best.
 
-    As λ stands beside a sum over rows, it is right for the map of all rows, too. It is ∞ where none is `chosen`.
+    As λ stands beside a sum over rows, it is right for all rows, too. It is ∞ where none is `chosen`. Next is the gain.
     """
     penalties, gains = PENALTIES.to(unit), []
-    pairs = [(own.xy, _about(own, other)) for own, other in zip(parts, reversed(parts), strict=True)]
+    known = judged or parts
+    pairs = [(own.xy, _about(*both)) for own, *both in zip(parts, known, reversed(known), strict=True)]
     if read is not None:
         pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
     size = torch.cat(
@@ -248,7 +252,11 @@ def penalty_of(
     for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
         gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))
-    return unit * chosen(torch.stack(gains), penalties)
+    every = torch.stack(gains)
+    penalty = unit * chosen(every, penalties)
+    if not judged:
+        return penalty, 0.0
+    return penalty, torch.where(penalty.isfinite(), every.sum(0).max() * size.square() / unit, 0.0)
 
 
 def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d d"], Float[Tensor, "d e"]]:
@@ -260,9 +268,11 @@ def _about(own: PairStatistics, other: PairStatistics) -> tuple[Float[Tensor, "d
 class HalvedMoments:
     """`Moments` of the halves of the documents, and the regressions of their layer pairs; see `halves_of`."""
 
-    def __init__(self, pairs: Iterable[LayerPair], halves: int = 2):
-        self.halves = [Moments(pairs) for pairs in [list(pairs)] * halves]
-        self.pairs = self.halves[0].pairs
+    def __init__(
+        self, pairs: Iterable[LayerPair], halves: int = 2, judged: HalvedMoments | None = None, both: bool = True
+    ):
+        self.halves = [Moments(pairs, both) for pairs in [list(pairs)] * halves]
+        self.pairs, self.judged = self.halves[0].pairs, judged  # other rows of the same, which maps are to predict
         self.bases: dict[ModelLayer, list[Basis]] = {}
 
     def update(self, sources: LayerStates, targets: LayerStates, halves: Int[Tensor, " n"]) -> None:
@@ -287,16 +297,17 @@ class HalvedMoments:
     ) -> Regression:
         """Return the regression of the target's states on the source's, or back; see `regression`."""
         parts, layer = self.parts(pair, back), ("target", pair[1]) if back else ("source", pair[0])
+        judged = self.judged.parts(pair, back) if self.judged else None
         if layer not in self.bases:
-            every = parts if len(parts) == 1 else [reduce(PairStatistics.joined, parts), *parts]
+            every = parts if len(parts) == 1 else [whole_of(parts, judged), *parts]
             self.bases[layer] = [Basis.of(each.xx) for each in every]
-        return regression(parts, self.bases[layer], read, ridge)
+        return regression(parts, self.bases[layer], read, ridge, judged)
 
     def penalty(self, pair: LayerPair, bias: bool = True) -> float:
         """Return the λ of a map with or without a constant."""
         parts = [_about_zero(each) if not bias else each for each in self.parts(pair)]
         unit = reduce(PairStatistics.joined, parts).xx.diagonal().mean()
-        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit))
+        return float(penalty_of(parts, [Basis.of(each.xx) for each in parts], unit)[0])
 
     def forget(self, pair: LayerPair) -> None:
         """Forget the products across the layers of a pair, which leaves room for a map."""
@@ -438,10 +449,3 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     shifted = values.clamp(min=0) + ridge
     inverse = torch.where(shifted > CUTOFF * shifted[-1] + statistics.noise, 1 / shifted, 0)
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
-
-
-def whitening(covariance: Float[Tensor, "d d"], least: float | None = None) -> Float[Tensor, "d r"]:
-    """Return uncorrelated directions of variance 1, where it was above `least`, by default `CUTOFF` of the largest."""
-    values, vectors = torch.linalg.eigh(covariance)
-    kept = values > (CUTOFF * values[-1:].clamp(min=0) if least is None else least)
-    return vectors[:, kept] / values[kept].sqrt()

@@ -350,11 +350,7 @@ class LayerMeans(Accumulator):
 
     def estimates(self, found: Mapping[str, Tensor]) -> dict[str, Any]:
         """Return the arguments of the estimate, from what all batches left."""
-        values, depth = self.finished(found), self.source_layers
-        reference = self._reference(values, found)
-        parts = estimates.jackknife(values[0], values[1:], reference, is_drawn="dependence" in found)
-        if parts.uncorrected is not None and self.measure.higher_is_closer:  # no layers are closer than the best
-            parts.value = torch.minimum(parts.value, parts.uncorrected.clamp(min=self.measure.best))
+        parts, depth = self._estimate(self.finished(found), found), self.source_layers
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "null" in found:
@@ -369,8 +365,11 @@ class LayerMeans(Accumulator):
         return {"across": across, "within_source": first, "within_target": second, **counts, **further}
 
     def replicates(self) -> Float[Tensor, "r l m"]:
-        """Return the values across the two models, of all documents and then without each part of them."""
-        return self.finished(self.gathered())[:, : self.source_layers, self.source_layers :]
+        """Return the values of `compute` across the two models, and then those without each part of the documents."""
+        found = self.gathered()
+        values = self.finished(found)
+        both = torch.cat([self._estimate(values, found).value[None], values[1:]])
+        return both[:, : self.source_layers, self.source_layers :]
 
     def finished(self, found: Mapping[str, Tensor]) -> Float[Tensor, "a k k"]:
         """Return the values over all batches, of all rows, and without each part of enough documents, if known."""
@@ -381,6 +380,14 @@ class LayerMeans(Accumulator):
         finish, values = self.measure.finish or torch.Tensor.clone, values[:, kept]
         means = finish(values).mean(0) if self.after_ratio else finish(values.mean(0))
         return means if means[1:].isfinite().all() else means[:1]
+
+    def _estimate(self, values: Float[Tensor, "a k k"], found: Mapping[str, Tensor]) -> Estimate:
+        """Return values with intervals, and without the bias of rows that depend on each other, where it is known."""
+        reference = self._reference(values, found)
+        parts = estimates.jackknife(values[0], values[1:], reference, is_drawn="dependence" in found)
+        if parts.uncorrected is not None and self.measure.higher_is_closer:  # no layers are closer than the best
+            parts.value = torch.minimum(parts.value, parts.uncorrected.clamp(min=self.measure.best))
+        return parts
 
     def _reference(self, values: Float[Tensor, "a k k"], found: Mapping[str, Tensor]) -> Float[Tensor, "k k"] | None:
         """Return what values without parts of the documents would average if rows were independent."""

@@ -179,12 +179,13 @@ def compare_outputs(
     chunk = chunk or rows_of_logits(reference, finish)
     parts, pieces = [], zip(states.split(chunk, 1), reference.split(chunk), targets.split(chunk), strict=True)
     for own, theirs, following in pieces:
-        top, standard = distribution(theirs)
-        shares, matches = standard.exp(), []
+        (top, standard), matches = distribution(theirs), []
         for each in own:
             likely, logs = distribution(each)
             loss = -logs.gather(-1, following[:, None].long()).squeeze(-1)
-            matches.append((loss, (standard - logs).mul_(shares).sum(-1), likely == top))
+            kl = torch.sub(standard, logs, out=logs).mul_(standard.exp()).sum(-1)  # three tensors of logits at most
+            matches.append((loss, kl, likely == top))
+            del logs
         parts.append([torch.stack(values) for values in zip(*matches, strict=True)])
     return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
 

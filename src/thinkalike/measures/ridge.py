@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.closed_forms import Basis, chosen, gained
+from thinkalike.measures.closed_forms import PENALTIES, Basis, chosen, gained
 from thinkalike.measures.estimates import PARTS, RUNGS, Estimate, jackknife, reading_of, without_parts
 
 FOLDS = 5  # of documents; those of a fold are judged by maps of the others. It divides PARTS
@@ -94,7 +94,7 @@ class Predictor:
             apart = own - (total - own.sum(0)) / max(count - len(own), 1)
             # Σ (x - x̄) y' over the rows outside needs no mean of y taken out
             across = whole - self.states[fold.rows].T @ own - torch.outer(fold.mean, total - own.sum(0))
-            fitted, penalties = fold.basis.vectors.T @ across, fold.basis.penalties
+            fitted, penalties = fold.basis.vectors.T @ across, PENALTIES.to(y) * fold.basis.unit
             gains.append(gained(fold.basis.values, penalties, fitted, fold.inside.T @ apart, fold.products))
             found.append((fitted, apart, penalties))
         sums = torch.zeros(PARTS, 2, dtype=torch.float64)

@@ -220,8 +220,9 @@ def compared(setting: Setting) -> Compared:
 
     def seen(rows: Tensor, mine: dict[int, Tensor], theirs: dict[int, Tensor]) -> None:
         nonlocal read
-        x, y = ({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs))
-        moments.update(x, y, halves[read : read + len(rows)].flatten())
+        if setting.only_beside:
+            x, y = ({layer: each.flatten(0, 1) for layer, each in own.items()} for own in (mine, theirs))
+            moments.update(x, y, halves[read : read + len(rows)].flatten())
         read += len(rows)
         means.update(fit.layout.target_tokens(rows), [theirs[depth] for depth in depths])
 
