@@ -72,9 +72,8 @@ def test_an_offset_of_3000_costs_no_digits():
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
     raw = (x + 3000).T @ (x + 3000) - N * torch.outer((x + 3000).mean(0), (x + 3000).mean(0))
     assert (raw - plain[3]).abs().max() > 1e-11 * plain[3].abs().max(), "control: the naive form does lose digits"
-    same(
-        least_squares(gathered(x + 3000, y - 3000, 10), (0, 0)), explicit(x, y)[0], far[2] - explicit(x, y)[0] @ far[1]
-    )
+    weight = explicit(x, y)[0]
+    same(least_squares(gathered(x + 3000, y - 3000, 10), (0, 0)), weight, far[2] - weight @ far[1])
 
 
 def test_layers_come_by_name_and_unpaired_ones_are_ignored():

@@ -353,12 +353,11 @@ def test_means_of_tokens_fit_too_where_their_map_is_the_same(is_same, least, mon
     means, rows = 2 * torch.randn(400, 60, dtype=F64)[tokens], torch.randn(2 * n, 60, dtype=F64)
     x, y = means + rows, means @ maps[0 if is_same else 1] + rows @ maps[0] + torch.randn(2 * n, 60, dtype=F64)
     found = []
-    for fit_beside in (LayerPredictions._fit_beside, lambda *rows: None):
-        monkeypatch.setattr(LayerPredictions, "_fit_beside", fit_beside)
-        given = LayerPredictions(1, 1, fit_batches=1, given="token")
+    for given in [LayerPredictions(1, 1, fit_batches=1, given="token") for _ in range(2)]:
         for part in torch.arange(2 * n).split(n):
             given.update([x[part]], [y[part]], groups=tokens[part], documents=documents[part])
         found.append(float(given.compute().value))
+        monkeypatch.setattr(LayerPredictions, "_fit_beside", lambda *rows: None)
     assert found[0] - found[1] > least
     assert found[1] > 0.1, "control: the rows of a token alone say something"
 

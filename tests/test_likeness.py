@@ -74,11 +74,9 @@ def left_in_halves(states, rows, before, of_rows):
 def by_ridge(x, y, halves):
     """A ridge regression by the penalty with which both halves of the documents predict each other best."""
     penalty = chosen_by_scikit_learn(x, y, halves)
-    return (
-        Ridge(penalty, solver="svd").fit(x, y).predict
-        if penalty < np.inf
-        else lambda new: np.tile(y.mean(0), (len(new), 1))
-    )
+    if penalty == np.inf:
+        return lambda new: np.tile(y.mean(0), (len(new), 1))
+    return Ridge(penalty, solver="svd").fit(x, y).predict
 
 
 def by_qr(fit, judged, root, halves):
@@ -93,10 +91,8 @@ def by_qr(fit, judged, root, halves):
         whole = (judged[wanted] - means[wanted]) @ read
         return ((judged[wanted] @ read - predicted) ** 2).sum(0), (whole**2).sum(0)
 
-    (onward, backward), output = (
-        (1 - np.divide(*missed(*way)) for way in ((0, 1, reads[1]), (1, 0, reads[0]))),
-        missed(0, 1, root),
-    )
+    onward, backward = (1 - np.divide(*missed(*way)) for way in ((0, 1, reads[1]), (1, 0, reads[0])))
+    output = missed(0, 1, root)
     values = {"cca": onward.mean(), "cca_back": backward.mean(), "r2_output": 1 - output[0].sum() / output[1].sum()}
     return values | {"cca_least": onward.min(), "cca_least_back": backward.min()}
 
@@ -182,12 +178,11 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
 def test_layer_pairs_in_parts_are_as_all_at_once(models):
     sides = [text(64, context=48), text(64, context=48, seed=1)]
     whole = likeness_of(*models, PAIRS, *sides)
-    parts = in_parts(PAIRS, 64, 64, 64 * 48, 0.0)
-    assert parts == [[pair] for pair in PAIRS]
+    parts = [[pair] for pair in PAIRS]
+    assert in_parts(PAIRS, 64, 64, 64 * 48, 0.0) == parts
     assert in_parts(PAIRS, 64, 64, 64 * 48, 1e9) == [PAIRS]
     joined = Likeness.joined([likeness_of(*models, part, *sides) for part in parts])
-    assert joined.rows_used == whole.rows_used
-    assert joined.columns().keys() == whole.columns().keys()
+    assert (joined.rows_used, joined.columns().keys()) == (whole.rows_used, whole.columns().keys())
     for name, estimate in whole.measures.items():
         for mine, own in zip(joined.measures[name], estimate, strict=True):
             torch.testing.assert_close(mine, own, atol=1e-9, rtol=1e-6)

@@ -259,7 +259,8 @@ class Foreseen:
             )
             by_target.append(PairStatistics(half.n, half.mean_y, usual, half.yy, none, theirs))
             left.append(PairStatistics(half.n, half.mean_x, usual, half.xx, none, mine))
-        own, source = regression(by_target), self.states.ridge(pair, back=True)
+        source = self.states.ridge(pair, back=True)
+        own = regression(by_target, self.states.bases["target", pair[1]])  # which the target's states have, too
         beside, reads = source.weight, own.weight
         rest = []
         for half, to_surprise, from_target in zip(states, left, by_target, strict=True):
@@ -413,7 +414,8 @@ def likeness_of(
     page_out()  # the source's weights leave memory until the report has read the target's states
     for batch in reader.batches(report_rows, report_documents, report.layout):
         states = source_states(source, batch, layers, report.layout)
-        untrained.judge(batch)  # first, as its moments make room for the maps of the others
+        untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
+        page_out()
         sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
         del states, batch
         hand_back(target.device)

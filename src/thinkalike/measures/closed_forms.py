@@ -246,9 +246,8 @@ def penalty_of(
     pairs = [(own.xy, _about(*both)) for own, *both in zip(parts, known, reversed(known), strict=True)]
     if read is not None:
         pairs = [(own @ read, (xx, xy @ read)) for own, (xx, xy) in pairs]
-    size = torch.cat(
-        [own.abs().flatten() for own, _ in pairs] + [torch.finfo(unit.dtype).tiny * unit.new_ones(1)]
-    ).max()
+    tiny = torch.finfo(unit.dtype).tiny * unit.new_ones(1)
+    size = torch.cat([*(own.abs().flatten() for own, _ in pairs), tiny]).max()
     for (values, vectors), (own, (xx, xy)) in zip(bases, pairs, strict=True):
         fitted, across = (vectors.T @ (each / size) for each in (own, xy))  # so that no product overflows
         gains.append(gained(values / unit, penalties, fitted, across, vectors.T @ (xx / unit) @ vectors))

@@ -159,7 +159,8 @@ class LinearPrediction:
         """Take over what the `state_dict` of a prediction of the same pairs holds."""
         self._moments = []
         for own in state["moments"]:
-            self._moments.append(HalvedMoments(self.pairs, len(own), *self._moments))
+            judged = self._moments[0] if self._moments else None
+            self._moments.append(HalvedMoments(self.pairs, len(own), judged))
             self._moments[-1].load_state_dict(own)
         for name in ("maps", "halves"):
             setattr(self, name, [(Regression(*there), Regression(*back)) for there, back in state[name]])
@@ -276,8 +277,8 @@ class LayerPredictions(Accumulator):
             whole = layer.double() - layer.double().mean(0)
             return groups.without_means(layer).lerp(whole[groups.order], share)
 
-        sides = [[partly(layer) for layer in side] for side in sides]
-        self._of_reading(reading, sides).fit_beside(*sides, owners[groups.order])
+        source, target = ([partly(layer) for layer in side] for side in sides)
+        self._of_reading(reading, sides).fit_beside(source, target, owners[groups.order])
 
     def _of_reading(self, reading: int, sides: Sequence[Sequence[Tensor]]) -> LinearPrediction:
         """Return the prediction of the layer pairs, of layers of these widths, that a reading of the batches is for."""
