@@ -43,7 +43,7 @@ REASONS = {
         measures._means_without_parts layer_means.add prediction.judge ridge.of likeness.fit likeness.judge
         changes.moves likeness.output_roots tokens_alone.add tokens_alone.source_states changes.seen
         changes.distances_of_tokens changes.kl frozen._run batches.pool features.differences
-        changes.signed_permutation parts.moved""",
+        changes.signed_permutation parts.moved batches.of batches.run tokens.word_states rows.massive""",
     "pairs of stimuli closer than rounding, and copies, are found by value: a shape": """
         neural.squared_distances neural.squared""",
     "how many levels, components, tokens or directions there are is a shape": """
@@ -51,6 +51,7 @@ REASONS = {
         ridge._fold closed_forms.whitening tokens_alone.__init__ features._differ""",
     "the order of ties is drawn on the host, so that it is that of a CPU": "neighbours.nearest",
     "an assignment is solved on the host": "measures.transport_plan",
+    "states of stimuli are kept on the host: once a batch": "stimuli.stimulus_states",
     "penalties are those of a CPU to the bit, and go to the GPU: once a fit": """
         closed_forms.penalties closed_forms.penalty_of likeness._fitted""",
     "at the end of a fit, once a layer pair": """
@@ -152,16 +153,15 @@ def changed(batches, parts):
 
 
 def read(batches, layers, level):
-    """Two models on two GPUs read tokens or words, and one of them stimuli."""
     measure, runs, models = measure_schema("cka")(), ModelRuns(), [made(1, OTHER), made(2, GPU)]
-    measure.batches, measure.tokens_per_batch, measure.level, measure.given = batches, 96, level, "token_position"
-    texts, spans = ["ab ba b"] * 60 * batches, [(0, 2), (3, 5), (6, 7)]
-    text = Pieces(texts, [spans] * len(texts), [*range(len(texts))])
-    runs.text = lambda *_: SimpleNamespace(report=rows(0), facts=dict) if level == "token" else text
+    measure.batches, measure.level, measure.given, texts = batches, level, "token_position", ["ab ba b"] * 60 * batches
+    measure.tokens_per_batch, few = 96 if level == "token" else 12, texts[: 4 * batches]
+    words = Pieces(few, [[(0, 2), (3, 5), (6, 7)]] * len(few), [*range(len(few))])
+    runs.text = lambda *_: SimpleNamespace(report=rows(0), facts=dict) if level == "token" else words
     found = text_batches(models, [range(layers)] * 2, DataConfig(context=32), measure, runs)
     assert all(list(found.pool(number)) for number in range(found.total))
-    numbers = range(len(texts))
-    stimulus_states(models[1], Stimuli(texts, numbers, [(0, 2)] * len(texts), texts, pd.DataFrame({"a": numbers})))
+    table = pd.DataFrame({"a": range(len(texts))})
+    stimulus_states(models[1], Stimuli(texts, table["a"].to_numpy(), [(0, 2)] * len(texts), texts, table))
 
 
 STATES = {"mlem": explained, "differentiable": learnt, "rsa": distances, "ruler": ruled, "batches": iterated}
@@ -171,7 +171,7 @@ MODELS |= {"stitch in microbatches": partial(stitched, size=(7, 1)), "likeness":
 MODELS |= {level: partial(read, level=level) for level in ("token", "word")}
 
 LONG = {"likeness", "mlem", "jaccard", "second_order_cosine", "svcca", "soft_matching", "procrustes", "diff"}  # seconds
-LONG |= {"mutual_knn", "differentiable"}
+LONG |= {"mutual_knn", "differentiable", "token", "word"}
 
 
 def by_length(names):
