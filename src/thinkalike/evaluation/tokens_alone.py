@@ -197,6 +197,7 @@ class Beyond:
 class TargetBatch(NamedTuple):
     """The target's side of a batch: its inner tokens, those that have others of their row on both sides."""
 
+    target: FrozenModel
     rows: Int[Tensor, "b width"]
     tokens: Int[Tensor, "b t"]  # the target's
     whole: dict[int, Float[Tensor, "b t d"]]  # states of all its tokens
@@ -252,7 +253,7 @@ class TargetReader:
         whole = dict(zip(self.depths, states, strict=True))
         own = {depth: inner(state) for depth, state in whole.items()}
         left = {depth: beyond.of(state).to(state.dtype) for depth, state in own.items()}
-        return TargetBatch(rows, tokens, whole, own, left, beyond, surprising, half.to(place))
+        return TargetBatch(target, rows, tokens, whole, own, left, beyond, surprising, half.to(place))
 
 
 def _are_alone(tokens: Int[Tensor, " n"]) -> bool:
@@ -265,6 +266,8 @@ def source_states(
     source: Any, batch: TargetBatch, layers: Sequence[int], layout: Layout
 ) -> dict[int, Float[Tensor, "b t d"]]:
     """Return the source's states of a batch, of all its tokens, by layer, on the target's device."""
+    if source is batch.target and not layout.source and {*layers} <= batch.whole.keys():
+        return {layer: batch.whole[layer] for layer in layers}
     place = batch.surprises.device
     parts = batch.rows.long().split(max(BATCH_TOKENS // layout.target, 1))
     found = zip(*(layout.source_states(source, part, layers) for part in parts), strict=True)
