@@ -413,10 +413,10 @@ def likeness_of(
     hand_back(target.device)
     page_out()  # the source's weights leave memory until the report has read the target's states
     for batch in reader.batches(report_rows, report_documents, report.layout):
+        hand_back(target.device)  # the memory of logits
         states = source_states(source, batch, layers, report.layout)
         untrained.judge(batch)  # first, as its moments make room for the maps of the others, which need no model
         page_out()
         sums.judge(batch, {layer: inner(each) for layer, each in states.items()})
         del states, batch
-        hand_back(target.device)
     return sums.result(len(report_documents.unique()), untrained, later)

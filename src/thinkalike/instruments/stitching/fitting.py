@@ -374,6 +374,7 @@ def reported(
         phis = fits.beside.get("random_source") or untrained.maps("least_squares")
         readers["random_source"] = Reader(untrained.setting.source, phis, "source")
     rows, models, most = setting.corpus.report, setting.models, language.rows_at_once(setting.corpus)
+    hand_back(target.device)
     at_once = language.report_share(*models, rows.tokens, most, setting.budget, rows.layout, others=True)
     sums = document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout, readers=readers)
     return sums | {"floor": sums["stitch"]} if is_itself else sums  # the target is stitched into itself anyway
