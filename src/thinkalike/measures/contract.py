@@ -169,10 +169,7 @@ def _compare_each(
 def products(
     layers: Sequence[Float[Tensor, "n k"]], blocks: Blocks, is_symmetric: bool = False
 ) -> dict[Pair, Float[Tensor, "l m"]]:
-    """Return the sums of the products of all entries of every two matrices, some rows at a time.
-
-    Of symmetric ones, what is on the right of squares on the diagonal counts twice.
-    """
+    """Return the sums of the products of all entries of every two matrices; symmetric ones need about half of these."""
     found: dict[Pair, Tensor] = {}
     rows = len(layers[0]) if layers[0].is_cuda else max(AT_ONCE // max(layers[0].shape[1], 1), 1)
     for start in range(0, len(layers[0]), rows):

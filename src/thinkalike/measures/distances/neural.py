@@ -56,8 +56,7 @@ class NeuralDistances:
                 is not symmetric and non-negative with a zero diagonal.
         """
         check_choice("distance", distance, DISTANCES)
-        given = states.detach()
-        states = given.double()
+        states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
@@ -73,7 +72,7 @@ class NeuralDistances:
         if not distances.exact:
             return distances
         whole = distance == "euclidean" and all(bool((part == part.round()).all()) for part in states.split(PANEL))
-        return cls(states - mean if states is given else states.sub_(mean), distance, whole)
+        return cls(states - mean, distance, whole)
 
     @classmethod
     @takes_arrays

@@ -63,7 +63,7 @@ def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n
     return u_centred(NeuralDistances.of(rows, name=name).squared(), name, rounding)
 
 
-def _correlations_without_parts(
+def _values_without_parts(
     layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks, sizes: Sequence[int]
 ) -> dict[Pair, Float[Tensor, "_ l m"]]:
     """Return the correlations of all rows and without each part, whose sums over rows are left out of those of all.
@@ -146,10 +146,7 @@ def _rank_correlations_without_parts(
 
 
 DISTANCE_CORRELATION = LayerMeasure(
-    _of_distances,
-    partial(products, is_symmetric=True),
-    both_in_order,
-    compare_without_parts=_correlations_without_parts,
+    _of_distances, partial(products, is_symmetric=True), both_in_order, compare_without_parts=_values_without_parts
 )
 RANKED_DISTANCES = LayerMeasure(  # the numbers of `rsa`
     _of_ranks,
