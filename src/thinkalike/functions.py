@@ -76,8 +76,7 @@ def stitch(
     """Can the target use what the source computes? Fit a map between their residual streams at each layer.
 
     The table has the extra loss of each stitch in nats per token, `penalty`, with its interval and controls. Without a
-    target the source is stitched to itself. The `site` is "resid_post", after each block, or "resid_mid", before its
-    MLP.
+    target the source is stitched to itself. With site="resid_mid" layers are before the MLP of each block.
 
     >>> result = stitch("gelu-3l-mini", layers=[1], steps=4, tokens_per_step=256, report_tokens=2048)
     >>> list(result.table["source_layer"])
@@ -277,9 +276,7 @@ def _done(
         names = {id(each): name for name, each in reversed(named.items())}
         files = [_recorded(each, folder / names[own], number) for number, (own, each) in enumerate(arrays.items(), 1)]
         words += [f"activations={json.dumps(files)}"] if files else []
-        opened: dict[str, Any] = {
-            each.name: None if is_open(each) else default_of(each) for each in fields(StitchConfig)
-        }
+        opened: dict[str, Any] = {f.name: None if is_open(f) else default_of(f) for f in fields(StitchConfig)}
         made = {"stitch": StitchConfig(**opened | parts["stitch"])} if kind == "stitch" else {
             "measure": part_named("measure", kind, parts["measure"]),
             "stimuli": part_named("stimuli", chosen, own | parts["stimuli"]),
@@ -342,12 +339,9 @@ def in_place(models: Sequence[Any]) -> Iterator[list[ModelConfig]]:
 def _of_memory(model: FrozenModel) -> ModelConfig:
     """Return the configuration that stands for a model in memory; its path has a digest of what decides its numbers."""
     facts = [model.fingerprint(), sorted(map(repr, entries_of(model.module).items())), type(model.module).__name__]
-    hooks = [
-        hook
-        for part in model.module.modules()
-        for hook in (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-    ]
-    facts += [list(map(repr, hooks))] if hooks else []  # which may change numbers, so that no other model has its key
+    inside = [each for part in model.module.modules() for each in (part._forward_hooks, part._forward_pre_hooks)]
+    hooks = [repr(hook) for each in inside for hook in each.values()]
+    facts += [hooks] if hooks else []  # which may change numbers, so that no other model has its key
     facts += [tokenizer_fingerprint(model.tokenizer), model.family.name, model.quantization, model.classes]
     runs: dict[str, Any] = {"dtype": str(model.dtype)[6:], "bos": model.bos_each_row, "context": model.context}
     at = {"site": model.sites.chosen, "head": model.sites.head} if model.sites else {}

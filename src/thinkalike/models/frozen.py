@@ -166,8 +166,7 @@ class FrozenModel:
         if start >= stop:
             return residual
         states: dict[Layer, Tensor] = {}
-        captured = self._captured(stop - 1, residual.shape[:-1], states)
-        with alone(self.module), captured, self._ended_after(stop):
+        with alone(self.module), self._captured(stop - 1, residual.shape[:-1], states), self._ended_after(stop):
             self._continued(residual, start, mask)
         return states[stop - 1].to(self.device)
 
