@@ -67,6 +67,11 @@ def pytest_itemcollected(item):
         item.add_marker("slow")
 
 
+def with_slow(names, *slow):
+    """Return the names for `parametrize`, of which some are slow."""
+    return [pytest.param(name, marks=pytest.mark.ci_slow) if name in slow else name for name in names]
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
 

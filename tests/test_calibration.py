@@ -234,6 +234,7 @@ def test_the_interval_leaves_out_whole_groups():
     assert (found.p, found.groups) == (1 / 10, 20)
 
 
+@pytest.mark.ci_slow
 def test_groups_keep_the_level_of_rows_that_depend_on_each_other():
     """The share of p ≤ .05 of unrelated features, by groups of unequal length and by single rows."""
 

@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.callbacks import LambdaCallback
 
 import tiny
-from conftest import step_data
+from conftest import step_data, with_slow
 from thinkalike.config import TrainerConfig
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
@@ -68,7 +68,7 @@ HALVED = [pytest.param(name, marks=pytest.mark.slow) for name in JOBS if name no
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", [pytest.param("stitching", marks=pytest.mark.ci_slow), *HALVED])
+@pytest.mark.parametrize("name", with_slow(["stitching", *HALVED], "stitching"))
 def test_half_precision_jobs_are_near_single_precision(name, dtype, cli, minis, text_files, tmp_path):
     found = []
     for each in ("float32", dtype):

@@ -276,6 +276,7 @@ def test_a_part_is_found_by_the_direction_it_moved_in(kind):
     assert beyond[4] > 2 * beyond[[0, 1, 2, 3, 5]].max()
 
 
+@pytest.mark.ci_slow
 def test_forks_beside_forks_raise_as_many_alarms_as_they_may():
     alarms = [
         beyond_forks(runs[0], runs[1:])[1] <= 0.05 for runs in (forks_of_noise(20, seed, 4, 6) for seed in range(800))
@@ -294,6 +295,7 @@ def test_moves_are_those_of_the_weights():
     assert found["MLP 1"].weights.abs().max() == 0
 
 
+@pytest.mark.ci_slow
 def test_the_null_of_drift_has_the_shares_of_its_forks(cli, words):
     run = cli("analyze.py", "measure=diff", *words("changed", "measure.null=drift", "measure.steps=4"))
     table = run.result.table.set_index(["component", "layer"])

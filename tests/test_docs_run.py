@@ -13,7 +13,7 @@ import torch
 
 import pages
 import tiny
-from conftest import ROOT
+from conftest import ROOT, with_slow
 from test_docs import COMMANDS, DOCS, DOORS, script
 from thinkalike.contrib.kin import instruments as kin
 from thinkalike.instruments.layer_pairs.declared import DECLARED
@@ -129,10 +129,7 @@ TUTORIALS = sorted(path.stem for path in (DOCS / "tutorials").glob("*.md") if pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @needs("nbclient", "ipykernel", "jupytext")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.ci_slow) if name in IN_CI else name for name in TUTORIALS],
-)
+@pytest.mark.parametrize("name", with_slow(TUTORIALS, *IN_CI))
 def test_a_tutorial_runs_and_gives_what_its_page_shows(name, monkeypatch, tmp_path):
     """Numbers may differ by a tenth, or by a few hundredths, as another machine rounds otherwise."""
     monkeypatch.setenv("PATH", f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}")

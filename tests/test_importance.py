@@ -294,6 +294,7 @@ def test_irrelevant_values_move_between_whole_groups():
     assert not torch.equal(single, torch.arange(30))
 
 
+@pytest.mark.ci_slow
 def test_a_sentence_feature_is_not_found_in_sentence_effects():
     """Single words that are moved say that it matters; whole sentences do not."""
     draw = torch.Generator().manual_seed(1)

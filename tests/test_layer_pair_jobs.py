@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
-from conftest import ROOT, kill_and_resume
+from conftest import ROOT, kill_and_resume, with_slow
 from thinkalike.config import MEASURES, MeasureConfig, ModelConfig
 from thinkalike.contrib.kin.measures import jensen_shannon
 from thinkalike.instruments import instrument
@@ -85,7 +85,7 @@ METRICS = {  # the words of a measure, and what it computes from batches
 }
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", with_slow(METRICS, "mutual_knn given", "procrustes"))
 def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, cli, words, pair, minis, tmp_path):
     more, new = METRICS[name]
     done, metric = cli("analyze.py", *words, *pair, *more), new()

@@ -160,6 +160,7 @@ def test_few_documents_have_no_interval(models):
     assert likeness_of(*models, PAIRS[:1], fit, report).measures["r2_output_beyond"].high.isinf().all()
 
 
+@pytest.mark.ci_slow
 def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
     """With the target's own tokens as the source's: at their places they change nothing, one place off they do."""
     plain = [text(64, context=48), text(64, context=48, seed=1)]
@@ -177,6 +178,7 @@ def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
     assert (found[0]["cca"].value - found[1]["cca"].value).abs().max() > 0.001
 
 
+@pytest.mark.ci_slow
 def test_layer_pairs_in_parts_are_as_all_at_once(models):
     sides = [text(64, context=48), text(64, context=48, seed=1)]
     whole = likeness_of(*models, PAIRS, *sides)

@@ -188,6 +188,7 @@ def test_a_stitch_is_its_formula(kind, norm, widths, float64):
     torch.testing.assert_close(stitch(states), expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.ci_slow
 def test_fewer_tokens_of_a_large_vocabulary_have_logits_at_once():
     states, seen = torch.randn(40, 4), []
 

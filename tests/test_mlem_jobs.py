@@ -12,7 +12,7 @@ from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
 import tiny
-from conftest import composed, results_in
+from conftest import composed, results_in, with_slow
 from stores import finish
 from thinkalike.contrib.figures.studies import Contrast
 from thinkalike.contrib.papers import salle2024
@@ -282,7 +282,7 @@ def test_what_cannot_be_done_is_one_line(case, cli, words, table, recording, tmp
     assert not results_in(tmp_path / "results")
 
 
-@pytest.mark.parametrize("kind", ["mlem", "rsa"])
+@pytest.mark.parametrize("kind", with_slow(["mlem", "rsa"], "mlem"))
 def test_massive_first_words_are_left_out_of_both_sides(kind, cli, words, tmp_path, monkeypatch):
     """A quarter of the stimuli decide a planted model: the result is that without them, or with them if asked."""
     seen = {}
@@ -406,6 +406,7 @@ def test_scores_are_judged_by_the_worst_layer(tmp_path):
 MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]
 
 
+@pytest.mark.ci_slow
 def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10

@@ -174,6 +174,7 @@ def planted(models, monkeypatch):
     monkeypatch.setattr(FrozenModel, "residuals", residuals)
 
 
+@pytest.mark.ci_slow
 def test_given_the_position_its_effect_counts_for_nothing(config, models, planted):
     values = {}
     for given in ("token", "token_position"):

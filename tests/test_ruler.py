@@ -8,7 +8,7 @@ import torch
 from sklearn.linear_model import Ridge
 
 import tiny
-from conftest import composed
+from conftest import composed, with_slow
 from thinkalike.errors import DataError, ModelError
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs.readings import pairs_read
@@ -230,13 +230,10 @@ OF_LAYERS = {
     "words": ["measure=cka", "measure.batches=2", "measure.level=word", "measure.given=token"],
     "mutual_knn": ["measure=mutual_knn", "measure.batches=2"],
 }
-LONG = {"words", "mutual_knn"}
 
 
-@pytest.mark.parametrize("target", ["copy4", "copy3", "base", "other"])
-@pytest.mark.parametrize(
-    "measure", [pytest.param(name, marks=[pytest.mark.ci_slow] if name in LONG else []) for name in OF_LAYERS]
-)
+@pytest.mark.parametrize("target", with_slow(["copy4", "copy3", "base", "other"], "copy3", "base"))
+@pytest.mark.parametrize("measure", with_slow(OF_LAYERS, "words", "mutual_knn"))
 def test_measures_read_copies_as_they_were_made(read, capsys, measure, target):
     words = [*OF_LAYERS[measure], "measure.tokens_per_batch=512"]
     result = read("base", target, "ruler=bits", measure=words)
@@ -308,7 +305,9 @@ def test_weights_of_whole_numbers_are_not_rounded(copies):
         rounded(model, 4)
 
 
-@pytest.mark.parametrize(("bits", "low", "high"), [(4, 4, 5), (3, 3, 4), (None, 8, 8)])
+@pytest.mark.parametrize(
+    ("bits", "low", "high"), [(4, 4, 5), pytest.param(3, 3, 4, marks=pytest.mark.ci_slow), (None, 8, 8)]
+)
 def test_stitches_of_copies_read_as_they_were_made(tmp_path, bits, low, high):
     """A stitch of the last layer has the unembedding of the target, which is not rounded: it reads somewhat above."""
     base = load_model("gpt2-mini")

@@ -298,6 +298,7 @@ def test_a_shape_is_that_of_the_model_that_is_loaded(checkpoints, family):
     assert shape_of(replace(config, dtype="bfloat16")).bytes == 2 * shape.parameters
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
 def test_published_sizes_give_published_parameters(name, parameters):
     shape = shape_of(compose_job("train", [f"model={name}"]).model)

@@ -343,6 +343,7 @@ def test_the_court_experiment_has_a_job_per_target_and_seed():
     assert (first.measure.layer, first.measure.siblings) == (1, {"mine": "gelu-4l-mini"})
 
 
+@pytest.mark.ci_slow
 @pytest.mark.parametrize("name", TARGETS["mini"])
 def test_siblings_share_the_tokenizer_and_layers_are_not_last(name):
     layers, siblings = TARGETS["mini"][name]

@@ -363,6 +363,7 @@ def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli)
     assert "Most alike" in done.stdout
 
 
+@pytest.mark.ci_slow
 def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     """In IT there is nothing but colour, and in V1 little of size under much noise."""
     colour, size = (np.eye(4)[stimuli.codes().table[:, column].long()] for column in (0, 1))

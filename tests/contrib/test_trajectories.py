@@ -257,6 +257,7 @@ def simulated(start: int | None, seed: int, steps: int = 10, groups: int = 60, s
     return curve_of(drawn(0.5 + rise), labels, owners, null), 0.5 + rise
 
 
+@pytest.mark.ci_slow
 def test_onsets_are_found_within_a_checkpoint():
     """Of 200 features each: planted at a quarter, half or three quarters, and never."""
     near = held = covered = 0
@@ -322,6 +323,7 @@ def test_a_trajectory_of_own_checkpoints_reads_each_once(cli, text, run_of_a_tra
     assert len(shown) < 30
 
 
+@pytest.mark.ci_slow
 def test_the_importance_of_features_is_that_of_mlem(cli, text, run_of_a_trainer):
     asked = [word for word in ASKED if "importance" not in word]
     features = cli("analyze.py", *asked, f"model={run_of_a_trainer}", *text).result.tables["features"]
@@ -342,6 +344,7 @@ def test_a_killed_trajectory_resumes_to_the_same_bits(cli, text, run_of_a_traine
         assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
 
 
+@pytest.mark.ci_slow
 def test_a_run_that_repeats_its_first_half_is_seen_to(cli, text, run_of_a_trainer, tmp_path):
     for step, copied in {0: 0, 10: 10, 20: 0, 30: 10}.items():
         (tmp_path / f"checkpoint-{step}").symlink_to(run_of_a_trainer / f"checkpoint-{copied}")
