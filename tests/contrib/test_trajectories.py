@@ -342,6 +342,7 @@ def test_a_killed_trajectory_resumes_to_the_same_bits(cli, text, run_of_a_traine
     assert loads[-3:] == ["checkpoint-0", "checkpoint-10", "checkpoint-100"]
     for path in whole.folder.glob("*.csv"):
         assert (resumed.folder / path.name).read_bytes() == path.read_bytes()
+    assert resumed.provenance["warnings"] == whole.provenance["warnings"]
 
 
 @pytest.mark.ci_slow

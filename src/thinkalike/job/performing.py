@@ -116,6 +116,8 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown: bool = True) -> l
         found |= _stored(missing, shown)  # by the process that had the lock before
         if missing := [each for each in missing if each.job.key not in found]:
             began, works = time.monotonic(), opened.enter_context(_begun(missing, len(asked)))
+            for each, _ in works:
+                warnings.keep(each.job.states)
             given = [(each.instrument, each.config, work) for each, work in works]
             with phase_of_all((work for _, work in works), "computing"):
                 (kind, config, work), *others = given
@@ -332,6 +334,7 @@ class Warnings(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.said: dict[str, None] = {}
+        self.files: list[Path] = []
 
     def __enter__(self) -> Warnings:
         LOGGER.addHandler(self)
@@ -345,8 +348,20 @@ class Warnings(logging.Handler):
         if text.startswith(WARNING):
             record.again = getattr(record, "again", False) or text in self.said
             self.said[text] = None
+            for file in self.files:
+                with contextlib.suppress(FileNotFoundError):  # of a job that is done by now
+                    file.parent.mkdir(exist_ok=True)
+                    (aside := file.with_suffix(".aside")).write_text(json.dumps([*self.said]))
+                    os.replace(aside, file)
         if not logging.root.handlers and logging.lastResort and LOGGER.handlers[0] is self:  # as if this were not there
             logging.lastResort.handle(record)
+
+    def keep(self, states: Path) -> None:
+        """Keep warnings beside the states of a job, and give those again that a stopped run left there."""
+        file = states / "warnings.json"
+        for text in json.loads(file.read_text()) if file.exists() else ():
+            log.warning("%s", text)
+        self.files.append(file)
 
     def of(self, own: Iterable[str], others: Iterable[str]) -> list[str]:
         """Return the warnings that name none of the `others`, models that other jobs of the pass have, unless `own`."""
