@@ -207,7 +207,7 @@ def test_a_stitch_before_the_mlp(tmp_path):
     few = {"site": "resid_mid", "layers": [1], "report_tokens": 2048, "texts": TEXTS}
     result = thinkalike.stitch("gelu-3l-mini", kind="identity", **few)
     assert (result.table["penalty"] == 0).all()
-    assert "are at resid_mid, before the MLP" in result._repr_html_()
+    assert "before their MLP: gelu-3l-mini at resid_mid" in result._repr_html_()
     with pytest.raises(ModelError, match="resid_mid is no site of neox-3l-mini, which has embed, resid_pre, z"):
         thinkalike.stitch("neox-3l-mini", **few)
     for name in ("openai-gpt", "opt", "gemma4_text", "mixtral"):  # norms behind, rows in one, norms around, experts

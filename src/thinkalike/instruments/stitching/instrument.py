@@ -168,9 +168,9 @@ def _passes(config: StitchJob, source: Shape, target: Shape, pairs: Sequence[Lay
 
 
 def _sites(result: Result) -> str:
-    """Return a sentence that says which models are cut before the MLP of a layer, "" if none is."""
+    """Return which models are cut before the MLP of a layer, "" if none is."""
     cut = listed(dict.fromkeys(model["name"] for model in result.provenance["models"] if "site" in model))
-    return f" Layers of {cut} are at {MIDDLE}, before the MLP." if cut else ""
+    return f"{cut} at {MIDDLE}" if cut else ""
 
 
 class Stitching(
@@ -276,7 +276,7 @@ class Stitching(
             cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
             read = result.arrays["tokens" if name == "penalty" else "back_tokens"].sum()
             title = f"{source} into {target}\n{read:,.0f} tokens of {result.scalars['documents']:.0f} documents"
-            title += _sites(result)
+            title = f"{title}\n{_sites(result)}".strip()
             if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
                 figures.penalty_map(cells, title, folder, name)
             else:
@@ -295,5 +295,7 @@ class Stitching(
         for table in directions:
             most = 6 if len(directions) > 1 else ROWS if table["verdict"].map(len).max() < WRAPS else ROWS // 2
             _show_direction(table, few(len(table), most))
-        show_text(f"Intervals are over {number_of_documents(result.scalars)}.{_sites(result)}")
+        show_text(f"Intervals are over {number_of_documents(result.scalars)}.")
+        if sites := _sites(result):
+            show_text(f"Layers end before their MLP: {sites}.")
         _show_asymmetry(directions[0])
